@@ -1,0 +1,68 @@
+"""Which block holds these tokens after this past.
+
+A published block is found by its key: (serial of the block before it, its own token bytes).
+Serials are given once and never again, so a key names one exact past, and the dictionary
+compares the tokens themselves: a colliding hash cannot hand out a wrong block. When a block
+is evicted its serial is gone, and what was published behind it can no longer be reached; it
+is evicted in turn.
+
+block_size 4, published [7 7 7 7] (serial 1) and behind it [8 8 8 8] (serial 2):
+    match(b"7777 8888 9...", root="") -> [b0, b1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# The serial of a published block, or, before the first block, what the prompt's cache is
+# salted with.
+Past = int | str
+
+
+class PrefixIndex:
+    """Published blocks by what they hold; knows nothing of who holds them."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[tuple[Past, bytes], int] = {}
+        self._key_of: dict[int, tuple[Past, bytes]] = {}
+        self._serial_of: dict[int, int] = {}
+        self._last_serial = 0
+
+    def __len__(self) -> int:
+        return len(self._key_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._key_of
+
+    def match(self, tokens: bytes, root: str, *, block_bytes: int, most: int) -> Iterator[int]:
+        """The published blocks that begin `tokens`, at most `most` of them."""
+        past: Past = root
+        for i in range(most):
+            block = self._block_of.get((past, tokens[i * block_bytes : (i + 1) * block_bytes]))
+            if block is None:
+                return
+            yield block
+            past = self._serial_of[block]
+
+    def publish(self, block: int, past: Past, tokens: bytes) -> int:
+        """Make `block` findable; returns the serial of the block published for this content.
+
+        If an equal block is already there ours stays private, and what follows ours is
+        published behind the other one: the same tokens after the same past.
+        """
+        key = (past, tokens)
+        other = self._block_of.get(key)
+        if other is not None:
+            return self._serial_of[other]
+        self._last_serial += 1
+        self._block_of[key] = block
+        self._key_of[block] = key
+        self._serial_of[block] = self._last_serial
+        return self._last_serial
+
+    def serial(self, block: int) -> int:
+        return self._serial_of[block]
+
+    def forget(self, block: int) -> None:
+        del self._block_of[self._key_of.pop(block)]
+        del self._serial_of[block]

@@ -1,0 +1,100 @@
+"""Engine: sequences in, sequences out. The loop between scheduler and executor, nothing else.
+
+Overlap is a number: `depth` plans may be on their way. 1 waits for each result before it plans
+again; 2 plans the next step while the device computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from quire.errors import EngineError
+from quire.executor.executor import Executor, PendingStep
+from quire.scheduler.scheduler import Scheduler
+from quire.sequence import Sequence
+from quire.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    plan: StepPlan
+    pending: PendingStep
+    at: float
+
+
+class Engine:
+    """Drives one executor with one scheduler."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        observe: Callable[[StepPlan, float], None] = lambda plan, seconds: None,
+    ) -> None:
+        """`observe` is told each plan and the seconds the device had to itself for it."""
+        self.scheduler, self.executor, self.depth = scheduler, executor, depth
+        self.num_steps = 0
+        self._observe, self._last_result = observe, 0.0
+        self._in_flight: deque[_Submitted] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight and not self.scheduler.num_unfinished
+
+    @property
+    def wants_more(self) -> bool:
+        """Fewer wait than could run at once."""
+        return len(self.scheduler.waiting) < self.scheduler.rows.capacity
+
+    def add(self, samples: Many[Sequence]) -> None:
+        """Queue the samples of one request."""
+        self.scheduler.add(samples)
+
+    def step(self) -> list[Sequence]:
+        """Submit a plan, or wait for the oldest result; returns the sequences that ended."""
+        if len(self._in_flight) < self.depth:
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                before = time.perf_counter()
+                self._in_flight.append(_Submitted(plan, self.executor.submit(plan), before))
+                self.num_steps += plan.repeat
+                return []
+        if self._in_flight:
+            return self._land()
+        ended = self.scheduler.take_ended()
+        if not ended:
+            raise EngineError(
+                f"no progress: {self.scheduler.num_running} sequences run and "
+                f"{len(self.scheduler.waiting)} wait, but no step can be made. This is a bug."
+            )
+        return ended
+
+    def _land(self) -> list[Sequence]:
+        """Wait for the oldest plan and commit it."""
+        oldest = self._in_flight.popleft()
+        result = oldest.pending.result()
+        now = time.perf_counter()
+        self._observe(oldest.plan, now - max(oldest.at, self._last_result))
+        self._last_result = now
+        return self.scheduler.commit(result)
+
+    def abort(self, samples: Many[Sequence]) -> None:
+        """End these sequences now; results on their way for them are dropped."""
+        self.scheduler.abort(samples)
+
+    def drain(self) -> None:
+        """Wait for what is on its way, so that the device is idle."""
+        while self._in_flight:
+            self._land()
+
+    def reset(self) -> None:
+        """Forget every sequence, every row and the prefix cache, whatever state they are in."""
+        self._in_flight.clear()
+        self.executor.reset()
+        self.scheduler = self.scheduler.fresh()

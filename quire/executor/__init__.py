@@ -1,0 +1,1 @@
+"""Whatever computes a StepPlan."""

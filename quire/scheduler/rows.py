@@ -1,0 +1,131 @@
+"""The running sequences as columns: numpy arrays indexed by row.
+
+A decode step touches these as arrays; Python visits only the rows where something happens.
+`planned` counts a row's tokens, those being drawn included; `computed` those whose KV exists
+or is being made. The one rule of scheduling: let `computed` catch up with `planned`.
+
+block_size 4, prompt of 6, two tokens drawn and a third in flight:
+    num_prompt 6, known 8, planned 9, computed 8, blocks [b0 b1], next KV slot: b2, not yet taken
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.cache.prefix import Past
+from quire.request import Ints
+from quire.sequence import Sequence
+
+STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
+
+
+def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]:
+    """`array` with at least `columns` columns, at least doubled so that growing stays rare."""
+    rows, old = array.shape
+    if columns <= old:
+        return array
+    wide = np.full((rows, max(columns, 2 * old)), -1, np.int32)
+    wide[:, :old] = array
+    return wide
+
+
+class Rows:
+    """One place per running sequence. Stays are numbered, so a result that comes home after
+    its row went to someone else is recognised."""
+
+    def __init__(self, capacity: int) -> None:
+        def ints() -> Ints:
+            return np.zeros(capacity, np.int32)
+
+        self.capacity = capacity
+        self.sequences: list[Sequence | None] = [None] * capacity
+        self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
+        self.pasts: list[Past] = [""] * capacity  # serial of the last published block
+        self.stay = np.zeros(capacity, np.int64)  # 0 = free
+        self.num_prompt, self.known = ints(), ints()
+        self.planned, self.computed = ints(), ints()
+        self.limit = ints()  # the length at which the row is full
+        self.least = ints()  # the length before which nothing may stop it
+        self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
+        self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
+        self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
+        self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
+        self.forked = np.zeros(capacity, bool)  # its last block may have other holders
+        self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
+        self.blocks = np.full((capacity, 8), -1, np.int32)
+        self.outputs = np.full((capacity, 64), -1, np.int32)
+        self.running = np.empty(0, np.int32)  # in order of admission
+        self._free = list(range(capacity - 1, -1, -1))
+        self._last_stay = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def enter(self, sequence: Sequence, expected: float) -> int:
+        """Give `sequence` a row, with nothing computed."""
+        row = self._free.pop()
+        self._last_stay += 1
+        request = sequence.request
+        stops = sorted(request.eos_ids | request.stop_ids)
+        self.sequences[row], self.stay[row] = sequence, self._last_stay
+        self.num_prompt[row] = request.num_prompt
+        self.known[row] = self.planned[row] = sequence.num_tokens
+        self.token_ids[row] = sequence.token_ids
+        self.computed[row] = 0
+        self.drawn[row] = False
+        self.limit[row] = request.num_prompt + request.max_tokens
+        self.least[row] = request.num_prompt + request.params.min_tokens
+        self.expected[row] = request.num_prompt + expected
+        self.num_blocks[row] = self.num_published[row] = self.num_shared[row] = 0
+        self.pasts[row] = request.cache_salt
+        self.forked[row] = False
+        self.visited[row] = (
+            sequence.watch is not None
+            or request.params.num_logprobs is not None
+            or len(stops) > STOP_COLUMNS
+        )
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
+        self.outputs = widened(self.outputs, len(sequence.output_ids))
+        self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
+        self.running = np.append(self.running, np.int32(row))
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free the row; its blocks were released, its tokens taken, before."""
+        self.sequences[row], self.stay[row] = None, 0
+        self.token_ids[row] = np.empty(0, np.int32)
+        self.blocks[row, : self.num_blocks[row]] = -1
+        self._free.append(row)
+        self.running = self.running[self.running != row]
+
+    def sequence(self, row: int) -> Sequence:
+        sequence = self.sequences[row]
+        assert sequence is not None, f"row {row} is free"
+        return sequence
+
+    def block_ids(self, row: int) -> Ints:
+        return self.blocks[row, : self.num_blocks[row]]
+
+    def output_ids(self, row: int) -> Ints:
+        return self.outputs[row, : self.known[row] - self.num_prompt[row]].copy()
+
+    def widen_blocks(self, columns: int) -> None:
+        self.blocks = widened(self.blocks, columns)
+
+    def append_blocks(self, row: int, blocks: Ints) -> None:
+        have = int(self.num_blocks[row])
+        self.widen_blocks(have + len(blocks))
+        self.blocks[row, have : have + len(blocks)] = blocks
+        self.num_blocks[row] = have + len(blocks)
+
+    def append_outputs(self, rows: Ints, tokens: Ints, kept: Ints) -> None:
+        """Add to each row the first kept[i] of tokens[i]. tokens: [rows, K]."""
+        written = self.known[rows] - self.num_prompt[rows]
+        self.outputs = widened(self.outputs, int(written.max(initial=0)) + tokens.shape[1])
+        for k in range(tokens.shape[1]):
+            here = kept > k
+            self.outputs[rows[here], written[here] + k] = tokens[here, k]
+        self.known[rows] += kept

@@ -1,0 +1,171 @@
+"""Sequences in rows, rows over blocks: what begins, grows, forks and ends a stay.
+
+A block with more than one holder is never written. Forked sequences share every block of
+their common past, the partly filled last one too; the first to write into it takes a fresh
+block, and the plan carries the copy. The last holder writes in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.cache.pool import BlockPool
+from quire.request import Ints
+from quire.scheduler.rows import Rows
+from quire.sequence import Sequence
+from quire.step import Assigned, RowStart, Slice
+
+
+@dataclass(slots=True)
+class Draft:
+    """A StepPlan while it is being made."""
+
+    budget: int
+    starts: list[RowStart] = field(default_factory=list)
+    changes: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    prefill: list[Slice] = field(default_factory=list)
+
+    def assigned(self) -> Assigned:
+        """The block-table changes so far: (rows, indices, blocks), one array each."""
+        if not self.changes:
+            return Assigned()
+        rows, indices, blocks = zip(*self.changes, strict=True)
+        return Assigned(np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks))
+
+
+class Stays:
+    """The rows and the pool, changed only together."""
+
+    def __init__(self, pool: BlockPool, rows: Rows) -> None:
+        self.pool, self.rows = pool, rows
+        self.ended: list[int] = []  # rows left since the last plan
+
+    def begin(self, sequence: Sequence, cached: Ints, expected: float, draft: Draft) -> int:
+        """Put `sequence` into a row, over the cached blocks that begin it."""
+        row = self._enter(sequence, expected, draft)
+        self.pool.share(cached)
+        self._append(row, cached, draft)
+        rows = self.rows
+        rows.computed[row] = len(cached) * self.pool.block_size
+        rows.num_published[row] = rows.num_shared[row] = len(cached)
+        if len(cached):
+            rows.pasts[row] = self.pool.serial(int(cached[-1]))
+        return row
+
+    def fork(self, lead: int, sibling: Sequence, expected: float, draft: Draft) -> int:
+        """Put `sibling` into a row that shares all of the lead's blocks."""
+        rows = self.rows
+        row = self._enter(sibling, expected, draft)
+        blocks = rows.block_ids(lead).copy()
+        self.pool.share(blocks)
+        self._append(row, blocks, draft)
+        rows.computed[row] = rows.computed[lead]
+        rows.num_published[row], rows.pasts[row] = rows.num_published[lead], rows.pasts[lead]
+        rows.num_shared[row] = len(blocks)
+        rows.forked[row] = rows.forked[lead] = True
+        sibling.num_cached = rows.sequence(lead).num_cached
+        return row
+
+    def _enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
+        request = sequence.request
+        row = self.rows.enter(sequence, expected)
+        draft.starts.append(
+            RowStart(
+                row=row,
+                params=request.params,
+                noise_key=request.noise_key,
+                sample=sequence.sample,
+                prompt_ids=request.prompt_ids,
+                output_ids=sequence.output_ids,
+                stop_ids=tuple(sorted(request.eos_ids | request.stop_ids)),
+                max_tokens=request.max_tokens,
+            )
+        )
+        return row
+
+    def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
+        have = int(self.rows.num_blocks[row])
+        self.rows.append_blocks(row, blocks)
+        if len(blocks):
+            indices = np.arange(have, have + len(blocks), dtype=np.int32)
+            draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
+
+    def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:
+        """Blocks for the first `num_tokens` tokens of one row."""
+        need = -(-num_tokens // self.pool.block_size) - int(self.rows.num_blocks[row])
+        if need > 0:
+            self._append(row, self.pool.take(need), draft)
+
+    def lacking(self, at: Ints, steps: int) -> Ints:
+        """How many blocks each decode row lacks for its next `steps` tokens."""
+        rows = self.rows
+        more = np.minimum(steps, rows.limit[at] - rows.planned[at])
+        last = rows.computed[at] + more - 1
+        need: Ints = np.maximum(last // self.pool.block_size + 1 - rows.num_blocks[at], 0)
+        return need
+
+    def grow(self, at: Ints, lacking: Ints, draft: Draft) -> None:
+        """Give each decode row the blocks it lacks."""
+        at, lacking = at[lacking > 0], lacking[lacking > 0]
+        if not len(at):
+            return
+        rows = self.rows
+        # Rows [4 7] that lack [2 1] -> rows [4 4 7], indices [n4 n4+1 n7].
+        repeated = np.repeat(at, lacking)
+        nth = np.arange(len(repeated)) - np.repeat(np.cumsum(lacking) - lacking, lacking)
+        indices = (rows.num_blocks[repeated] + nth).astype(np.int32)
+        blocks = self.pool.take(len(repeated))
+        rows.widen_blocks(int(indices.max()) + 1)
+        rows.blocks[repeated, indices] = blocks
+        rows.num_blocks[at] += lacking
+        draft.changes.append((repeated, indices, blocks))
+
+    def shared_tails(self, at: Ints) -> npt.NDArray[np.bool_]:
+        """Which decode rows would write into a block that others hold too."""
+        rows = self.rows
+        index = rows.computed[at] // self.pool.block_size
+        inside = rows.forked[at] & (index < rows.num_blocks[at])
+        tails = rows.blocks[at, np.where(inside, index, 0)]
+        return inside & (self.pool.holders[tails] > 1)
+
+    def copy_tail(self, row: int, draft: Draft) -> None:
+        """Give the row a block of its own for the one it is about to write into.
+
+        Asked again here: once the other holders have their copies, the last one needs none.
+        """
+        rows = self.rows
+        index = int(rows.computed[row]) // self.pool.block_size
+        old = rows.blocks[row, index : index + 1].copy()
+        if self.pool.holders[old[0]] == 1:
+            return
+        new = self.pool.take(1)
+        self.pool.release(old)
+        rows.blocks[row, index] = new[0]
+        draft.copies.append((int(old[0]), int(new[0])))
+        draft.changes.append((np.array([row], np.int32), np.array([index], np.int32), new))
+
+    def publish(self, row: int, token_ids: Ints, num_computed: int) -> None:
+        """Let others find the row's blocks that hold nothing but known, computed tokens."""
+        rows, size = self.rows, self.pool.block_size
+        if not self.pool.caching:
+            return
+        for i in range(int(rows.num_published[row]), num_computed // size):
+            block, tokens = int(rows.blocks[row, i]), token_ids[i * size : (i + 1) * size]
+            rows.pasts[row] = self.pool.publish(block, rows.pasts[row], tokens)
+            rows.num_published[row] = i + 1
+
+    def end(self, row: int) -> Sequence:
+        """Take the sequence out of its row: tokens home, whole blocks published, all released."""
+        rows = self.rows
+        sequence = rows.sequence(row)
+        sequence.output_ids = rows.output_ids(row)
+        num_computed = min(int(rows.known[row]), int(rows.computed[row]))
+        self.publish(row, sequence.token_ids, num_computed)
+        self.pool.release(rows.block_ids(row).copy())
+        rows.leave(row)
+        self.ended.append(row)
+        return sequence

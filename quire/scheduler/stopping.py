@@ -1,0 +1,75 @@
+"""When a sequence ends, and why: end-of-sequence, stop ids, stop strings, length.
+
+Per token, in this order: nothing stops before `min_tokens` outputs exist; then an eos or stop
+id, then a stop string, then the length. Ids are judged for all rows at once, as arrays; rows
+that Python visits anyway (stop strings, logprobs, many stop ids) are judged one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.request import Ints, Request
+from quire.scheduler.rows import Rows
+from quire.sequence import Sequence
+
+
+def num_kept(
+    rows: Rows, at: Ints, tokens: Ints, counts: Ints
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """How many of each row's new tokens it keeps, and whether it ends there.
+
+    tokens [rows, K], of which counts[i] are real. A row of length 9 (limit 12, stop id 2) that
+    drew [5, 2, 7] keeps 2 and ends; one that drew [5, 6, 7] keeps 3 and ends, being full.
+    """
+    num_new = tokens.shape[1]
+    lengths = rows.known[at][:, None] + np.arange(1, num_new + 1, dtype=np.int32)  # after each
+    real = np.arange(num_new) < counts[:, None]
+    is_stop = (tokens[:, :, None] == rows.stop_ids[at][:, None, :]).any(axis=2)
+    is_stop &= lengths >= rows.least[at][:, None]
+    ends = real & (is_stop | (lengths >= rows.limit[at][:, None]))
+    ended = ends.any(axis=1)
+    return np.where(ended, ends.argmax(axis=1) + 1, counts).astype(np.int32), ended
+
+
+def is_stop(request: Request, token_id: int, num_outputs: int) -> bool:
+    """`num_outputs` counts this token."""
+    if num_outputs < request.params.min_tokens:
+        return False
+    return token_id in request.eos_ids or token_id in request.stop_ids
+
+
+def ending(sequence: Sequence) -> tuple[str, int | None]:
+    """(finish reason, stop reason) of a sequence whose last token ended it.
+
+    An id the caller asked for is named; end-of-sequence is not.
+    """
+    token_id = int(sequence.output_ids[-1])
+    if not is_stop(sequence.request, token_id, len(sequence.output_ids)):
+        return "length", None
+    return "stop", token_id if token_id in sequence.request.stop_ids else None
+
+
+def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
+    """How many of `tokens` a visited sequence keeps; sets its finish reason if it ends there.
+
+    `num_outputs` = how many it had before. Finds stop strings by feeding the text watch.
+    """
+    request, watch = sequence.request, sequence.watch
+    for kept, token in enumerate(tokens, start=1):
+        total = num_outputs + kept
+        if is_stop(request, token, total):
+            sequence.finish_reason = "stop"
+            sequence.stop_reason = token if token in request.stop_ids else None
+            if watch is not None and request.params.include_stop_str_in_output:
+                watch.feed([token])
+            return kept
+        matched = watch.feed([token]) if watch is not None else None
+        if matched is not None and total >= request.params.min_tokens:
+            sequence.finish_reason, sequence.stop_reason = "stop", matched
+            return kept
+        if total >= request.max_tokens:
+            sequence.finish_reason = "length"
+            return kept
+    return len(tokens)

@@ -1,0 +1,174 @@
+"""An executor without a model, that notices every wrong block.
+
+Each KV slot holds a hash of everything before it. Every read follows the whole chain from
+position 0 through the row's block table, so one wrong block id, one missing copy or one stale
+row changes the token or fails at once. The next token is that hash mixed with the row's noise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.executor.executor import ExecutorFacts
+from quire.request import Request
+from quire.step import RowStart, StepPlan, StepResult
+
+MASK = (1 << 63) - 1
+VOCAB = 997
+
+
+def mix(a: int, b: int, c: int) -> int:
+    x = (
+        a * 0x9E3779B97F4A7C15 + b * 0xBF58476D1CE4E5B9 + c * 0x94D049BB133111EB + 0x1234567
+    ) & MASK
+    x ^= x >> 29
+    x = (x * 0xBF58476D1CE4E5B9) & MASK
+    return x ^ (x >> 32)
+
+
+def draw(chain: int, noise_key: int, sample: int) -> int:
+    return mix(chain, noise_key, sample) % VOCAB
+
+
+def expected_output(request: Request, sample: int) -> list[int]:
+    """What any correct engine makes of this request: the same arithmetic without any blocks."""
+    chain = 0
+    for position, token in enumerate(request.prompt_ids.tolist()):
+        chain = mix(chain, token, position)
+    output: list[int] = []
+    stops = request.eos_ids | request.stop_ids
+    while True:
+        token = draw(chain, request.noise_key, sample)
+        output.append(token)
+        if token in stops and len(output) >= request.params.min_tokens:
+            return output
+        if len(output) >= request.max_tokens:
+            return output
+        chain = mix(chain, token, request.num_prompt + len(output) - 1)
+
+
+@dataclass
+class FakeRow:
+    start: RowStart
+    last: int
+    length: int
+    table: dict[int, int] = field(default_factory=dict)
+    frozen: bool = False
+
+
+@dataclass
+class Done:
+    value: StepResult
+
+    def result(self) -> StepResult:
+        return self.value
+
+
+class FakeExecutor:
+    """Computes plans at once; depth is shown by when the engine asks for the result."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, max_tokens: int | None = None) -> None:
+        self.num_blocks, self.block_size, self.max_tokens = num_blocks, block_size, max_tokens
+        slots = num_blocks * block_size
+        self.chain = np.zeros(slots, np.int64)  # hash up to and including this position
+        self.before = np.zeros(slots, np.int64)  # hash before it
+        self.position = np.full(slots, -1, np.int64)
+        self.rows: dict[int, FakeRow] = {}
+        self.computed_tokens = 0
+        self.plans: deque[StepPlan] = deque(maxlen=50)
+
+    def start(self) -> ExecutorFacts:
+        return ExecutorFacts(self.num_blocks, "fake", "none")
+
+    def reset(self) -> None:
+        self.rows.clear()
+
+    def close(self) -> None:
+        self.rows.clear()
+
+    def submit(self, plan: StepPlan) -> Done:
+        self.plans.append(plan)
+        if self.max_tokens is not None:
+            num_tokens = sum(len(s.token_ids) for s in plan.prefill) + len(plan.decode)
+            assert num_tokens <= self.max_tokens, "the step's budget was exceeded"
+        for row in plan.ends.tolist():
+            del self.rows[row]
+        for start in plan.starts:
+            assert start.row not in self.rows, f"row {start.row} is taken"
+            tokens = [*start.prompt_ids.tolist(), *start.output_ids.tolist()]
+            self.rows[start.row] = FakeRow(start, tokens[-1], len(tokens))
+        a = plan.assigned
+        for row, index, block in zip(
+            a.rows.tolist(), a.indices.tolist(), a.blocks.tolist(), strict=True
+        ):
+            self.rows[row].table[index] = block
+        for old, new in plan.copies:
+            size = self.block_size
+            for array in (self.chain, self.before, self.position):
+                array[new * size : new * size + size] = array[old * size : old * size + size]
+        self._check_groups(plan)
+        return Done(self._run(plan))
+
+    def _check_groups(self, plan: StepPlan) -> None:
+        for group in plan.groups:
+            for row in group.rows.tolist():
+                table = self.rows[row].table
+                assert [table[i] for i in range(len(group.blocks))] == group.blocks.tolist()
+                assert len(group.blocks) * self.block_size <= self.rows[row].length
+
+    def _slots(self, row: FakeRow, length: int) -> np.ndarray:
+        blocks = np.array([row.table[i] for i in range(-(-length // self.block_size))], np.int64)
+        slots = blocks[:, None] * self.block_size + np.arange(self.block_size)
+        return slots.reshape(-1)[:length]
+
+    def _feed(self, row: FakeRow, position: int, token: int) -> int:
+        """Write one token's KV and read everything before it."""
+        slots = self._slots(row, position + 1)
+        past = slots[:-1]
+        assert (self.position[past] == np.arange(position)).all(), "a slot of another position"
+        chain = self.chain[past]
+        assert (self.before[past][1:] == chain[:-1]).all(), "a slot of another past"
+        before = int(chain[-1]) if position else 0
+        here = slots[-1]
+        self.chain[here] = mix(before, token, position)
+        self.before[here], self.position[here] = before, position
+        self.computed_tokens += 1
+        return int(self.chain[here])
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        tokens: list[list[int]] = []
+        counts: list[int] = []
+        for s in plan.prefill:
+            row = self.rows[s.row]
+            chain = 0
+            for i, token in enumerate(s.token_ids.tolist()):
+                chain = self._feed(row, s.start + i, token)
+            for into in s.sample_into:
+                tokens.append([self._draw(self.rows[into], chain)] + [-1] * (plan.repeat - 1))
+                counts.append(1)
+        for r, position in zip(
+            plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True
+        ):
+            row = self.rows[r]
+            made: list[int] = []
+            for k in range(plan.repeat):
+                if row.frozen:
+                    break
+                assert position + k == row.length - 1, "fed at a wrong position"
+                made.append(self._draw(row, self._feed(row, row.length - 1, row.last)))
+            counts.append(len(made))
+            tokens.append(made + [-1] * (plan.repeat - len(made)))
+        shape = (len(tokens), plan.repeat)
+        return StepResult(np.array(tokens, np.int32).reshape(shape), np.array(counts, np.int32))
+
+    def _draw(self, row: FakeRow, chain: int) -> int:
+        start = row.start
+        token = draw(chain, start.noise_key, start.sample)
+        row.last, row.length = token, row.length + 1
+        written = row.length - len(start.prompt_ids)
+        stopped = token in start.stop_ids and written >= start.params.min_tokens
+        row.frozen = stopped or written >= start.max_tokens
+        return token

@@ -1,0 +1,135 @@
+"""Random runs of the real scheduler over the fake executor."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.cache.pool import BlockPool
+from quire.engine import Engine
+from quire.request import Request
+from quire.sampling_params import SamplingParams
+from quire.scheduler.scheduler import Limits, Scheduler
+from quire.sequence import Sequence
+from tests.fakes import VOCAB, FakeExecutor, expected_output
+
+
+@dataclass
+class Setting:
+    """Everything that must not change what comes out."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_repeat: int
+    depth: int
+    caching: bool
+    prefix_groups: bool = True
+    optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
+
+    def engine(self) -> Engine:
+        executor = FakeExecutor(
+            self.num_blocks, self.block_size, max_tokens=self.max_num_batched_tokens
+        )
+        pool = BlockPool(self.num_blocks, block_size=self.block_size, caching=self.caching)
+        limits = Limits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_repeat=self.max_repeat,
+            prefix_groups=self.prefix_groups,
+        )
+        scheduler = Scheduler(
+            pool, limits, expected_output=lambda r: max(1.0, r.max_tokens * self.optimism)
+        )
+        return Engine(scheduler, executor, depth=self.depth)
+
+
+def make_request(number: int, prompt: list[int], max_tokens: int, **options: object) -> Request:
+    stops = frozenset(options.pop("stop_ids", ()))  # type: ignore[call-overload]
+    priority = int(options.pop("priority", 0))  # type: ignore[call-overload]
+    return Request(
+        number=number,
+        prompt_ids=np.array(prompt, np.int32),
+        params=SamplingParams(max_tokens=max_tokens, **options),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        noise_key=number * 7919 + 1,
+        stop_ids=stops,
+        priority=priority,
+    )
+
+
+def samples_of(request: Request, order: int = 0) -> list[Sequence]:
+    return [Sequence(request, sample=i, order=order) for i in range(request.params.n)]
+
+
+def run_all(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Sequence]:
+    """Everything that came out, by (request number, sample); nothing may come out twice."""
+    for order, request in enumerate(requests):
+        engine.add(samples_of(request, order))
+    return drain(engine)
+
+
+def drain(engine: Engine) -> dict[tuple[int, int], Sequence]:
+    done: dict[tuple[int, int], Sequence] = {}
+    while not engine.idle:
+        for sequence in engine.step():
+            key = (sequence.request.number, sequence.sample)
+            assert key not in done, f"{key} came out twice"
+            done[key] = sequence
+    return done
+
+
+def random_setting(rng: random.Random, longest: int) -> Setting:
+    block_size = rng.choice([1, 2, 4, 16])
+    at_least = -(-longest // block_size)
+    return Setting(
+        num_blocks=at_least + rng.choice([0, 1, 3, 10, 60]),
+        block_size=block_size,
+        max_num_seqs=rng.choice([1, 2, 5, 16]),
+        max_num_batched_tokens=rng.choice([4, 16, 64]),
+        max_repeat=rng.choice([1, 2, 8]),
+        depth=rng.choice([1, 2, 3]),
+        caching=rng.random() < 0.7,
+        optimism=rng.choice([0.1, 0.5, 1.0]),
+    )
+
+
+def random_requests(rng: random.Random) -> list[Request]:
+    preambles = [[rng.randrange(5) for _ in range(rng.randint(1, 24))] for _ in range(3)]
+    requests = []
+    for number in range(rng.randint(1, 12)):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        n = rng.choice([1, 1, 1, 2, 5])
+        max_tokens = rng.randint(1, 24)
+        requests.append(
+            make_request(
+                number,
+                (rng.choice(preambles) if rng.random() < 0.6 else []) + own,
+                max_tokens,
+                n=n,
+                stop_ids=rng.sample(range(VOCAB), rng.choice([0, 40, 40])),
+                min_tokens=rng.randint(0, max_tokens),
+                priority=rng.choice([0, 0, 1]),
+            )
+        )
+    return requests
+
+
+def check_random_run(seed: int) -> int:
+    """One random run must give what each request gives alone; returns its preemptions."""
+    rng = random.Random(seed)
+    requests = random_requests(rng)
+    engine = random_setting(rng, max(r.num_prompt + r.max_tokens for r in requests)).engine()
+    done = run_all(engine, requests)
+    for request in requests:
+        for sample in range(request.params.n):
+            sequence = done.pop((request.number, sample))
+            assert sequence.output_ids.tolist() == expected_output(request, sample), seed
+            assert sequence.error is None
+    assert not done
+    pool = engine.scheduler.pool
+    assert pool.num_free == pool.num_blocks and not pool.holders.any()
+    return engine.scheduler.num_preemptions
