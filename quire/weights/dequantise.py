@@ -1,0 +1,153 @@
+"""Stored blocks -> numbers, in torch, on whatever device the bytes are.
+
+Every function fills `out [blocks, weights per block]` (float32) from `raw [blocks, bytes per
+block]` (uint8), with the products and sums in the order that llama.cpp's definition has them, so
+results are bitwise those of the `gguf` package. Knows nothing of files or names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from quire.weights.formats import READABLE
+
+PLAIN = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def dequantise_into(out: Tensor, raw: Tensor, format: str) -> None:
+    """Fill `out` (contiguous, any float dtype) with the weights in `raw` (flat uint8)."""
+    if format in PLAIN:
+        out.view(-1).copy_(raw.view(PLAIN[format]))
+        return
+    storage = READABLE[format]
+    blocks = raw.view(-1, storage.block_bytes)
+    if out.dtype == torch.float32:
+        _KERNELS[format](out.view(-1, storage.block), blocks)
+        return
+    exact = torch.empty(blocks.shape[0], storage.block, dtype=torch.float32, device=raw.device)
+    _KERNELS[format](exact, blocks)
+    out.view(-1).copy_(exact.view(-1))
+
+
+def _half(raw: Tensor, at: int) -> Tensor:
+    """The float16 at byte `at` of each block, as float32 [blocks, 1]."""
+    return raw[:, at : at + 2].view(torch.float16).float()
+
+
+def _nibbles(raw: Tensor, group: int) -> Tensor:
+    """Low halves, then high halves, of every `group` bytes: 0xa1 0xb2, group 2 -> 1 2 a b."""
+    packed = raw.reshape(raw.shape[0], -1, 1, group)
+    return torch.cat([packed & 15, packed >> 4], 2).view(raw.shape[0], -1)
+
+
+def _crumbs(raw: Tensor) -> Tensor:
+    """Four 2-bit values of each byte: the lowest of 32 bytes, then their next, and so on."""
+    packed = raw.reshape(raw.shape[0], -1, 1, 32)
+    return torch.cat([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], 2).view(raw.shape[0], -1)
+
+
+def _high_bits(raw: Tensor, at: int) -> Tensor:
+    """The 32 bits at byte `at`, lowest first, as uint8 [blocks, 32] holding 0 or 16."""
+    places = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8, device=raw.device)
+    bits = (raw[:, at : at + 4, None] >> places) & 1
+    return (bits << 4).view(raw.shape[0], 32)
+
+
+def _planes(mask: Tensor, count: int) -> Tensor:
+    """Bit j of each of 32 bytes, for j < count: plane by plane, [blocks, count * 32] of 0 or 1."""
+    return torch.cat([(mask >> j) & 1 for j in range(count)], 1)
+
+
+def _q4_0(out: Tensor, raw: Tensor) -> None:
+    out.copy_(_nibbles(raw[:, 2:], 16)).sub_(8).mul_(_half(raw, 0))
+
+
+def _q4_1(out: Tensor, raw: Tensor) -> None:
+    out.copy_(_nibbles(raw[:, 4:], 16)).mul_(_half(raw, 0)).add_(_half(raw, 2))
+
+
+def _q5_0(out: Tensor, raw: Tensor) -> None:
+    values = _nibbles(raw[:, 6:], 16) | _high_bits(raw, 2)
+    out.copy_(values).sub_(16).mul_(_half(raw, 0))
+
+
+def _q5_1(out: Tensor, raw: Tensor) -> None:
+    values = _nibbles(raw[:, 8:], 16) | _high_bits(raw, 4)
+    out.copy_(values).mul_(_half(raw, 0)).add_(_half(raw, 2))
+
+
+def _q8_0(out: Tensor, raw: Tensor) -> None:
+    out.copy_(raw[:, 2:].view(torch.int8)).mul_(_half(raw, 0))
+
+
+def _scale(out: Tensor, scales: Tensor, minima: Tensor | None = None) -> None:
+    """out = out * scale - minimum, by sub-blocks: 16 scales over 256 weights cover 16 each."""
+    parts = out.view(*scales.shape, -1)
+    parts.mul_(scales.unsqueeze(-1))
+    if minima is not None:
+        parts.sub_(minima.unsqueeze(-1))
+
+
+def _q2_k(out: Tensor, raw: Tensor) -> None:
+    packed = raw[:, :16]
+    out.copy_(_crumbs(raw[:, 16:80]))
+    _scale(out, _half(raw, 80) * (packed & 15), _half(raw, 82) * (packed >> 4))
+
+
+def _q3_k(out: Tensor, raw: Tensor) -> None:
+    low = torch.cat([raw[:, 96:104] & 15, raw[:, 96:104] >> 4], 1)
+    high = torch.cat([(raw[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
+    scales = (low | (high << 4)).to(torch.int8) - 32
+    # The mask's bit says that 4 is *not* taken away.
+    values = _crumbs(raw[:, 32:96]) | (_planes(raw[:, :32], 8) << 2)
+    out.copy_(values).sub_(4)
+    _scale(out, _half(raw, 108) * scales)
+
+
+def _six_bit(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight 6-bit scales and eight 6-bit minima from the 12 bytes of a Q4_K or Q5_K block."""
+    first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = torch.cat([first & 63, (rest & 15) | ((first >> 6) << 4)], 1)
+    minima = torch.cat([second & 63, (rest >> 4) | ((second >> 6) << 4)], 1)
+    return scales, minima
+
+
+def _q4_k(out: Tensor, raw: Tensor) -> None:
+    scales, minima = _six_bit(raw[:, 4:16])
+    out.copy_(_nibbles(raw[:, 16:], 32))
+    _scale(out, _half(raw, 0) * scales, _half(raw, 2) * minima)
+
+
+def _q5_k(out: Tensor, raw: Tensor) -> None:
+    scales, minima = _six_bit(raw[:, 4:16])
+    out.copy_(_nibbles(raw[:, 48:], 32) | (_planes(raw[:, 16:48], 8) << 4))
+    _scale(out, _half(raw, 0) * scales, _half(raw, 2) * minima)
+
+
+def _q6_k(out: Tensor, raw: Tensor) -> None:
+    low = _nibbles(raw[:, :128], 64)
+    high = _crumbs(raw[:, 128:192])
+    out.copy_(low | (high << 4)).sub_(32)
+    _scale(out, _half(raw, 208) * raw[:, 192:208].view(torch.int8))
+
+
+_KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,75 @@
+"""Takes typed values out of a model's config, refusing what cannot be meant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import CorruptModel
+
+_REQUIRED: Any = object()
+MAX_COUNT = 2**31 - 1
+
+
+class Fields:
+    """A config as (key -> value) with checked reads; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values, self.source = values, source
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise CorruptModel(f"{self.source}: {key} is missing")
+        return default
+
+    def wrong(self, key: str, rule: str) -> CorruptModel:
+        value = str(self.values.get(key))[:100]
+        return CorruptModel(f"{self.source}: {key} must be {rule}, it is {value}")
+
+    def count(self, key: str, default: Any = _REQUIRED, *, most: int = MAX_COUNT) -> int:
+        """A whole number from 1 to `most`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.wrong(key, f"a whole number from 1 to {most:,}")
+        return value
+
+    def positive(self, key: str, default: Any = _REQUIRED) -> float:
+        """A finite number above 0."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        if not 0 < value < math.inf or abs(value) > 1e300:
+            raise self.wrong(key, "a finite number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def word(self, key: str, default: Any = _REQUIRED) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: one, a list of them, or none."""
+        value = self._get(key, [])
+        found = value if isinstance(value, list) else [value]
+        for token in found:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_COUNT:
+                raise self.wrong(key, "a token id or a list of token ids")
+        return tuple(found)
+
+    def inner(self, key: str) -> Fields:
+        """The object at `key`, empty if absent."""
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object")
+        return Fields(value, f"{self.source}, {key}")

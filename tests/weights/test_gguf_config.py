@@ -1,0 +1,83 @@
+"""GGUF metadata becomes the same spec, with what only the tensors say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.spec import RopeScaling
+from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_file import GgufFile
+from tests.weights.tiny import tiny_model, write_gguf
+
+
+def test_the_default_model_is_described_exactly(default_model: Path) -> None:
+    spec = spec_from_gguf(GgufFile(default_model))
+    assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 49152, 576)
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (30, 9, 3, 64)
+    assert (spec.norm_eps, spec.rope_theta, spec.max_model_len) == (1e-5, 100000.0, 8192)
+    assert spec.tied_embeddings
+    assert (spec.bos_id, spec.eos_ids) == (1, (2,))
+
+
+def test_frequency_factors_of_llama_3_are_read_from_their_tensor(tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    write_gguf(tiny_model("llama"), tmp_path / "m", tensors={"rope_freqs.weight": factors})
+    spec = spec_from_gguf(GgufFile(tmp_path / "m"))
+    assert spec.rope_freq_factors == tuple(factors.tolist())
+    assert spec.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    "factors", [np.ones(7, np.float32), np.zeros(8, np.float32), np.full(8, np.nan, np.float32)]
+)
+def test_frequency_factors_that_cannot_be_are_refused(tmp_path: Path, factors: np.ndarray) -> None:
+    write_gguf(tiny_model("llama"), tmp_path / "m", tensors={"rope_freqs.weight": factors})
+    with pytest.raises(CorruptModel, match=r"rope_freqs\.weight"):
+        spec_from_gguf(GgufFile(tmp_path / "m"))
+
+
+def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
+    metadata: dict[str, int | float | str] = {
+        "{arch}.rope.scaling.type": "linear",
+        "{arch}.rope.scaling.factor": 4.0,
+        "{arch}.attention.sliding_window": 32,
+    }
+    write_gguf(tiny_model("mistral"), tmp_path / "m", metadata=metadata)
+    spec = spec_from_gguf(GgufFile(tmp_path / "m"))
+    assert spec.rope_scaling == RopeScaling("linear", 4.0)
+    assert spec.windows == (32, 32)
+    assert spec.family == "mistral"
+
+
+def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
+    write_gguf(tiny_model("qwen2"), tmp_path / "m")
+    spec = spec_from_gguf(GgufFile(tmp_path / "m"), {"max_position_embeddings": 77})
+    assert spec.max_model_len == 77
+
+
+@pytest.mark.parametrize(
+    ("family", "metadata", "words"),
+    [
+        ("llama", {"{arch}.expert_count": 8}, "experts"),
+        ("llama", {"{arch}.rope.dimension_count": 8}, "rope.dimension_count 8"),
+        ("llama", {"{arch}.rope.scaling.type": "yarn", "{arch}.rope.scaling.factor": 4.0}, "yarn"),
+        ("qwen2", {"{arch}.attention.sliding_window": 32}, "sliding window of 32"),
+    ],
+)
+def test_what_quire_does_not_run_is_refused(
+    family: str, metadata: dict[str, int | float | str], words: str, tmp_path: Path
+) -> None:
+    write_gguf(tiny_model(family), tmp_path / "m", metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=words):
+        spec_from_gguf(GgufFile(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("quantised", ["F16", "BF16", "Q8_0", "F32"])
+def test_the_dtype_is_the_one_the_layers_are_stored_in(quantised: str, tmp_path: Path) -> None:
+    write_gguf(tiny_model("qwen3"), tmp_path / "m", quantised=quantised)
+    expected = {"F16": "float16", "BF16": "bfloat16"}.get(quantised, "float32")
+    assert spec_from_gguf(GgufFile(tmp_path / "m")).dtype == expected

@@ -1,0 +1,287 @@
+"""Weights arrive under quire's names, packed, equal to the model they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
+from quire.spec import ModelSpec
+from quire.weights import load
+from quire.weights.gguf_file import GgufFile
+from quire.weights.load import dummy_weights, load_weights
+from quire.weights.names import weights_of
+from quire.weights.source import locate
+from tests.weights.tiny import tiny_model, write_gguf
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {}),
+    "qwen3 with biases": ("qwen3", {"attention_bias": True}),
+}
+
+
+def read(path: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelSpec, dict[str, Any]]:
+    files = locate(str(path))
+    spec = files.spec()
+    return spec, load_weights(files, spec, dtype=dtype, device="cpu")
+
+
+def as_quire_names_them(state: dict[str, torch.Tensor], spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """The same weights by plain concatenation, written without looking at the loader."""
+    expected = {"embed.weight": state["model.embed_tokens.weight"]}
+    expected["norm.weight"] = state["model.norm.weight"]
+    if not spec.tied_embeddings:
+        expected["head.weight"] = state["lm_head.weight"]
+    for i in range(spec.num_layers):
+        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
+        expected[f"{ours}attn_norm.weight"] = state[f"{theirs}input_layernorm.weight"]
+        expected[f"{ours}mlp_norm.weight"] = state[f"{theirs}post_attention_layernorm.weight"]
+        for packed, parts in {
+            "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "attn.o": ["self_attn.o_proj"],
+            "attn.q_norm": ["self_attn.q_norm"],
+            "attn.k_norm": ["self_attn.k_norm"],
+            "mlp.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+            "mlp.down": ["mlp.down_proj"],
+        }.items():
+            for kind in ("weight", "bias"):
+                found = [state.get(f"{theirs}{part}.{kind}") for part in parts]
+                if found[0] is not None:
+                    expected[f"{ours}{packed}.{kind}"] = torch.cat(
+                        [t for t in found if t is not None]
+                    )
+    return expected
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_directory_and_a_gguf_file_of_one_model_load_equal(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    model = tiny_model(family, **changes)
+    model.save_pretrained(tmp_path / "hf")
+    write_gguf(model, tmp_path / "model.gguf")
+    spec, weights = read(tmp_path / "hf")
+    gguf_spec, gguf_weights = read(tmp_path / "model.gguf")
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+    assert_same(gguf_weights, weights)
+    named = {"family": "llama"} if family == "mistral" else {}
+    assert gguf_spec == ModelSpec(**{**fields_of(spec), **named})
+
+
+def fields_of(spec: ModelSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_and_shapes_are_those_that_were_agreed(case: str, tmp_path: Path) -> None:
+    family, changes = CASES[case]
+    tiny_model(family, **changes).save_pretrained(tmp_path)
+    spec, weights = read(tmp_path)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == {
+        weight.name: weight.shape for weight in weights_of(spec)
+    }
+    hidden, size = spec.hidden_size, spec.head_dim
+    rows = (spec.num_heads + 2 * spec.num_kv_heads) * size
+    assert weights["layers.1.attn.qkv.weight"].shape == (rows, hidden)
+    assert weights["layers.1.mlp.gate_up.weight"].shape == (2 * spec.intermediate_size, hidden)
+    assert ("head.weight" in weights) is not spec.tied_embeddings
+    assert all(tensor.is_contiguous() for tensor in weights.values())
+
+
+def test_a_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    spec, weights = read(tmp_path)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+
+
+def test_shards_without_an_index_are_read_together(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    spec, weights = read(tmp_path)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+
+
+def test_a_checkpoint_of_the_bare_model_needs_no_prefix(tmp_path: Path) -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): t for name, t in state.items()},
+        tmp_path / "model.safetensors",
+    )
+    spec, weights = read(tmp_path)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_checkpoint_is_converted_to_the_dtype_asked_for(
+    stored: torch.dtype, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny_model("qwen2").to(stored)
+    model.save_pretrained(tmp_path)
+    spec, weights = read(tmp_path, dtype)
+    assert spec.dtype == str(stored).removeprefix("torch.")
+    expected = as_quire_names_them(model.state_dict(), spec)
+    assert_same(weights, {name: tensor.to(dtype) for name, tensor in expected.items()})
+
+
+@pytest.mark.parametrize("quantised", ["Q8_0", "Q4_1", "F16", "BF16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_quantised_gguf_gives_what_the_gguf_package_gives(
+    family: str, quantised: str, tmp_path: Path
+) -> None:
+    model = tiny_model(family)
+    write_gguf(model, tmp_path / "m.gguf", quantised=quantised)
+    kind = gguf.GGMLQuantizationType[quantised]
+    rounded = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.dim() == 2:
+            # Rows keep their blocks when they are moved, so the order of the two does not matter.
+            packed = gguf.quants.quantize(tensor.numpy(), kind)
+            tensor = torch.from_numpy(np.array(gguf.quants.dequantize(packed, kind)))
+        rounded[name] = tensor
+    spec, weights = read(tmp_path / "m.gguf")
+    assert_same(weights, as_quire_names_them(rounded, spec))
+
+
+def test_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tiny_model("llama"), tmp_path / "m.gguf", quantised="Q8_0")
+    _, whole = read(tmp_path / "m.gguf")
+    monkeypatch.setattr(load, "_CPU_READ", 700)
+    monkeypatch.setattr(load, "_CPU_PIECE", 256)
+    _, pieces = read(tmp_path / "m.gguf")
+    assert_same(pieces, whole)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.pop(name)
+
+
+def with_shape(name: str, *shape: int) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state.update({name: torch.zeros(shape)})
+
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (without(Q), CorruptModel, [Q, "missing"]),
+        (without("lm_head.weight"), CorruptModel, ["lm_head.weight", "missing"]),
+        (with_shape(Q, 64, 32), CorruptModel, [Q, "(64, 32)", "(64, 64)"]),
+        (with_shape("model.norm.weight", 1, 64), CorruptModel, ["(1, 64)", "(64,)"]),
+        (
+            lambda state: state.update({Q: torch.zeros(64, 64, dtype=torch.int8)}),
+            UnsupportedModel,
+            [Q, "I8"],
+        ),
+    ],
+)
+def test_a_wrong_tensor_is_named_with_both_shapes(
+    damage: Callable[[dict[str, Any]], None],
+    error: type[Exception],
+    words: list[str],
+    tmp_path: Path,
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    damage(state)
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(error) as caught:
+        read(tmp_path)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_tensors_nobody_asked_for_are_noted_and_known_buffers_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(load, "note", notes.append)
+    tiny_model("llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(state, tmp_path / "model.safetensors")
+    read(tmp_path)
+    assert notes == []
+    state["model.layers.7.extra.weight"] = torch.ones(8)
+    save_file(state, tmp_path / "model.safetensors")
+    read(tmp_path)
+    assert len(notes) == 1
+    assert "model.layers.7.extra.weight" in notes[0]
+
+
+def test_a_model_larger_than_memory_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(load, "_available", lambda device: 1000)
+    with pytest.raises(NotEnoughMemory, match=r"weights take .* GB in float32"):
+        read(tmp_path)
+
+
+def test_config_and_file_that_disagree_are_refused_before_anything_is_allocated(
+    tmp_path: Path,
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 2**31 - 1}))
+    with pytest.raises(CorruptModel, match="embed_tokens"):
+        read(tmp_path)
+
+
+def test_dummy_weights_are_random_repeatable_and_scaled() -> None:
+    spec = ModelSpec(
+        "qwen3", 512, 64, 128, 2, 4, 2, 16, 128, 1e-6, 1e4, qk_norm=True, qkv_bias=True
+    )
+    weights = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=1)
+    again = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=1)
+    other = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=2)
+    assert_same(again, weights)
+    assert not torch.equal(other["embed.weight"], weights["embed.weight"])
+    assert weights.keys() == {weight.name for weight in weights_of(spec)}
+    assert 0.018 < weights["embed.weight"].std() < 0.022
+    assert torch.equal(weights["layers.0.attn.q_norm.weight"], torch.ones(16))
+    assert torch.equal(weights["norm.weight"], torch.ones(64))
+    assert weights["layers.0.attn.qkv.bias"].abs().sum() > 0
+
+
+def test_the_default_model_equals_what_the_gguf_package_computes(default_model: Path) -> None:
+    _, weights = read(default_model)
+    file = GgufFile(default_model)
+
+    def exact(name: str) -> np.ndarray:
+        stored = file.tensors[name]
+        kind = gguf.GGMLQuantizationType[stored.format.name]
+        return gguf.quants.dequantize(file.raw(name), kind).reshape(stored.shape)
+
+    up = weights["layers.17.mlp.gate_up.weight"][1536:].numpy()
+    np.testing.assert_array_equal(up, exact("blk.17.ffn_up.weight"))
+    keys = weights["layers.29.attn.qkv.weight"][576 : 576 + 192].numpy()
+    halves = exact("blk.29.attn_k.weight").reshape(3, 32, 2, 576).swapaxes(1, 2).reshape(192, 576)
+    np.testing.assert_array_equal(keys, halves)
+    down = weights["layers.0.mlp.down.weight"].numpy()
+    np.testing.assert_array_equal(down, exact("blk.0.ffn_down.weight"))
