@@ -1,0 +1,231 @@
+"""Chats to text: messages are checked and copied, a template is chosen, the template writes.
+
+What comes out is what `transformers`' apply_chat_template gives for the same template. The text
+holds its own beginning tokens, so it is encoded without adding any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
+from quire.inputs.messages import checked_messages, plain
+from quire.inputs.template import compile_template
+from quire.inputs.tokenizer import Tokenizer
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "range", "raise_exception", "strftime_now"}
+)
+# Arguments of apply_chat_template that would have a meaning there, and none in a template.
+_NOT_VARIABLES = frozenset(
+    {"chat_template", "continue_final_message", "conversation", "return_dict", "tokenize"}
+)
+# Written after the final message to find where it ends; the space shows whether the template
+# trims. Private-use characters, so no message says it by chance.
+_MARK = "\ue0c0end of the final message\ue0c1 "
+
+
+def is_conversation(messages: object) -> bool:
+    """Whether `messages` is one conversation (a sequence of messages), not a sequence of them."""
+    return (
+        isinstance(messages, Sequence)
+        and not isinstance(messages, str)
+        and len(messages) > 0
+        and (isinstance(messages[0], Mapping) or hasattr(messages[0], "role"))
+    )
+
+
+def read_template(given: str | Path) -> str:
+    """A template as the option takes it: its text, or the path of a file that holds it."""
+    path = Path(given)
+    if isinstance(given, Path) or not any(sign in given for sign in "{}\n"):
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidOption(
+                f"chat_template is {str(given)!r}, which is neither a template (it has no braces) "
+                f"nor a readable file ({error})",
+                parameter="chat_template",
+                value=str(given),
+            ) from None
+    return given
+
+
+def choose_template(
+    given: str | None, templates: Mapping[str, str], *, with_tools: bool = False
+) -> str:
+    """The template to use: the one given (as text, or by the name the model has for it), else the
+    model's own for tools, else its usual one."""
+    if given is not None:
+        return templates.get(given, given)
+    name = "tool_use" if with_tools and "tool_use" in templates else "default"
+    if name in templates:
+        return templates[name]
+    if templates:
+        raise InvalidPrompt(
+            f"the model has several chat templates ({', '.join(sorted(templates))}) and none is "
+            "its default; pass the name of one as chat_template=",
+            parameter="chat_template",
+        )
+    raise InvalidPrompt(
+        "the model has no chat template; pass one as chat_template=, or write the whole prompt "
+        "yourself and call generate()",
+        parameter="chat_template",
+    )
+
+
+def render_conversation(
+    messages: Sequence[Any],
+    tokenizer: Tokenizer,
+    *,
+    chat_template: str | None = None,
+    content_format: str = "auto",
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """One conversation as the text that `tokenizer`'s model was trained on."""
+    source = choose_template(chat_template, tokenizer.chat_templates, with_tools=tools is not None)
+    return render_chat(
+        messages,
+        source,
+        special_tokens=tokenizer.special_tokens,
+        content_format=content_format,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        documents=documents,
+        chat_template_kwargs=chat_template_kwargs,
+    )
+
+
+def render_chat(
+    messages: Sequence[Any],
+    template: str,
+    *,
+    special_tokens: Mapping[str, str],
+    content_format: str = "auto",
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The text that `template` makes of one conversation."""
+    if content_format not in CONTENT_FORMATS:
+        raise InvalidPrompt(
+            f"chat_template_content_format is one of {', '.join(CONTENT_FORMATS)}, "
+            f"not {content_format!r}",
+            parameter="chat_template_content_format",
+            value=content_format,
+        )
+    if continue_final_message and add_generation_prompt:
+        raise InvalidPrompt(
+            "continue_final_message goes on with the last message, add_generation_prompt opens a "
+            "new one; with continue_final_message=True pass add_generation_prompt=False",
+            parameter="continue_final_message",
+            value=True,
+        )
+    compiled = compile_template(template)
+    chat = checked_messages(messages, compiled, content_format)
+    final = _mark_final(chat) if continue_final_message else None
+    extra = _checked_kwargs(chat_template_kwargs)
+    variables = {
+        "documents": _checked_list(documents, "documents"),
+        **special_tokens,
+        **extra,
+        "messages": chat,
+        "tools": _checked_list(tools, "tools"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = compiled.render(variables)
+    return text if final is None else _cut_at_mark(text, final)
+
+
+def _checked_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InvalidPrompt(
+            f"chat_template_kwargs is a dict of names and values, not a {type(given).__name__}",
+            parameter="chat_template_kwargs",
+        )
+    for name in given:
+        if name in _OWN_VARIABLES or name in _NOT_VARIABLES:
+            raise InvalidPrompt(
+                f"chat_template_kwargs may not set {name!r}: it holds variables for the template; "
+                "pass it as an argument of chat() if there is one of that name",
+                parameter="chat_template_kwargs",
+                value=name,
+            )
+    return {name: plain(value, f"chat_template_kwargs[{name!r}]") for name, value in given.items()}
+
+
+def _checked_list(given: Sequence[Any] | None, name: str) -> list[Any] | None:
+    if given is None:
+        return None
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        raise InvalidPrompt(
+            f"{name} is a list of dicts, not a {type(given).__name__}", parameter=name
+        )
+    items = [plain(item, f"{name}[{i}]") for i, item in enumerate(given)]
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise InvalidPrompt(
+                f"{name}[{index}] is a {type(given[index]).__name__}; it should be a dict"
+                + (" (the JSON schema of the function)" if name == "tools" else ""),
+                parameter=name,
+            )
+    return items
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> str:
+    """Mark the end of the last message's text, and return that text."""
+    last = chat[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _MARK
+        return content
+    for part in reversed(content if isinstance(content, list) else []):
+        text = str(part["text"])
+        part["text"] = text + _MARK
+        return text
+    raise InvalidPrompt(
+        "continue_final_message is set, but the last message has no text to go on with",
+        parameter="continue_final_message",
+        value=True,
+    )
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    at = text.rfind(_MARK.rstrip())
+    if at < 0 or final.strip() not in text:
+        raise InvalidPrompt(
+            "continue_final_message is set, but the chat template leaves out or changes the last "
+            "message; pass another chat_template=, or add_generation_prompt=True instead",
+            parameter="continue_final_message",
+            value=True,
+        )
+    # A template that trims took the mark's own space away: then it would have trimmed the text.
+    kept = text[at : at + len(_MARK)] == _MARK
+    return text[:at] if kept else text[:at].rstrip()
+
+
+def render_conversations(
+    conversations: Sequence[Any], tokenizer: Tokenizer, *, first_index: int = 0, **options: Any
+) -> list[str | QuireError]:
+    """Each conversation as text, or what is wrong with it, naming its index."""
+    rendered: list[str | QuireError] = []
+    for index, messages in enumerate(conversations, start=first_index):
+        try:
+            rendered.append(render_conversation(messages, tokenizer, **options))
+        except InvalidPrompt as error:
+            rendered.append(error.at(index))
+        except NotSupported as error:
+            rendered.append(NotSupported(f"prompt {index}: {error}"))
+    return rendered

@@ -1,0 +1,320 @@
+"""The tokenizer of a GGUF file, built from its metadata.
+
+Two kinds exist. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and names
+the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" is SentencePiece: the
+file has pieces with scores, and the merges follow from the scores. A rule that is not known is
+refused, because a near guess gives near-right tokens and nobody notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.inputs.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+_CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
+# Tokens that end a turn in the chat formats of the supported families.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # so spelled in the format
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS_AND_MARKS = (
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}{1,3}"
+_QWEN2 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class _Cut(NamedTuple):
+    """How text is cut before merging: patterns applied one after the other, each to the pieces
+    of the one before."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False  # a word that is a token is taken without merging
+    nfc: bool = False
+    bos: bool = False  # the beginning token is added where the file does not say
+
+
+_DIGITS_THEN_GPT2 = _Cut((r"\p{N}", _GPT2))
+_LIKE_LLAMA3 = _Cut((_LLAMA3,), whole_words=True, bos=True)
+_LIKE_QWEN2 = _Cut((_QWEN2,), nfc=True)
+_CUTS = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS_THEN_GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LIKE_LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), _Cut((_GPT2,))),
+    "smaug-bpe": _Cut((_LLAMA3,)),
+    "tekken": _Cut((_TEKKEN,), whole_words=True, bos=True),
+    "default": _Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+}
+
+
+class _Vocabulary(NamedTuple):
+    tokens: list[str]
+    types: list[int]
+
+
+def load_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that the metadata of a GGUF file describes."""
+    kind = _get(metadata, "model", str)
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(
+            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2' and 'llama', for "
+            "others pass tokenizer= with a directory that has a tokenizer.json"
+        )
+    vocabulary = _vocabulary(metadata)
+    if kind == "gpt2":
+        cut = _cut(metadata)
+        backend, bos_by_default = _byte_bpe(metadata, vocabulary, cut), cut.bos
+    else:
+        backend, bos_by_default = _sentencepiece(metadata, vocabulary), True
+    special = {}
+    for name, key in _NAMED.items():
+        if (token_id := _token_id(metadata, key, vocabulary)) is not None:
+            special[name] = vocabulary.tokens[token_id]
+    _add_tokens(backend, vocabulary, frozenset(special.values()))
+    _set_ends(backend, metadata, special, bos_by_default)
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        chat_templates=_chat_templates(metadata),
+        eos_ids=_eos_ids(metadata, vocabulary),
+    )
+
+
+def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, kind):
+        found = "nothing" if value is None else type(value).__name__
+        raise CorruptModel(
+            f"the GGUF file's tokenizer.ggml.{key} should be a {kind.__name__}, found {found}"
+        )
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any] | None:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if values is None:
+        return None
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    if len(values) != count:
+        raise CorruptModel(
+            f"the GGUF file has {count} tokens, but {len(values)} entries in tokenizer.ggml.{key}"
+        )
+    return values
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    values = metadata.get(f"tokenizer.ggml.{key}")
+    if values is None:
+        raise CorruptModel(f"the GGUF file has no tokenizer.ggml.{key}")
+    texts = list(values)
+    if not all(map(str.__instancecheck__, texts)):
+        raise CorruptModel(f"the GGUF file's tokenizer.ggml.{key} holds what is not text")
+    return texts
+
+
+def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
+    tokens = _strings(metadata, "tokens")
+    types = _numbers(metadata, "token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    for index, kind in enumerate(types):
+        if kind == _USER_DEFINED:  # matched in the text as it is written, before "▁" stands for " "
+            tokens[index] = tokens[index].replace("▁", " ")
+    if not tokens or len(set(tokens)) != len(tokens):
+        seen: dict[str, int] = {}
+        for index, token in enumerate(tokens):
+            if token in seen:
+                raise CorruptModel(
+                    f"the GGUF file's tokens {seen[token]} and {index} are both {token!r}"
+                )
+            seen[token] = index
+        raise CorruptModel("the GGUF file's vocabulary is empty")
+    return _Vocabulary(tokens, types)
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if value is None or int(value) == 2**32 - 1:  # how some writers say "none"
+        return None
+    if not 0 <= int(value) < len(vocabulary.tokens):
+        raise CorruptModel(
+            f"the GGUF file's tokenizer.ggml.{key} is {value}, its vocabulary has "
+            f"{len(vocabulary.tokens)} tokens"
+        )
+    return int(value)
+
+
+def _cut(metadata: Mapping[str, Any]) -> _Cut:
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre not in _CUTS:
+        named = "does not name the rule" if pre is None else f"names the rule {pre!r}"
+        raise UnsupportedModel(
+            f"the GGUF file {named} by which its tokenizer cuts text (tokenizer.ggml.pre); quire "
+            f"knows {', '.join(sorted(_CUTS))}. Pass tokenizer= with the directory of the original "
+            "model, or a GGUF file made by a newer converter"
+        )
+    return _CUTS[pre]
+
+
+def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: _Cut) -> Backend:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+
+    merges = [tuple(merge.split(" ")) for merge in _strings(metadata, "merges")]
+    if not all(len(merge) == 2 for merge in merges):
+        raise CorruptModel("the GGUF file's tokenizer.ggml.merges has a merge that is no pair")
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    backend = Backend(_bpe(models.BPE, ids, merges, ignore_merges=cut.whole_words))
+    if cut.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(cut)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _bpe(kind: Any, ids: dict[str, int], merges: Sequence[Any], **options: Any) -> Any:
+    try:
+        return kind(ids, merges, **options)
+    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
+        raise CorruptModel(f"the GGUF file's merges do not fit its vocabulary: {error}") from error
+
+
+def _pre_tokenizer(cut: _Cut) -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    splits = [Split(Regex(pattern), "isolated") for pattern in cut.patterns]
+    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+
+    scores = _numbers(metadata, "scores", len(vocabulary.tokens))
+    if scores is None:
+        raise CorruptModel("the GGUF file has no tokenizer.ggml.scores, which order its merges")
+    unknown = _token_id(metadata, "unknown_token_id", vocabulary)
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    backend = Backend(
+        _bpe(
+            models.BPE,
+            ids,
+            _merges_by_score(vocabulary, scores, ids),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = (
+        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            *([decoders.Strip(" ", 1, 0)] if prefix else []),
+        ]
+    )
+    return backend
+
+
+def _merges_by_score(
+    vocabulary: _Vocabulary, scores: Sequence[float], ids: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """Every pair of pieces that makes a piece, best piece first.
+
+    With pieces "a" 0, "b" 1, "ab" 2 (score -5), "abb" 3 (score -7): ("a","b") then ("ab","b").
+    """
+    merges: list[tuple[float, int, int, str, str]] = []
+    for piece, kind, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True):
+        if kind != _NORMAL or len(piece) < 2:
+            continue
+        for at in range(1, len(piece)):
+            left = ids.get(piece[:at])
+            right = None if left is None else ids.get(piece[at:])
+            if left is not None and right is not None:
+                merges.append((-score, left, right, piece[:at], piece[at:]))
+    merges.sort(key=lambda merge: merge[:3])
+    return [(left, right) for _, _, _, left, right in merges]
+
+
+def _add_tokens(backend: Backend, vocabulary: _Vocabulary, named: frozenset[str]) -> None:
+    """Tokens that are found in a text before it is cut. Those with a name of their own (the
+    beginning, the unknown) are special whatever type the file gives them."""
+    from tokenizers import AddedToken
+
+    specials, others = [], []
+    for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if token and (kind == _CONTROL or token in named):
+            specials.append(AddedToken(token, normalized=False, special=True))
+        elif token and kind == _USER_DEFINED:
+            others.append(AddedToken(token, normalized=False, special=False))
+    backend.add_special_tokens(specials)
+    backend.add_tokens(others)
+
+
+def _set_ends(
+    backend: Backend, metadata: Mapping[str, Any], special: Mapping[str, str], bos_default: bool
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    def end(flag: str, name: str, default: bool) -> list[str]:
+        wanted = metadata.get(f"tokenizer.ggml.{flag}", default)
+        return [special[name]] if wanted and name in special else []
+
+    bos = end("add_bos_token", "bos_token", bos_default)
+    eos = end("add_eos_token", "eos_token", False)
+    if bos or eos:
+        backend.post_processor = TemplateProcessing(
+            single=[*bos, "$A", *eos],
+            pair=[*bos, "$A", "$B:1", *(f"{token}:1" for token in eos)],
+            special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys(bos + eos)],
+        )
+
+
+def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[int, ...]:
+    """Every id that ends an answer: end of text first, then ends of a turn."""
+    named: Iterable[int | None] = (
+        _token_id(metadata, key, vocabulary)
+        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
+    )
+    turns = (
+        index
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if token in _TURN_ENDS and kind in (_CONTROL, _USER_DEFINED)
+    )
+    return tuple(dict.fromkeys(i for i in (*named, *turns) if i is not None))
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The default template and any named ones (tokenizer.chat_template.<name>)."""
+    start = "tokenizer.chat_template."
+    templates = {"default": metadata.get("tokenizer.chat_template")}
+    templates |= {
+        key.removeprefix(start): metadata[key] for key in metadata if key.startswith(start)
+    }
+    return {name: text for name, text in templates.items() if isinstance(text, str)}

@@ -1,0 +1,199 @@
+"""The tokenizer of a Hugging Face model directory.
+
+`tokenizer.json` is the truth about how text is cut and which beginning and end tokens are added
+(older `add_bos_token` settings beside it count for nothing, as in transformers 5);
+`tokenizer_config.json` names the special tokens and may add some. Code that a repository brings
+along (`auto_map`) is never run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from quire.inputs.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# Vocabularies in other formats, which transformers knows how to convert.
+_CONVERTIBLE = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model")
+_LARGEST_FILE = 512 * 2**20
+
+
+def load_hf_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer in `directory`."""
+    config = _read_json(directory / "tokenizer_config.json")
+    legacy = _read_json(directory / "special_tokens_map.json")
+    for name, value in legacy.items():
+        config.setdefault(name, value)
+    source = directory / "tokenizer.json"
+    if source.is_file():
+        backend = _read_backend(source)
+        _add_tokens(backend, config, source)
+    else:
+        backend = _converted(directory, config)
+    special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
+    length = config.get("model_max_length")
+    return Tokenizer(
+        backend,
+        special_tokens=special,
+        chat_templates=_chat_templates(directory, config),
+        model_max_length=length if isinstance(length, int) else None,
+        clean_up_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
+            raise CorruptModel(
+                f"{path} has {size:,} bytes; a tokenizer file has at most {_LARGEST_FILE:,}"
+            )
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptModel(f"{path} is not UTF-8 text ({error}); fetch the model again") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise CorruptModel(f"{path} is not valid JSON ({error}); fetch the model again") from None
+    if not isinstance(value, dict):
+        raise CorruptModel(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def _read_backend(path: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    text = _read_text(path)
+    try:
+        return Backend.from_str(text)
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise CorruptModel(f"{path} is not a tokenizer ({error}); fetch the model again") from error
+
+
+def _converted(directory: Path, config: dict[str, Any]) -> Backend:
+    """A vocabulary in another format, through transformers; fills in what it learns there."""
+    found = [name for name in _CONVERTIBLE if (directory / name).is_file()]
+    if not found:
+        raise ModelNotFound(
+            f"{directory} has no tokenizer.json; pass tokenizer= with a directory that has one, or "
+            "skip_tokenizer_init=True and prompts as token ids"
+        )
+    way_out = "or save a tokenizer.json: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise UnsupportedModel(
+            f"{directory} has {found[0]} and no tokenizer.json; converting it takes transformers, "
+            f"run: pip install transformers sentencepiece ({way_out})"
+        ) from None
+    try:
+        made = AutoTokenizer.from_pretrained(
+            str(directory), trust_remote_code=False, local_files_only=True
+        )
+    except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
+        raise UnsupportedModel(
+            f"{directory / found[0]} could not be converted: {error}; install sentencepiece or "
+            f"tiktoken if it asks for them, {way_out}"
+        ) from error
+    backend: Backend | None = getattr(made, "backend_tokenizer", None)
+    if backend is None:
+        raise UnsupportedModel(
+            f"{directory} has a tokenizer that only runs in Python ({type(made).__name__}); "
+            f"quire takes those with a tokenizer.json, {way_out}"
+        )
+    config.update(made.special_tokens_map)
+    return backend
+
+
+def _content(value: object) -> str | None:
+    """A special token as files write it: text, or an object with its text as `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _added_token(value: object, *, special: bool) -> AddedToken | None:
+    from tokenizers import AddedToken
+
+    content = _content(value)
+    if content is None:
+        return None
+    flags = value if isinstance(value, Mapping) else {}
+    chosen = {
+        name: flags[name]
+        for name in ("single_word", "lstrip", "rstrip", "normalized")
+        if isinstance(flags.get(name), bool)
+    }
+    return AddedToken(content, special=special or bool(flags.get("special", False)), **chosen)
+
+
+def _add_tokens(backend: Backend, config: Mapping[str, Any], source: Path) -> None:
+    """Tokens that the configuration names and tokenizer.json does not know as added ones."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    named = [config.get(name) for name in NAMES]
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    named += list(extra.values()) if isinstance(extra, Mapping) else list(extra)
+    specials = {content for value in named if (content := _content(value)) is not None}
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        in_order = [listed[key] for key in sorted(listed, key=int)]
+    except (TypeError, ValueError, AttributeError):
+        raise CorruptModel(
+            f"added_tokens_decoder beside {source} is not a table of token ids"
+        ) from None
+    adding: list[AddedToken] = []
+    for value, special in [(v, False) for v in in_order] + [(v, True) for v in named]:
+        token = _added_token(value, special=special or _content(value) in specials)
+        if token is not None and token.content not in known:
+            known.add(token.content)
+            adding.append(token)
+    if adding:
+        backend.add_tokens(adding)
+
+
+def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; files of their own replace what the configuration holds."""
+    templates: dict[str, str] = {}
+    main = directory / "chat_template.jinja"
+    if main.is_file():
+        templates["default"] = _read_text(main)
+    for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    if templates:
+        return templates
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    for entry in given if isinstance(given, list) else []:
+        if (
+            not isinstance(entry, Mapping)
+            or not isinstance(entry.get("name"), str)
+            or not isinstance(entry.get("template"), str)
+        ):
+            raise CorruptModel(
+                f"chat_template in {directory / 'tokenizer_config.json'} is a list, and an entry "
+                "is not an object with a name and a template"
+            )
+        templates[entry["name"]] = entry["template"]
+    return templates

@@ -1,0 +1,151 @@
+"""Messages of a chat: checked, and copied into plain data that a template may see.
+
+Content becomes what the template walks through: one string, or a list of text parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.template import ChatTemplate
+
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+_MEDIA = ("image", "audio", "video", "file")
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def plain(value: Any, where: str) -> Any:
+    """A copy made of JSON's types alone, which a template can neither change nor climb out of."""
+    if value is None or type(value) in (bool, str, int, float):
+        return value
+    if isinstance(value, str):  # an enum, say: what the template gets has no methods of its own
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if callable(getattr(value, "model_dump", None)):  # pydantic, as OpenAI's client returns
+        return plain(value.model_dump(), where)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f.name: plain(getattr(value, f.name), f"{where}.{f.name}") for f in fields}
+    raise InvalidPrompt(
+        f"{where} is a {type(value).__name__}; messages hold text, numbers, lists and dicts",
+        parameter="messages",
+    )
+
+
+def checked_messages(
+    messages: Sequence[Any], template: ChatTemplate, content_format: str
+) -> list[dict[str, Any]]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidPrompt(
+            f"a conversation is a list of messages, not a {type(messages).__name__}; write "
+            '[{"role": "user", "content": "..."}]',
+            parameter="messages",
+        )
+    if not messages:
+        raise InvalidPrompt(
+            "the conversation is empty; give it at least one message", parameter="messages"
+        )
+    if content_format == "auto":
+        in_parts, wrap = template.takes_parts, not template.takes_text
+    else:
+        in_parts = wrap = content_format == "openai"
+    return [_message(m, index, in_parts, wrap) for index, m in enumerate(messages)]
+
+
+def _message(given: Any, index: int, in_parts: bool, wrap: bool) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    try:
+        message = plain(given, where) if not isinstance(given, str) else given
+    except RecursionError:
+        raise InvalidPrompt(f"{where} is nested too deeply", parameter="messages") from None
+    if not isinstance(message, dict):
+        raise InvalidPrompt(
+            f'{where} is a {type(given).__name__}; a message is a dict with "role" and "content"',
+            parameter="messages",
+        )
+    if not isinstance(message.get("role"), str):
+        raise InvalidPrompt(
+            f'{where} has no "role"; say who speaks: "system", "user", "assistant" or "tool"',
+            parameter="messages",
+            value=message.get("role"),
+        )
+    if "content" in message:
+        message["content"] = _content(message["content"], where, in_parts, wrap)
+    elif not message.get("tool_calls"):
+        raise InvalidPrompt(f'{where} has neither "content" nor "tool_calls"', parameter="messages")
+    _read_arguments(message, where)
+    for name in _REASONING:
+        if message.get(name) is not None:
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+def _content(content: Any, where: str, in_parts: bool, wrap: bool) -> Any:
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if wrap else content
+    if not isinstance(content, list):
+        raise InvalidPrompt(
+            f"{where}.content is a {type(content).__name__}; it should be text or a list of parts",
+            parameter="messages",
+            value=content,
+        )
+    texts = [_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+    if in_parts:
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidPrompt(f"{where} is a {type(part).__name__}, not a dict", parameter="messages")
+    kind = part.get("type", "text" if "text" in part else None)
+    if any(medium in f"{kind} {' '.join(part)}" for medium in _MEDIA):
+        raise NotSupported(
+            f"{where} is a part of type {kind!r}; quire reads text only, describe it in words"
+        )
+    text = part.get(_TEXT_PARTS.get(str(kind), ""))
+    if not isinstance(text, str):
+        raise InvalidPrompt(
+            f"{where} has no text that quire can read (type {kind!r}); a part looks like "
+            '{"type": "text", "text": "..."}',
+            parameter="messages",
+        )
+    return text
+
+
+def _read_arguments(message: dict[str, Any], where: str) -> None:
+    """Arguments of tool calls as objects: clients pass JSON text, templates write JSON of it."""
+    calls = message.get("tool_calls")
+    for index, call in enumerate(calls if isinstance(calls, list) else []):
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            try:
+                function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise InvalidPrompt(
+                    f"{where}.tool_calls[{index}] has arguments that are not JSON: {error}",
+                    parameter="messages",
+                    value=arguments,
+                ) from None

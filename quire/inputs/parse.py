@@ -1,0 +1,224 @@
+"""Whatever a caller may pass as prompts -> checked pieces.
+
+One prompt is a str, a list (or numpy array) of token ids, or a dictionary of forms.py. Several
+are any iterable of these, also a lazy one. Nothing is encoded here and nothing is written to.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from quire.errors import InvalidPrompt, InvalidRequest, NotSupported
+from quire.inputs.tokenizer import check_text
+from quire.request import Ints
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
+_REFUSED = {
+    **dict.fromkeys(_MEDIA_KEYS, "quire reads text only; leave it out"),
+    "token_type_ids": "decoder-only models have no token types; leave it out",
+    "prompt_embeds": "pass the prompt as text or as token ids",
+    "encoder_prompt": "quire runs decoder-only models; pass one prompt",
+    "decoder_prompt": "quire runs decoder-only models; pass one prompt",
+    "data": "pass the prompt as text or as token ids",
+    "data_format": "pass the prompt as text or as token ids",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """One prompt as given: token ids, or text that is still to be encoded."""
+
+    text: str | None
+    token_ids: Ints | None
+    cache_salt: str = ""
+
+
+def is_single(prompts: object) -> bool:
+    """Whether this is one prompt; `[1, 2, 3]` is (token ids), `[]` and `["a"]` are not."""
+    if isinstance(prompts, str | bytes | bytearray | Mapping | Number) or prompts is None:
+        return True
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim < 2 and prompts.size > 0
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Number)
+
+
+def split_prompts(prompts: Any) -> Iterable[Any]:
+    """The single prompts, one after the other; a lazy iterable stays lazy.
+
+    split_prompts("a") gives ["a"], split_prompts([1, 2]) gives [[1, 2]], split_prompts([[1], "a"])
+    is given back as it is.
+    """
+    if is_single(prompts):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidPrompt(
+            f"prompts is a {type(prompts).__name__}; pass text, token ids, a dict, or an iterable "
+            "of these",
+            parameter="prompts",
+        )
+    return prompts
+
+
+def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
+    """`generate(prompts, prompt_token_ids=...)` of older scripts as prompts alone.
+
+    merge_prompts(["a", "b"], [[1], [2]]) gives two TokensPrompts that keep their texts.
+    """
+    if prompt_token_ids is None:
+        return prompts
+    rows = list(split_prompts(prompt_token_ids))
+    if prompts is None:
+        return [{"prompt_token_ids": row} for row in rows]
+    texts = list(split_prompts(prompts))
+    if len(texts) != len(rows):
+        raise InvalidPrompt(
+            f"prompts has {len(texts)} entries and prompt_token_ids {len(rows)}; they go together "
+            "one by one, so make them as many, or pass only one of the two",
+            parameter="prompt_token_ids",
+            value=len(rows),
+        )
+    return [
+        {"prompt_token_ids": row, "prompt": text if isinstance(text, str) else None}
+        for text, row in zip(texts, rows, strict=True)
+    ]
+
+
+def one_each(name: str, value: Any, count: int) -> list[Any]:
+    """`value` for each of `count` prompts: a list must have as many entries, anything else is
+    meant for all."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(
+            f"{name} has {len(value)} entries for {count} prompts; pass one for all, or a list "
+            "with one for each",
+            parameter=name,
+            value=len(value),
+        )
+    return list(value)
+
+
+def parse_prompt(given: Any, vocab_size: int) -> ParsedPrompt:
+    """One prompt, checked in everything that needs no tokenizer."""
+    if isinstance(given, str):
+        return ParsedPrompt(_checked_text(given), None)
+    if isinstance(given, Mapping):
+        return _from_mapping(given, vocab_size)
+    if isinstance(given, np.ndarray | list | tuple) or (
+        isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
+    ):
+        return ParsedPrompt(None, _checked_ids(given, vocab_size))
+    hint = "; decode bytes to text first" if isinstance(given, bytes | bytearray) else ""
+    if hasattr(given, "tolist"):
+        hint = "; pass .tolist()"
+    raise InvalidPrompt(
+        f"a prompt is text, a list of token ids or a dict, not a {type(given).__name__}{hint}",
+        parameter="prompt",
+    )
+
+
+def _from_mapping(given: Mapping[Any, Any], vocab_size: int) -> ParsedPrompt:
+    for key, value in given.items():
+        if key in _REFUSED and value is not None and not _is_empty(value):
+            raise NotSupported(f"prompt has {key!r}: {_REFUSED[key]}")
+        if key not in _KEYS and key not in _REFUSED:
+            near = difflib.get_close_matches(str(key), _KEYS, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KEYS)}"
+            raise InvalidPrompt(
+                f"a prompt has no key {key!r}{meant}", parameter="prompt", value=key
+            )
+    text, token_ids, salt = (given.get(key) for key in _KEYS)
+    if text is None and token_ids is None:
+        raise InvalidPrompt(
+            'the dict has neither "prompt" (text) nor "prompt_token_ids"', parameter="prompt"
+        )
+    if text is not None and not isinstance(text, str):
+        raise InvalidPrompt(
+            f'"prompt" is a {type(text).__name__}; it should be text (token ids go into '
+            '"prompt_token_ids")',
+            parameter="prompt",
+        )
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidPrompt(
+            f'"cache_salt" is {salt!r}; it should be text, or left out', parameter="cache_salt"
+        )
+    if text is not None:
+        check_text(text)
+    if token_ids is not None:
+        return ParsedPrompt(text, _checked_ids(token_ids, vocab_size), salt or "")
+    return ParsedPrompt(_checked_text(text), None, salt or "")
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, Mapping | list | tuple | str) and len(value) == 0
+
+
+def _checked_text(text: Any) -> str:
+    if not text:
+        raise InvalidPrompt(
+            "the prompt is empty; give it at least one character (or token)", parameter="prompt"
+        )
+    check_text(text)
+    return str(text)
+
+
+def _checked_ids(given: Any, vocab_size: int) -> Ints:
+    """Token ids as int32, each one of the vocabulary."""
+    ids = given if isinstance(given, np.ndarray) else _as_array(given)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise InvalidPrompt(
+            f"token ids are an array of {ids.dtype} with {ids.ndim} dimensions; they should be "
+            "whole numbers in one dimension",
+            parameter="prompt_token_ids",
+        )
+    if not ids.size:
+        raise InvalidPrompt(
+            "the prompt has no tokens; give it at least one", parameter="prompt_token_ids"
+        )
+    bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if bad.size:
+        raise _bad_id(int(bad[0]), int(ids[bad[0]]), f"not in 0 .. {vocab_size - 1}")
+    return np.array(ids, np.int32)
+
+
+def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
+        raise InvalidPrompt(
+            f"token ids are a list of ints, not a {type(given).__name__}",
+            parameter="prompt_token_ids",
+        )
+    if not all(
+        issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, given)}
+    ):
+        at, value = next(
+            (at, value)
+            for at, value in enumerate(given)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer)
+        )
+        shown = repr(value) if isinstance(value, bool | float) else "a " + type(value).__name__
+        raise InvalidPrompt(
+            f"token {at} is {shown}; token ids are ints, and a list that begins with a number is "
+            "one prompt of token ids",
+            parameter="prompt_token_ids",
+            value=value,
+        )
+    try:
+        return np.array(given, np.int64)
+    except OverflowError:
+        at = next(at for at, value in enumerate(given) if not -(2**63) <= int(value) < 2**63)
+        raise _bad_id(at, int(given[at]), "far too large") from None
+
+
+def _bad_id(at: int, value: int, what: str) -> InvalidPrompt:
+    return InvalidPrompt(
+        f"token {at} is {value}, which is {what}; ids come from the model's own tokenizer",
+        parameter="prompt_token_ids",
+        value=value,
+    )

@@ -1,0 +1,316 @@
+"""Whatever a caller may pass -> Requests, by a RequestMaker: the door behind which nothing is
+checked again.
+
+Each prompt gives a Request, or the error that says which rule it breaks; one bad prompt never
+keeps the others from passing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.errors import (
+    InvalidParams,
+    InvalidPrompt,
+    InvalidRequest,
+    NotSupported,
+    PromptTooLong,
+    QuireError,
+)
+from quire.inputs.parse import (
+    ParsedPrompt,
+    is_single,
+    merge_prompts,
+    one_each,
+    parse_prompt,
+    split_prompts,
+)
+from quire.inputs.tokenizer import Tokenizer
+from quire.request import Ints, Request
+from quire.sampling.keys import noise_key, noise_key_for
+from quire.sampling_params import SamplingParams, check_vocabulary
+
+__all__ = ["RequestMaker", "is_single", "merge_prompts", "one_each", "split_prompts"]
+
+_TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
+_NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """How prompts become token ids: `tokenization_kwargs`, checked."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    keep_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What a SamplingParams means for this model; worked out once, however many share it."""
+
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+
+
+class RequestMaker:
+    """Makes the requests of one LLM.
+
+    `pool_tokens` is what the whole KV pool holds. `eos_ids` end an answer without a stop reason;
+    `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        pool_tokens: int,
+        eos_ids: Iterable[int] = (),
+        more_eos_ids: Iterable[int] = (),
+        llm_seed: int = 0,
+        max_logprobs: int = -1,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size, self._max_model_len = vocab_size, max_model_len
+        self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
+        self._eos_ids = frozenset(int(i) for i in eos_ids)
+        self._more_eos_ids = frozenset(int(i) for i in more_eos_ids)
+        self._max_logprobs = max_logprobs
+
+    def make(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        *,
+        first_number: int,
+        first_index: int = 0,
+        priorities: Sequence[int] | None = None,
+        arrival: float = 0.0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Request | QuireError]:
+        """A request, or what is wrong, for each prompt in order.
+
+        `params` are private copies, one for each prompt (the same object may serve several).
+        Request i gets number first_number + i; an error names index first_index + i.
+        A prompt that is an error already (a chat that could not be rendered) is passed on.
+        """
+        encoding = _check_tokenization(tokenization_kwargs)
+        parsed = [
+            given
+            if isinstance(given, QuireError)
+            else self._attempt(parse_prompt, given, self._vocab_size)
+            for given in prompts
+        ]
+        resolved: dict[int, _Resolved | QuireError] = {}
+        for each in params:
+            if id(each) not in resolved:
+                resolved[id(each)] = self._attempt(self._resolve, each)
+        encoded = self._encode(parsed, encoding)
+        made: list[Request | QuireError] = []
+        for i, (prompt, ids) in enumerate(zip(parsed, encoded, strict=True)):
+            meaning = resolved[id(params[i])]
+            failed = next((x for x in (prompt, ids, meaning) if isinstance(x, QuireError)), None)
+            number, priority = first_number + i, priorities[i] if priorities else 0
+            result = failed or self._attempt(
+                self._request, prompt, ids, params[i], meaning, encoding, number, priority, arrival
+            )
+            made.append(result if result is prompts[i] else _at(result, first_index + i))
+        return made
+
+    @staticmethod
+    def _attempt(function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except (InvalidRequest, NotSupported) as error:
+            return error
+
+    def _resolve(self, params: SamplingParams) -> _Resolved:
+        check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
+        if self._tokenizer is None:
+            for name in ("stop", "bad_words"):
+                if getattr(params, name):
+                    raise InvalidParams(
+                        f"{name} is text, and {_NO_TOKENIZER}use stop_token_ids or logit_bias",
+                        parameter=name,
+                        value=getattr(params, name),
+                    )
+            params.detokenize = False
+        elif params.bad_words:
+            params._bad_words_token_ids = _bad_word_ids(
+                self._tokenizer, params.bad_words, self._vocab_size
+            )
+        stop_ids = frozenset(params.stop_token_ids or ())
+        if params.ignore_eos:
+            return _Resolved(frozenset(), stop_ids)
+        return _Resolved(self._eos_ids, (stop_ids | self._more_eos_ids) - self._eos_ids)
+
+    def _encode(
+        self, parsed: Sequence[ParsedPrompt | QuireError], encoding: _Encoding
+    ) -> list[Ints | QuireError | None]:
+        """Token ids of each good prompt; the texts among them are encoded together."""
+        ids: list[Ints | QuireError | None] = [None] * len(parsed)
+        texts: list[tuple[int, str]] = []
+        for i, prompt in enumerate(parsed):
+            if isinstance(prompt, QuireError):
+                continue
+            if prompt.token_ids is not None:
+                ids[i] = prompt.token_ids
+            elif self._tokenizer is None:
+                ids[i] = InvalidPrompt(
+                    f"the prompt is text, and {_NO_TOKENIZER}pass token ids", parameter="prompt"
+                )
+            else:
+                texts.append((i, str(prompt.text)))
+        if self._tokenizer is not None and texts:
+            encoded = self._tokenizer.encode_batch(
+                [text for _, text in texts], encoding.add_special_tokens
+            )
+            for (i, _), row in zip(texts, encoded, strict=True):
+                ids[i] = self._check_encoded(row)
+        return ids
+
+    def _check_encoded(self, ids: Ints) -> Ints | QuireError:
+        if not len(ids):
+            return InvalidPrompt(
+                "the text gives no tokens at all; give it at least one character that counts",
+                parameter="prompt",
+            )
+        if int(ids.max()) >= self._vocab_size:
+            return InvalidPrompt(
+                f"the tokenizer gives token {int(ids.max())}, and the model has only "
+                f"{self._vocab_size}; the tokenizer is another model's, or the text names a token "
+                "that was added to it later",
+                parameter="prompt",
+                value=int(ids.max()),
+            )
+        return ids
+
+    def _request(
+        self,
+        prompt: ParsedPrompt,
+        ids: Ints,
+        params: SamplingParams,
+        meaning: _Resolved,
+        encoding: _Encoding,
+        number: int,
+        priority: int,
+        arrival: float,
+    ) -> Request:
+        ids = self._truncated(prompt, ids, params, encoding)
+        self._check_length(len(ids))
+        room = self._max_model_len - len(ids)
+        seed = params.seed
+        return Request(
+            number=number,
+            prompt_ids=ids,
+            params=params,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            noise_key=noise_key_for(self._llm_seed, number) if seed is None else noise_key(seed),
+            eos_ids=meaning.eos_ids,
+            stop_ids=meaning.stop_ids,
+            prompt=prompt.text,
+            priority=priority,
+            arrival=arrival,
+            cache_salt=prompt.cache_salt,
+        )
+
+    def _truncated(
+        self, prompt: ParsedPrompt, ids: Ints, params: SamplingParams, encoding: _Encoding
+    ) -> Ints:
+        """At most as many tokens as asked for; the end of the prompt is kept, and the beginning
+        token that the tokenizer put before a text."""
+        keep = encoding.truncate_prompt_tokens or params.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep == -1:
+            answer = min(params.max_tokens or 1, self._max_model_len - 1)
+            keep = self._max_model_len - answer
+        if len(ids) <= keep:
+            return ids
+        if encoding.keep_start:
+            return ids[:keep]
+        bos = self._tokenizer.bos_id if self._tokenizer is not None else None
+        if prompt.token_ids is None and encoding.add_special_tokens and ids[0] == bos:
+            return np.concatenate([ids[:1], ids[len(ids) - keep + 1 :]])
+        return ids[-keep:]
+
+    def _check_length(self, count: int) -> None:
+        if count >= self._max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens; the model takes {self._max_model_len} with the "
+                f"answer (max_model_len), so at most {self._max_model_len - 1} here. Shorten it, "
+                f"or set truncate_prompt_tokens={self._max_model_len - 1} to keep its end",
+                parameter="prompt",
+                value=count,
+            )
+        if count > self._pool_tokens:
+            raise PromptTooLong(
+                f"the prompt has {count} tokens; the KV cache has room for {self._pool_tokens} in "
+                "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
+                parameter="prompt",
+                value=count,
+            )
+
+
+def _at(result: Request | QuireError, index: int) -> Request | QuireError:
+    """An error that names the prompt it belongs to; a request as it is."""
+    if isinstance(result, InvalidRequest):
+        return result.at(index)
+    return NotSupported(f"prompt {index}: {result}") if isinstance(result, NotSupported) else result
+
+
+def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -> list[list[int]]:
+    """The token sequences that write a bad word: at the start of a text, and after a space."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip() or word
+        for text in (bare, f" {bare}"):
+            ids = tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
+            if ids and max(ids) >= vocab_size:
+                raise InvalidParams(
+                    f"bad_words has {word!r}, whose token {max(ids)} the model does not have "
+                    f"(it has {vocab_size})",
+                    parameter="bad_words",
+                    value=word,
+                )
+            if ids:
+                found[ids] = None
+    return [list(ids) for ids in found]
+
+
+def _check_tokenization(given: Mapping[str, Any] | None) -> _Encoding:
+    if given is None:
+        return _Encoding()
+    for name in given:
+        if name not in _TOKENIZATION:
+            near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_TOKENIZATION)}"
+            raise InvalidRequest(
+                f"tokenization_kwargs has no {name!r}; {meant}",
+                parameter="tokenization_kwargs",
+                value=name,
+            )
+    add, keep, side = (given.get(name) for name in _TOKENIZATION)
+    rules = {
+        "add_special_tokens": (isinstance(add, bool), "True or False"),
+        "truncate_prompt_tokens": (
+            isinstance(keep, int) and not isinstance(keep, bool) and (keep > 0 or keep == -1),
+            "at least 1, or -1 for as many as fit",
+        ),
+        "truncation_side": (side in ("left", "right"), "'left' (keeps the end) or 'right'"),
+    }
+    for name, (good, rule) in rules.items():
+        if given.get(name) is not None and not good:
+            raise InvalidRequest(
+                f"tokenization_kwargs[{name!r}] is {rule}, not {given[name]!r}",
+                parameter="tokenization_kwargs",
+                value=given[name],
+            )
+    return _Encoding(True if add is None else add, keep, side == "right")

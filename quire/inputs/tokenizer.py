@@ -1,0 +1,168 @@
+"""Tokenizer: text to token ids and back, over a `tokenizers.Tokenizer`.
+
+Special tokens written in a text are read as such. Beginning and end tokens are added as the
+tokenizer's own files say; a text that already begins with the beginning token gets no second one.
+`transformers` is imported only by `hf_tokenizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.errors import InvalidPrompt, ModelError
+from quire.inputs.token_bytes import TokenBytes
+from quire.request import Ints
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# Enough to keep every core busy; few enough that the offsets and masks which the library makes
+# beside the ids, and which nobody reads, stay small.
+_BATCH = 1024
+
+
+def check_text(text: str) -> None:
+    """Refuse text that no encoding can hold: half of a surrogate pair, alone."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise InvalidPrompt(
+            f"the text holds half of a surrogate pair (U+{ord(text[at]):04X}) at character {at}; "
+            'it is not valid Unicode, clean it with text.encode("utf-16", "surrogatepass")'
+            '.decode("utf-16", "replace")',
+            parameter="prompt",
+            value=text[at : at + 1],
+        ) from None
+
+
+class Tokenizer:
+    """One model's tokenizer.
+
+    `special_tokens` has the named ones ("bos_token", "eos_token", ...), `chat_templates` the
+    model's templates by name ("default" for the usual one), `eos_ids` every id that ends an
+    answer.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        special_tokens: Mapping[str, str],
+        chat_templates: Mapping[str, str] | None = None,
+        eos_ids: Sequence[int] | None = None,
+        model_max_length: int | None = None,
+        clean_up_spaces: bool = False,
+    ) -> None:
+        backend.no_truncation()  # a limit baked into the file would cut prompts silently
+        backend.no_padding()
+        self.backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.chat_templates = dict(chat_templates or {})
+        self.bos_id = self._named("bos_token")
+        eos = self._named("eos_token")
+        self.eos_ids = tuple(eos_ids) if eos_ids is not None else () if eos is None else (eos,)
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._model_max_length = model_max_length
+        self._clean_up_spaces = clean_up_spaces
+        self._hf: Any = None
+
+    def _named(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The usual chat template, if the model has one."""
+        return self.chat_templates.get("default")
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self.backend)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `skip_special_tokens` leaves out of a text."""
+        return self.token_bytes.special_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Ints]:
+        """Token ids of each text, computed on all cores."""
+        for index, text in enumerate(texts):
+            try:
+                check_text(text)
+            except InvalidPrompt as error:
+                raise error.at(index) from None
+        encoded: list[Ints] = []
+        for start in range(0, len(texts), _BATCH):
+            for encoding in self.backend.encode_batch_fast(
+                list(texts[start : start + _BATCH]), add_special_tokens=add_special_tokens
+            ):
+                ids = np.array(encoding.ids, np.int32)
+                twice = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id
+                encoded.append(ids[1:] if twice else ids)
+        return encoded
+
+    def decode(
+        self,
+        ids: Sequence[int] | Ints,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of these ids, as a text of its own (a space before the first word is lost
+        where the tokenizer adds one)."""
+        plain = [int(i) for i in ids]
+        if not skip_special_tokens and not spaces_between_special_tokens:
+            pieces = self.token_bytes.pieces(False, False)
+            head = [self.token_bytes.first(i, pieces[i]) for i in plain[:1]]
+            return b"".join([*head, *(pieces[i] for i in plain[1:])]).decode(errors="replace")
+        return self.backend.decode(plain, skip_special_tokens=skip_special_tokens)
+
+    def decode_batch(
+        self, rows: Sequence[Sequence[int] | Ints], skip_special_tokens: bool = True
+    ) -> list[str]:
+        plain = [[int(i) for i in row] for row in rows]
+        return self.backend.decode_batch(plain, skip_special_tokens=skip_special_tokens)
+
+    def id_to_piece(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"), None if unknown."""
+        return self.backend.id_to_token(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """What the token says by itself: with its space, and U+FFFD for part of a character."""
+        return self.token_bytes.pieces(False, True)[token_id].decode(errors="replace")
+
+    def hf_tokenizer(self) -> Any:
+        """A `transformers.PreTrainedTokenizerFast` over the same vocabulary, made when first
+        asked for."""
+        if self._hf is None:
+            try:
+                from transformers import PreTrainedTokenizerFast
+            except ImportError:
+                raise ModelError(
+                    "get_tokenizer() returns a transformers tokenizer, and transformers is not "
+                    "installed; run: pip install 'transformers>=5'"
+                ) from None
+            options: dict[str, Any] = dict(self.special_tokens)
+            if self._model_max_length is not None:
+                options["model_max_length"] = self._model_max_length
+            if self.chat_templates:
+                single = list(self.chat_templates) == ["default"]
+                options["chat_template"] = (
+                    self.chat_template if single else dict(self.chat_templates)
+                )
+            make: Any = PreTrainedTokenizerFast
+            self._hf = make(
+                tokenizer_object=self.backend,
+                clean_up_tokenization_spaces=self._clean_up_spaces,
+                **options,
+            )
+        return self._hf

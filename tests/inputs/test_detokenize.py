@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.inputs.detokenize import Detokenizer, completion_text, completion_texts
+from quire.inputs.hf_tokenizer import load_hf_tokenizer
+from quire.inputs.tokenizer import Tokenizer
+from tests.inputs.conftest import KINDS
+from tests.inputs.makers import SENTENCES, save, strings, train_byte_bpe, train_sentencepiece
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    root = tmp_path_factory.mktemp("made")
+    backends = {
+        "byte_bpe": train_byte_bpe(False),
+        "digits": train_byte_bpe(True),
+        "sentencepiece": train_sentencepiece(),
+    }
+    return {kind: load_hf_tokenizer(save(b, root / kind)) for kind, b in backends.items()}
+
+
+ids = st.lists(st.integers(0, 820), max_size=30)
+
+
+@settings(max_examples=300)
+@given(kind=st.sampled_from(KINDS), prompt=ids, output=ids, cuts=ids, skip=st.booleans())
+def test_piece_by_piece_gives_the_same_text_as_all_at_once(
+    made: dict[str, Tokenizer],
+    kind: str,
+    prompt: list[int],
+    output: list[int],
+    cuts: list[int],
+    skip: bool,
+) -> None:
+    tokenizer = made[kind]
+    detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip)
+    edges = sorted({0, len(output), *(cut % (len(output) + 1) for cut in cuts)})
+    text = "".join(detokenizer.push(output[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    text += detokenizer.finish()
+    assert text == completion_text(tokenizer, prompt, output, skip_special_tokens=skip)
+
+
+@settings(max_examples=300)
+@given(kind=st.sampled_from(KINDS), text=st.text(max_size=40), cut=st.integers(0, 200))
+def test_prompt_and_completion_together_are_the_whole_text(
+    made: dict[str, Tokenizer], kind: str, text: str, cut: int
+) -> None:
+    tokenizer = made[kind]
+    row = tokenizer.encode(text, add_special_tokens=False).tolist()
+    cut = min(cut, len(row))
+    whole = tokenizer.decode(row, skip_special_tokens=False)
+    head = completion_text(tokenizer, [], row[:cut], skip_special_tokens=False)
+    tail = completion_text(tokenizer, row[:cut], row[cut:], skip_special_tokens=False)
+    # A character cut in two belongs to the completion; until then the prompt shows U+FFFD.
+    assert whole == head + tail or whole == head.rstrip("\ufffd") + tail
+
+
+def test_text_of_whole_answers_is_that_of_the_library(tokenizer: Tokenizer) -> None:
+    for text in SENTENCES + strings(200, seed=5):
+        row = tokenizer.encode(text, add_special_tokens=False)
+        assert completion_text(tokenizer, [], row) == tokenizer.decode(row)
+
+
+def test_a_leading_space_stays(tokenizer: Tokenizer) -> None:
+    row = tokenizer.encode("jumps over the", add_special_tokens=False)
+    assert completion_text(tokenizer, row[:-1], row[-1:]) == " the"
+
+
+def test_after_nothing_but_special_tokens_the_first_word_has_no_space(
+    sentencepiece: Tokenizer,
+) -> None:
+    row = sentencepiece.encode("the dog").tolist()
+    bos, words = row[:1], row[1:]
+    assert completion_text(sentencepiece, bos, words) == "the dog"
+    assert completion_text(sentencepiece, bos, words, skip_special_tokens=False) == " the dog"
+    one_by_one = Detokenizer(sentencepiece, bos)
+    assert "".join(one_by_one.push([i]) for i in words) == "the dog"
+
+
+def test_unfinished_characters_are_held_back(tokenizer: Tokenizer) -> None:
+    row = tokenizer.encode("x🦊", add_special_tokens=False).tolist()
+    at = next(n for n, i in enumerate(row) if "x" in tokenizer.token_text(i)) + 1
+    prompt, fox = row[:at], row[at:]
+    detokenizer = Detokenizer(tokenizer, prompt)
+    assert len(fox) > 1
+    assert [detokenizer.push([i]) for i in fox] == [""] * (len(fox) - 1) + ["🦊"]
+    assert detokenizer.finish() == ""
+    assert completion_text(tokenizer, prompt, fox[:-1]) == "\ufffd"
+
+
+def test_bytes_that_are_no_text_do_not_hold_back_what_follows(sentencepiece: Tokenizer) -> None:
+    byte = sentencepiece.backend.token_to_id
+    detokenizer = Detokenizer(sentencepiece, [byte("<0x41>")])
+    assert detokenizer.push([byte("<0xFF>")]) == "\ufffd"
+    assert detokenizer.push([byte("<0xC3>")]) == ""
+    assert detokenizer.push([byte("<0x41>")]) == "\ufffdA"
+
+
+def test_a_character_the_prompt_began_is_completed(sentencepiece: Tokenizer) -> None:
+    first, second = (sentencepiece.backend.token_to_id(t) for t in ("<0xC3>", "<0xA9>"))
+    prompt = [*sentencepiece.encode("caf").tolist(), first]
+    assert completion_text(sentencepiece, prompt, [second]) == "é"
+
+
+def test_special_tokens_are_shown_where_asked_for(byte_bpe: Tokenizer) -> None:
+    row = byte_bpe.encode("yes<|im_end|>").tolist()
+    assert completion_text(byte_bpe, [5], row) == "yes"
+    assert completion_text(byte_bpe, [5], row, skip_special_tokens=False) == "yes<|im_end|>"
+
+
+def test_a_batch_gives_each_rows_text(tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode("The")
+    rows = [(prompt, tokenizer.encode(text, add_special_tokens=False)) for text in SENTENCES]
+    assert completion_texts(tokenizer, rows) == [completion_text(tokenizer, *row) for row in rows]
+
+
+def test_any_other_decoder_joins_words_as_the_library_does() -> None:
+    words = ["[UNK]", "[BOS]", "the", "dog", "##s", "run", "a"]
+    backend = Backend(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[BOS]"])
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "[BOS]"})
+    row = tokenizer.encode("the dogs run").tolist()
+    assert completion_text(tokenizer, [], row) == tokenizer.decode(row) == "the dogs run"
+    assert completion_text(tokenizer, row[:1], row[1:]) == " dogs run"
+    twice = [1, 1, *row]
+    spaced = tokenizer.decode(twice, skip_special_tokens=False)
+    close = tokenizer.decode(twice, skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert (spaced, close) == ("[BOS] [BOS] the dogs run", "[BOS][BOS] the dogs run")
+
+
+def test_time_is_linear_in_the_tokens(sentencepiece: Tokenizer) -> None:
+    """Also for a run of bytes that never becomes text, where decoding again and again would not
+    be."""
+    bad = sentencepiece.backend.token_to_id("<0xF0>")
+
+    def seconds(count: int) -> float:
+        detokenizer = Detokenizer(sentencepiece, [5])
+        started = time.process_time()
+        for _ in range(count):
+            detokenizer.push([bad])
+        return time.process_time() - started
+
+    seconds(1_000)
+    small, large = (min(seconds(count) for _ in range(3)) for count in (5_000, 40_000))
+    assert large < 8 * 3 * small
+
+
+def test_numpy_ids_and_lists_are_the_same(tokenizer: Tokenizer) -> None:
+    row = tokenizer.encode(SENTENCES[5])
+    assert completion_text(tokenizer, row, row) == completion_text(
+        tokenizer, row.tolist(), row.astype(np.int64)
+    )
+
+
+def test_every_token_of_the_vocabulary_adds_what_the_library_says(tokenizer: Tokenizer) -> None:
+    """After another token; parts of a character aside, which the library cannot show alone."""
+    anchor = tokenizer.encode("x", add_special_tokens=False).tolist()[-1:]
+    base = tokenizer.decode(anchor)
+    spelled = json.loads(tokenizer.backend.to_str())["model"]["vocab"]
+    for token_id in spelled.values():
+        text = tokenizer.decode([*anchor, token_id], skip_special_tokens=False)
+        if "\ufffd" not in text:
+            assert tokenizer.token_text(token_id) == text.removeprefix(base)
