@@ -1,0 +1,272 @@
+"""What forbids tokens or shifts them: grammar masks, allowed tokens, bad words, min_tokens, bias.
+
+Each class holds one feature for all rows. `apply` edits float32 logits in place, only the lines
+whose rows asked, and only the tokens concerned; a forbidden token is at -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.request import Ints
+from quire.sampling.rows import Call, Flags, Lines, Slots
+from quire.sampling.scan import index
+from quire.step import RowStart
+
+_NO_TOKEN = -2
+_ANY_TOKEN = -1
+
+
+class RowTokens:
+    """Token ids of some rows, with or without a number each.
+
+    {row 3: [7 9], row 5: [7]} asked for lines whose rows are [5 4 3] -> line [0 2 2], token [7 7 9]
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._tokens: dict[int, npt.NDArray[np.int64]] = {}
+        self._numbers: dict[int, npt.NDArray[np.float32]] = {}
+        self.has: Flags = np.zeros(max_rows, np.bool_)
+        # Decode asks for the same rows step after step.
+        self._last_rows = b""
+        self._last: tuple[Tensor, Tensor, Tensor]
+
+    def set(self, row: int, tokens: Sequence[int], numbers: Sequence[float] | None = None) -> None:
+        self._tokens[row] = np.asarray(tokens, np.int64)
+        self._numbers[row] = np.asarray(np.zeros(len(tokens)) if numbers is None else numbers, "f4")
+        self.has[row] = True
+        self._last_rows = b""
+
+    def end(self, rows: Ints) -> None:
+        for row in rows[self.has[rows]].tolist():
+            del self._tokens[row], self._numbers[row]
+            self._last_rows = b""
+        self.has[rows] = False
+
+    def at(self, rows: Lines) -> tuple[Tensor, Tensor, Tensor] | None:
+        """(line, token, number) of every token of these rows; None where there is none."""
+        if not self.has[rows].any():
+            return None
+        if rows.tobytes() != self._last_rows:
+            lines = np.flatnonzero(self.has[rows])
+            tokens = [self._tokens[row] for row in rows[lines].tolist()]
+            numbers = np.concatenate([self._numbers[row] for row in rows[lines].tolist()])
+            self._last = (
+                index(np.repeat(lines, [len(some) for some in tokens]), self._device),
+                index(np.concatenate(tokens), self._device),
+                torch.from_numpy(numbers).to(self._device),
+            )
+            self._last_rows = rows.tobytes()
+        return self._last
+
+
+class GrammarMask:
+    """The tokens that the plan's masks allow."""
+
+    def start(self, start: RowStart) -> None:
+        """Masks come with the plan; nothing is kept."""
+
+    def end(self, rows: Ints) -> None:
+        """Nothing was kept."""
+
+    def wanted(self, call: Call) -> Flags:
+        if call.masks is None:
+            return np.zeros(len(call), np.bool_)
+        return np.isin(call.rows, call.masks.rows)
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        lines = np.flatnonzero(self.wanted(call))
+        if call.masks is None or len(lines) == 0:
+            return
+        mask_of = {int(row): number for number, row in enumerate(call.masks.rows)}
+        chosen = call.masks.bits[[mask_of[int(row)] for row in call.rows[lines]]]
+        words = torch.from_numpy(chosen.view(np.int32)).to(logits.device)
+        shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+        allowed = (words[:, :, None] >> shifts).bitwise_and_(1).bool().flatten(1)
+        line = index(lines, logits.device)
+        edited = torch.full_like(logits[line], -torch.inf)
+        width = min(allowed.shape[1], logits.shape[1])  # a token without a bit is not allowed
+        some, allowed = logits[line][:, :width], allowed[:, :width]
+        edited[:, :width] = some.masked_fill(~allowed, -torch.inf)
+        logits[line] = edited
+
+
+class AllowedTokens:
+    """allowed_token_ids: nothing else may come."""
+
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
+        self._allowed = RowTokens(max_rows, device)
+
+    def start(self, start: RowStart) -> None:
+        if start.params.allowed_token_ids is not None:
+            self._allowed.set(start.row, start.params.allowed_token_ids)
+
+    def end(self, rows: Ints) -> None:
+        self._allowed.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        return self._allowed.has[call.rows]
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        entries = self._allowed.at(call.rows)
+        if entries is None:
+            return
+        line, token, _ = entries
+        values = logits[line, token]
+        logits[index(np.flatnonzero(self.wanted(call)), logits.device)] = -torch.inf
+        logits[line, token] = values
+
+
+class BadWords:
+    """bad_words: the last token of a word, where the output ends with the tokens before it.
+
+    Word [4 5 6], output .. 4 5: token 6 is forbidden. The prompt does not count.
+    """
+
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._single = RowTokens(max_rows, device)
+        self._slots = Slots(max_rows)
+        self._words: dict[int, list[Sequence[int]]] = {}  # by row: those of several tokens
+        # The last outputs of each slot, newest first: output [.. 4 5] -> [5 4 .. none].
+        self._tails = torch.empty(0, 0, dtype=torch.int64, device=device)
+        self._last_rows = b""
+        self._last: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    def start(self, start: RowStart) -> None:
+        words = getattr(start.params, "_bad_words_token_ids", None) or []
+        single = [word[0] for word in words if len(word) == 1]
+        if single:
+            self._single.set(start.row, single)
+        several = [word for word in words if len(word) > 1]
+        if not several:
+            return
+        self._words[start.row] = several
+        self._last_rows = b""
+        slot = self._slots.take(start.row)
+        self._reserve(slot + 1, max(len(word) for word in several) - 1)
+        width = self._tails.shape[1]
+        newest = start.output_ids[::-1][:width]
+        self._tails[slot] = _NO_TOKEN
+        self._tails[slot, : len(newest)] = index(newest, self._device)
+
+    def end(self, rows: Ints) -> None:
+        self._single.end(rows)
+        self._slots.release(rows)
+        for row in rows.tolist():
+            if self._words.pop(row, None) is not None:
+                self._last_rows = b""
+
+    def wanted(self, call: Call) -> Flags:
+        return self._single.has[call.rows] | (self._slots.of[call.rows] >= 0)
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        entries = self._single.at(call.rows)
+        if entries is not None:
+            logits[entries[0], entries[1]] = -torch.inf
+        lines, _ = self._slots.here(call)
+        if len(lines) == 0:
+            return
+        line, slot, before, last = self._patterns(call)
+        matches = ((before == self._tails[slot]) | (before == _ANY_TOKEN)).all(1)
+        # Added, because two words may forbid the same token of a line, and one may not match.
+        ban = torch.where(matches, -torch.inf, 0.0)
+        logits.index_put_((line, last), ban, accumulate=True)
+
+    def advance(self, call: Call, tokens: Tensor) -> None:
+        """Remember the token each line drew."""
+        lines, slots = self._slots.here(call)
+        if len(lines) == 0:
+            return
+        slot, drawn = index(slots, self._device), tokens[index(lines, self._device)]
+        self._tails[slot] = torch.cat([drawn[:, None], self._tails[slot, :-1]], 1)
+
+    def _patterns(self, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every word: its line, its slot, what must come before (as in _tails), its last."""
+        if call.rows.tobytes() != self._last_rows:
+            owned = [
+                (line, slot, word)
+                for line, slot in zip(*self._slots.here(call), strict=True)
+                for word in self._words[int(call.rows[line])]
+            ]
+            before = np.full((len(owned), self._tails.shape[1]), _ANY_TOKEN, np.int64)
+            for number, (_, _, word) in enumerate(owned):
+                before[number, : len(word) - 1] = word[-2::-1]
+            columns = (
+                [line for line, _, _ in owned],
+                [slot for _, slot, _ in owned],
+                before,
+                [word[-1] for _, _, word in owned],
+            )
+            line, slot, pattern, last = (index(column, self._device) for column in columns)
+            self._last = (line, slot, pattern, last)
+            self._last_rows = call.rows.tobytes()
+        return self._last
+
+    def _reserve(self, slots: int, width: int) -> None:
+        old_slots, old_width = self._tails.shape
+        if slots <= old_slots and width <= old_width:
+            return
+        shape = (max(slots, 2 * old_slots), max(width, old_width))
+        # State that outlives a step must stay writable outside of inference mode.
+        with torch.inference_mode(False):
+            tails = torch.full(shape, _NO_TOKEN, dtype=torch.int64, device=self._device)
+        tails[:old_slots, :old_width] = self._tails
+        self._tails = tails
+
+
+class MinTokens:
+    """min_tokens: no stop token before that many outputs exist."""
+
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
+        self._stops = RowTokens(max_rows, device)
+        self._until = np.zeros(max_rows, np.int64)  # the first position that may stop
+
+    def start(self, start: RowStart) -> None:
+        if start.params.min_tokens > 0 and start.stop_ids:
+            self._stops.set(start.row, start.stop_ids)
+            self._until[start.row] = len(start.prompt_ids) + start.params.min_tokens
+
+    def end(self, rows: Ints) -> None:
+        self._stops.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        return self._stops.has[call.rows] & (call.positions < self._until[call.rows])
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        lines = np.flatnonzero(self.wanted(call))
+        entries = self._stops.at(call.rows[lines])
+        if entries is None:
+            return
+        line, token, _ = entries
+        logits[index(lines, logits.device)[line], token] = -torch.inf
+
+
+class LogitBias:
+    """logit_bias: a number added to a token's logit."""
+
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
+        self._biases = RowTokens(max_rows, device)
+
+    def start(self, start: RowStart) -> None:
+        bias = start.params.logit_bias
+        if bias:
+            self._biases.set(start.row, [int(token) for token in bias], list(bias.values()))
+
+    def end(self, rows: Ints) -> None:
+        self._biases.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        return self._biases.has[call.rows]
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        entries = self._biases.at(call.rows)
+        if entries is not None:
+            line, token, bias = entries
+            logits[line, token] += bias

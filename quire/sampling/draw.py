@@ -1,0 +1,143 @@
+"""Drawing: the token whose score plus noise (seeds.py) is the largest, the lowest among equals.
+
+Exact, yet noise is made only where it can matter. Any token's noisy score is one to beat; a
+token whose score is further below it than the largest noise there is cannot win, and of the
+rest only those few whose uniform is small enough get their logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.sampling.scan import flat_at_least, flat_nonzero
+from quire.sampling.seeds import (
+    LANE,
+    LANES,
+    LARGEST,
+    TILE,
+    Array,
+    NoiseKeys,
+    blocks,
+    gumbel,
+    noise,
+    uniform,
+    uniforms,
+)
+
+# Blocks worked on together: small enough for a CPU's second-level cache.
+_CPU_BLOCKS = 2**14
+_GPU_BLOCKS = 2**22
+_WORTH_PICKING = 0.8  # with more of the blocks needed than this, all are as fast
+_NO_TOKEN = 2**62
+
+
+def draw_among(scores: Tensor, tokens: Tensor, num_kept: Tensor, keys: NoiseKeys) -> Tensor:
+    """One token per line out of its first num_kept candidates.
+
+    Scores and tokens are [lines, any], the largest score of a line first.
+    """
+    width = int(num_kept.max())
+    kept = torch.arange(width, device=scores.device) < num_kept[:, None]
+    scores, tokens = scores[:, :width].masked_fill(~kept, -torch.inf), tokens[:, :width]
+    step = max(1, _num_blocks(scores) // width)
+    parts = [slice(begin, begin + step) for begin in range(0, len(scores), step)]
+    chances = torch.cat([uniforms(tokens[part], keys.take(part)) for part in parts])
+    to_beat = scores[:, 0] + gumbel(chances[:, 0])
+    hits = flat_at_least(torch.exp(scores - _bound(to_beat)), chances)
+    noisy = scores.flatten()[hits] + gumbel(chances.flatten()[hits])
+    return _winners(hits // width, tokens.flatten()[hits], noisy, to_beat, tokens[:, 0])
+
+
+def draw_from_all(scores: Tensor, top: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:
+    """One token per line out of the whole vocabulary: scores [lines, vocab], float32.
+
+    `top` and `top_tokens` are each line's largest score and where it is.
+    """
+    to_beat = top + noise(top_tokens[:, None], keys)[:, 0]
+    step = max(1, _num_blocks(scores) * LANES // scores.shape[1])
+    whole, bound = _as_array(scores), _as_array(_bound(to_beat))
+    found = []
+    for begin in range(0, len(scores), step):
+        part = slice(begin, begin + step)
+        for line, *rest in _search(whole[part], bound[part], keys.take(part)):
+            found.append((line + begin, *rest))
+    line, token, score, chance = (
+        torch.cat([torch.as_tensor(part) for part in column]) for column in zip(*found, strict=True)
+    )
+    return _winners(line, token, score + gumbel(chance), to_beat, top_tokens)
+
+
+def _search(scores: Array, bound: Array, keys: NoiseKeys) -> Iterator[tuple[Array, ...]]:
+    """(line, token, score, uniform) of the tokens that may reach their bound, for a few lines.
+
+    A CPU's cache holds the blocks of these lines, or one part of them after the other.
+    """
+    xp: Any = np if isinstance(scores, np.ndarray) else torch
+    lanes = _by_lane(scores, xp)
+    nearest = xp.amax(xp.amax(lanes, 0) - bound, 0)
+    needed = _flat(nearest >= -LARGEST)
+    if len(needed) > _WORTH_PICKING * len(nearest):
+        needed = _flat(nearest >= -xp.inf)
+    step = max(1, _num_blocks(scores) // len(scores))
+    for begin in range(0, len(needed), step):
+        some = needed[begin : begin + step]
+        chances = uniform(blocks(torch.as_tensor(some)[None, :], keys)[: len(lanes)])
+        theirs = lanes if len(some) == len(nearest) else _pick(lanes, some)
+        # -log1p(-u) >= u, so the noise is at most -log(u): u <= exp(score - bound) must hold.
+        hits = _flat(xp.exp(theirs - bound) >= chances)
+        size = len(scores) * len(some)
+        line, block = hits % size // len(some), some[hits % len(some)]
+        token = block // LANE * TILE + hits // size * LANE + block % LANE
+        yield line, token, theirs.reshape(-1)[hits], chances.reshape(-1)[hits]
+
+
+def _winners(
+    line: Tensor, tokens: Tensor, noisy: Tensor, to_beat: Tensor, top_tokens: Tensor
+) -> Tensor:
+    """Each line's token with the largest noisy score, the lowest among equals.
+
+    The token of `to_beat` is one of them; the others come as (line, token, noisy score).
+    """
+    best = to_beat.scatter_reduce(0, line, noisy, "amax")
+    token = top_tokens.masked_fill(best > to_beat, _NO_TOKEN)
+    wins = flat_nonzero(noisy == best[line])
+    return token.scatter_reduce_(0, line[wins], tokens[wins], "amin")
+
+
+def _bound(to_beat: Tensor) -> Tensor:
+    """A score [lines, 1] that anything as good as to_beat reaches, however sums were rounded."""
+    return (to_beat - 1e-3 - to_beat.abs() * 2**-22)[:, None]
+
+
+def _by_lane(scores: Array, xp: Any) -> Array:
+    """Scores as [lanes, lines, blocks]: the tokens of a block above each other, -inf for none."""
+    lines, vocab = scores.shape
+    if vocab <= LANE:
+        return scores[None]
+    if vocab % TILE:
+        size = -(-vocab // TILE) * TILE
+        padding = xp.zeros_like(scores[:, :1]) - xp.inf
+        scores = xp.concatenate([scores, xp.broadcast_to(padding, (lines, size - vocab))], 1)
+    return xp.moveaxis(scores.reshape(lines, -1, LANES, LANE), 2, 0).reshape(LANES, lines, -1)
+
+
+def _as_array(numbers: Tensor) -> Array:
+    return numbers.numpy() if numbers.device.type == "cpu" else numbers
+
+
+def _flat(mask: Array) -> Array:
+    return np.flatnonzero(mask) if isinstance(mask, np.ndarray) else flat_nonzero(mask)
+
+
+def _pick(lanes: Array, some: Array) -> Array:
+    return lanes.take(some, 2) if isinstance(lanes, np.ndarray) else lanes.index_select(2, some)
+
+
+def _num_blocks(like: Array) -> int:
+    on_cpu = isinstance(like, np.ndarray) or like.device.type == "cpu"
+    return _CPU_BLOCKS if on_cpu else _GPU_BLOCKS

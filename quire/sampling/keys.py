@@ -1,0 +1,32 @@
+"""64-bit noise keys from seeds. Plain integers, no torch: whoever makes requests may import this.
+
+A key names one endless stream of noise; seeds.py turns (key, sample, position, token) into a
+number. Both functions are one-to-one in their last argument, so two seeds, or two requests of
+one LLM, never share a stream.
+"""
+
+from __future__ import annotations
+
+_MASK = 2**64 - 1
+# Odd 64-bit constants without a pattern, so that the two kinds of key do not run in parallel.
+_STEP = 0x9E3779B97F4A7C15
+_SEEDED = 0xD1B54A32D192ED03
+_NUMBERED = 0x8CB92BA72F3D8DD7
+
+
+def noise_key(seed: int) -> int:
+    """The key of a request with `SamplingParams.seed = seed`; the same in every LLM and call."""
+    return _mix((seed & _MASK) ^ _SEEDED)
+
+
+def noise_key_for(llm_seed: int, number: int) -> int:
+    """The key of the `number`-th request of an LLM made with `seed=llm_seed`."""
+    stream = _mix((llm_seed & _MASK) ^ _NUMBERED)
+    return _mix((stream + number * _STEP) & _MASK)
+
+
+def _mix(word: int) -> int:
+    """A one-to-one scramble of 64 bits: every input bit moves about half of the output bits."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    return word ^ (word >> 31)

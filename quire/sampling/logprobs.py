@@ -1,0 +1,75 @@
+"""Log-probabilities as TokenLogprobs: the token's own, its rank, and the likeliest tokens'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.sampling.scan import DEPTHS, count_larger, flat_nonzero, heads, index
+from quire.step import TokenLogprobs
+
+WHOLE_VOCABULARY = -1
+
+
+def token_logprobs(
+    values: Tensor, tokens: Tensor, num_top: int, ids: Sequence[int] | None = None
+) -> list[TokenLogprobs]:
+    """One entry per line of values [lines, vocab]: log-probabilities, or logits where asked.
+
+    values [-2 -1 -3], token 0, num_top 2 -> logprob -2, rank 2, top_ids [1 0], top_logprobs
+    [-1 -2]. Equal values stand in the order of their token ids. With `ids` the others are these
+    (and the token itself, if it is not among them) instead of the likeliest.
+    """
+    own = values.gather(1, tokens[:, None])
+    ranks = [1 + num_larger for num_larger in count_larger(values, own).tolist()]
+    if ids is not None:
+        others = index(list(ids), values.device).expand(len(values), -1)
+        others = torch.cat([others, tokens[:, None]], 1)
+    else:
+        others = likeliest(values, num_top)
+    theirs = values.gather(1, others).float().cpu().numpy()
+    other_ids = others.to(torch.int32).cpu().numpy()
+    answer = []
+    for line, (token, logprob, rank) in enumerate(
+        zip(tokens.tolist(), own[:, 0].tolist(), ranks, strict=True)
+    ):
+        some = slice(None)
+        if ids is not None and token in ids:
+            some = slice(len(ids))
+        top_ids, top_logprobs = other_ids[line, some], theirs[line, some]
+        answer.append(TokenLogprobs(token, logprob, rank, top_ids, top_logprobs))
+    return answer
+
+
+def likeliest(values: Tensor, num_top: int) -> Tensor:
+    """The tokens with the largest values [lines, num_top], the lowest ids among equals."""
+    lines, vocab = values.shape
+    if num_top == WHOLE_VOCABULARY or num_top >= vocab:
+        return values.sort(dim=1, descending=True, stable=True).indices
+    chosen = torch.empty(lines, num_top, dtype=torch.int64, device=values.device)
+    if num_top == 0:
+        return chosen
+    top = values.amax(1)
+    pending = torch.arange(lines, device=values.device)
+    for depth in DEPTHS[:-1]:
+        unsure = []
+        for head in heads(values, top, pending, depth):
+            enough = (head.values > -torch.inf).sum(1) >= num_top
+            yes = flat_nonzero(enough)
+            if len(yes):
+                chosen[head.lines[yes]] = head.tokens[yes, :num_top]
+            unsure.append(head.lines[flat_nonzero(~enough)])
+        pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
+        if len(pending) == 0:
+            return chosen
+    # Lines with few tokens above -inf, or with NaN, end here too: the sort takes any of them.
+    whole = values[pending].sort(dim=1, descending=True, stable=True).indices
+    chosen[pending] = whole[:, :num_top]
+    return chosen
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """float32 log-softmax; every line's bits depend on that line alone."""
+    return torch.log_softmax(logits.float(), 1)

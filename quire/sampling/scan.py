@@ -1,0 +1,131 @@
+"""Finding the few tokens that matter in [lines, vocab] scores.
+
+Every answer for a line depends on that line alone, bit for bit: only comparisons, maxima and
+sorts of distinct numbers happen here, never a floating-point sum. On a CPU numpy does the
+scanning, because its argmax, compare, nonzero and sort are several times faster than torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# How far below the likeliest token (in nats) heads are cut, one attempt after the other.
+DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))
+# Lines are padded to the longest of their group, so short and long ones do not share a group.
+_WIDTHS = (64, 256, 1024, 4096)
+# Elements converted to float32 at a time.
+_PIECE = 2**22
+_LOW = 0xFFFFFFFF
+_ALL_BUT_SIGN = 0x7FFFFFFF
+_PADDING = 0x7F800000 << 32  # the key of -inf and token 0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The likeliest tokens of some lines, likeliest first, the lowest token id among equals.
+
+    scores [1 2 5 4 4], depth 2 -> values [5 4 4], tokens [2 3 4]; shorter lines of the group
+    are padded with -inf. `complete`: every token above -inf is in it.
+    """
+
+    lines: Tensor  # [n] which lines of the scores
+    values: Tensor  # [n, width]
+    tokens: Tensor  # [n, width]
+    complete: bool
+
+
+def best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Each line's best token (the lowest among equals) and its score, float32.
+
+    NaN counts as best, so a line is sound exactly when its best score is finite.
+    """
+    if scores.device.type != "cpu":
+        values, tokens = scores.max(1)
+        return tokens, values.float()
+    tokens = torch.empty(len(scores), dtype=torch.int64)
+    step = max(1, _PIECE // max(1, scores.shape[1]))
+    for begin in range(0, len(scores), step):
+        piece = scores[begin : begin + step].float().numpy()
+        tokens[begin : begin + step] = torch.from_numpy(piece.argmax(1))
+    return tokens, scores.gather(1, tokens[:, None])[:, 0].float()
+
+
+def flat_nonzero(mask: Tensor) -> Tensor:
+    """Where the flattened mask is true."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.flatten().nonzero()[:, 0]
+
+
+def flat_at_least(scores: Tensor, bound: Tensor) -> Tensor:
+    """Where the flattened scores reach the bound, which broadcasts against them."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(scores.numpy() >= bound.numpy()))
+    return flat_nonzero(scores >= bound)
+
+
+def count_larger(scores: Tensor, bound: Tensor) -> Tensor:
+    """How many scores of each line are above its bound [lines, 1]."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(np.count_nonzero(scores.numpy() > bound.numpy(), axis=1))
+    return (scores > bound).sum(1)
+
+
+def index(numbers: npt.NDArray[np.integer] | list[int], device: torch.device) -> Tensor:
+    """Host integers as a tensor to index with."""
+    return torch.from_numpy(np.asarray(numbers, np.int64)).to(device)
+
+
+def heads(scores: Tensor, top: Tensor, lines: Tensor, depth: float) -> Iterator[Head]:
+    """The tokens of `lines`, which rise, within `depth` of their top score, in groups of similar
+    length."""
+    vocab, complete = scores.shape[1], depth == float("inf")
+    inside = scores if len(lines) == len(scores) else scores[lines]
+    # clamp: -inf >= -inf holds, and tokens at -inf are never wanted.
+    bound = (top[lines] - depth).clamp(min=torch.finfo(torch.float32).min)
+    flat = flat_at_least(inside, bound[:, None])
+    begins = torch.arange(len(lines) + 1, device=flat.device) * vocab
+    counts = torch.searchsorted(flat, begins).diff()
+    tokens = flat - begins[:-1].repeat_interleave(counts)
+    keys = _keys(inside.flatten()[flat], tokens)
+    low = -1  # a line of NaN has no token at all, and belongs to the first group
+    for width in (*_WIDTHS, vocab):
+        is_member = (counts > low) & (counts <= width)
+        members, low = flat_nonzero(is_member), width
+        if len(members) == 0:
+            continue
+        alone = len(members) == len(lines)
+        mine = keys if alone else keys[flat_nonzero(is_member.repeat_interleave(counts))]
+        yield Head(lines[members], *_falling(mine, counts[members]), complete)
+
+
+def _keys(values: Tensor, tokens: Tensor) -> Tensor:
+    """One 64-bit number per token that rises as its value falls, and with its id among equals.
+
+    No two are equal, and a CPU sorts plain integers many times faster than pairs.
+    """
+    bits = (values + 0.0).view(torch.int32)  # + 0.0: minus zero is zero
+    return (~_flip(bits)).long() << 32 | tokens
+
+
+def _falling(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and tokens [lines, longest] of lines that have counts[i] of the keys, sorted."""
+    width = max(1, int(counts.max()))
+    padded = keys.new_full((len(counts), width), _PADDING)
+    padded.masked_scatter_(torch.arange(width, device=keys.device) < counts[:, None], keys)
+    if padded.device.type == "cpu":
+        padded.numpy().sort(axis=1)
+    else:
+        padded = padded.sort(dim=1).values
+    return _flip((~(padded >> 32)).int()).view(torch.float32), padded & _LOW
+
+
+def _flip(numbers: Tensor) -> Tensor:
+    """The bits of float32 values as int32 in the order of the values, and back again."""
+    return numbers ^ ((numbers >> 31) & _ALL_BUT_SIGN)

@@ -1,0 +1,128 @@
+"""min_p, top_k and top_p: which tokens a line may still draw.
+
+All three keep the beginning of the tokens in falling order of score, so each is a count. In order:
+    min_p   scores >= top + log(min_p): at least min_p times as likely as the likeliest
+    top_k   scores >= the k-th score of what is left: all that tie with the k-th stay
+    top_p   the fewest of what is left whose mass is >= top_p of its mass; among equal scores
+            at the boundary the lower token ids stay
+
+The vocabulary is not sorted: a line's head (scan.py) is cut deep enough to prove the counts
+right, and only lines where no shallow head proves it are sorted whole.
+Masses are added as integers, so the sum does not depend on the order or on other lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.sampling.scan import DEPTHS, Head, flat_nonzero, heads
+
+# The whole mass of a line. Leaves 13 bits above it, and rounds a token's mass by 2**-50.
+_ONE = 2**50
+NO_TOP_K = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Each line's limits. Off is: NO_TOP_K, min_p = log(0), top_p = 1."""
+
+    top_k: Tensor  # int64 [lines]
+    min_p: Tensor  # float32 [lines], as its logarithm
+    top_p: Tensor  # float64 [lines]
+
+    def take(self, lines: Tensor) -> Limits:
+        return Limits(self.top_k[lines], self.min_p[lines], self.top_p[lines])
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What some lines may draw: the first num_kept[i] of tokens[i], likeliest first."""
+
+    lines: Tensor  # [n]
+    values: Tensor  # [n, width]
+    tokens: Tensor  # [n, width]
+    num_kept: Tensor  # [n], each at least 1
+
+
+def truncate(scores: Tensor, top: Tensor, limits: Limits) -> list[Kept]:
+    """The tokens every line keeps; each line is in exactly one of the answers.
+
+    scores [1 5 4 4 0] with top_k = 2 keeps tokens 1 2 3; with top_p = 0.6 it keeps 1 and,
+    because token 1 has a mass of 0.57, also 2.
+    """
+    chances, whole = None, None
+    if bool((limits.top_p < 1).any()):
+        chances = torch.softmax(scores, 1)
+        whole = _sums(chances)
+    pending = torch.arange(len(scores), device=scores.device)
+    kept = []
+    for depth in DEPTHS:
+        unsure = []
+        for head in heads(scores, top, pending, depth):
+            limits_here = limits.take(head.lines)
+            num_kept, sure = _ranked(head, top[head.lines], limits_here, depth)
+            if chances is not None and whole is not None:
+                some, all_of_it = chances[head.lines[:, None], head.tokens], whole[head.lines]
+                num_kept, sure = _cut_by_mass(num_kept, sure, some, all_of_it, limits_here)
+                sure |= head.complete
+            yes, no = flat_nonzero(sure), flat_nonzero(~sure)
+            unsure.append(head.lines[no])
+            if len(yes):
+                kept.append(
+                    Kept(head.lines[yes], head.values[yes], head.tokens[yes], num_kept[yes])
+                )
+        pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
+        if len(pending) == 0:
+            break
+    return kept
+
+
+def mask_out(scores: Tensor, kept: list[Kept]) -> Tensor:
+    """The scores with every token that no line kept at -inf."""
+    masked = torch.full_like(scores, -torch.inf)
+    for group in kept:
+        width = group.tokens.shape[1]
+        stays = torch.arange(width, device=scores.device) < group.num_kept[:, None]
+        line = group.lines[:, None].expand_as(group.tokens)
+        masked[line[stays], group.tokens[stays]] = group.values[stays]
+    return masked
+
+
+def _ranked(head: Head, top: Tensor, limits: Limits, depth: float) -> tuple[Tensor, Tensor]:
+    """How many of each head min_p and top_k keep, and whether the head holds all they keep."""
+    values, width = head.values, head.values.shape[1]
+    in_head = (values > -torch.inf).sum(1)
+    kth = values.gather(1, (limits.top_k.clamp(max=width) - 1)[:, None])
+    # Past the end of a short head the k-th value is the padding, and takes nothing away.
+    stays = (values >= kth) & (values >= (top + limits.min_p)[:, None]) & (values > -torch.inf)
+    # Rounding keeps order, so a head cut no higher than min_p's bound holds all that min_p keeps.
+    sure = (limits.top_k <= in_head) | (limits.min_p >= -depth)
+    return stays.sum(1), sure | head.complete
+
+
+def _cut_by_mass(
+    num_kept: Tensor, sure: Tensor, chances: Tensor, whole: Tensor, limits: Limits
+) -> tuple[Tensor, Tensor]:
+    """How many of those are left after top_p, given the chances of each head's tokens."""
+    stays = torch.arange(chances.shape[1], device=chances.device) < num_kept[:, None]
+    mass = (chances.double() * _ONE).long() * stays
+    running = mass.cumsum(1)
+    # Where neither min_p nor top_k took anything the head need not hold all that is left.
+    is_open = (limits.top_k == NO_TOP_K) & (limits.min_p == -torch.inf)
+    left = torch.where(is_open, whole * _ONE, running[:, -1].double())
+    needed = (limits.top_p * left).ceil_().long()
+    within = stays & (running - mass < needed[:, None])
+    has_top_p = limits.top_p < 1
+    num_kept = torch.where(has_top_p, within.sum(1), num_kept)
+    return num_kept, torch.where(has_top_p & is_open, running[:, -1] >= needed, sure)
+
+
+def _sums(chances: Tensor) -> Tensor:
+    """float64 sums of each line by itself: torch may share a lone line among threads."""
+    if chances.device.type == "cpu":
+        return torch.from_numpy(chances.numpy().sum(1, dtype=np.float64))
+    return chances.sum(1, dtype=torch.float64)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from quire.sampling_params import SamplingParams
+from tests.sampling.making import make_params, make_sampler, make_start, sample_one
+
+VOCAB = 1500
+
+
+def make_logits(lines: int, vocab: int = VOCAB) -> torch.Tensor:
+    return torch.randn(lines, vocab, generator=torch.Generator().manual_seed(6)) * 3
+
+
+def plain_logprobs(logits: torch.Tensor) -> np.ndarray:
+    exact = logits.double().numpy()
+    exact = exact - exact.max()
+    return exact - math.log(np.exp(exact).sum())
+
+
+@pytest.mark.parametrize("width", [3.0, 0.01])
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20, 1000, -1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_equal_a_plain_softmax_of_the_raw_logits(
+    num_top: int, temperature: float, width: float
+) -> None:
+    logits = make_logits(1)[0] * width
+    params = make_params(temperature=temperature, logprobs=num_top, repetition_penalty=2.0, top_k=9)
+    sampled = sample_one(make_sampler(VOCAB, make_start(params=params)), logits)
+    expected = plain_logprobs(logits)
+    entry, token = sampled.logprobs[0], int(sampled.tokens[0])
+    assert entry.token_id == token
+    assert entry.logprob == pytest.approx(expected[token], abs=1e-5)
+    assert abs(entry.rank - 1 - int((logits > logits[token]).sum())) <= (width < 1)
+    # Neighbours that float32 logprobs cannot tell apart stand in the order of their ids.
+    order = np.argsort(-torch.log_softmax(logits, 0).numpy(), kind="stable")
+    count = VOCAB if num_top == -1 else num_top
+    assert entry.top_ids.tolist() == order[:count].tolist()
+    assert entry.top_ids.dtype == np.int32
+    assert entry.top_logprobs.dtype == np.float32
+    assert np.allclose(entry.top_logprobs, expected[order[:count]], atol=1e-5)
+
+
+def test_lines_with_different_wishes_each_get_their_own() -> None:
+    logits = make_logits(4)
+    wishes = [None, 0, 20, 3]
+    starts = [
+        make_start(row, SamplingParams(temperature=0, logprobs=wish))
+        for row, wish in enumerate(wishes)
+    ]
+    rows = np.arange(4, dtype=np.int32)
+    sampled = make_sampler(VOCAB, *starts).sample(logits, rows, np.ones(4, np.int32), None)
+    assert {line: len(entry.top_ids) for line, entry in sampled.logprobs.items()} == {
+        1: 0,
+        2: 20,
+        3: 3,
+    }
+    for line, entry in sampled.logprobs.items():
+        assert entry.rank == 1
+        assert entry.logprob == pytest.approx(plain_logprobs(logits[line]).max(), abs=1e-5)
+
+
+def test_equal_tokens_stand_in_order_and_have_equal_ranks() -> None:
+    logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, 0.0])
+    params = SamplingParams(temperature=0, logprobs=4, allowed_token_ids=[2])
+    entry = sample_one(make_sampler(6, make_start(params=params)), logits).logprobs[0]
+    assert entry.top_ids.tolist() == [1, 3, 4, 0]
+    assert (entry.token_id, entry.rank) == (2, 4)
+
+
+def test_more_logprobs_than_likely_tokens_are_still_given() -> None:
+    logits = torch.full((50,), -math.inf)
+    logits[[3, 9]] = torch.tensor([1.0, 2.0])
+    params = SamplingParams(temperature=0, logprobs=4)
+    entry = sample_one(make_sampler(50, make_start(params=params)), logits).logprobs[0]
+    assert entry.top_ids.tolist() == [9, 3, 0, 1]
+    assert entry.top_logprobs[2] == -math.inf
+
+
+def test_wanted_token_ids_come_back_with_the_sampled_one() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    outside = SamplingParams(temperature=0, logprobs=2, logprob_token_ids=[2, 0])
+    among = SamplingParams(temperature=0, logprobs=2, logprob_token_ids=[2, 3])
+    expected = plain_logprobs(logits)
+    for params, ids in ((outside, [2, 0, 3]), (among, [2, 3])):
+        entry = sample_one(make_sampler(4, make_start(params=params)), logits).logprobs[0]
+        assert entry.top_ids.tolist() == ids
+        assert np.allclose(entry.top_logprobs, expected[ids], atol=1e-6)
+        assert (entry.token_id, entry.rank) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("raw_logits", [1.0, 4.0, 2.0]),
+        ("raw_logprobs", plain_logprobs(torch.tensor([1.0, 4.0, 2.0])).tolist()),
+        # After the bias of 1 and temperature 0.5: [4 8 4], of which top_k = 1 leaves one.
+        ("processed_logits", [-math.inf, 8.0, -math.inf]),
+        ("processed_logprobs", [-math.inf, 0.0, -math.inf]),
+    ],
+)
+def test_each_mode_shows_its_stage(mode: str, expected: list[float]) -> None:
+    params = make_params(temperature=0.5, top_k=1, logprobs=-1, logit_bias={0: 1.0})
+    sampler = make_sampler(3, make_start(params=params), mode=mode)
+    entry = sample_one(sampler, torch.tensor([1.0, 4.0, 2.0])).logprobs[0]
+    shown = dict(zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True))
+    assert [shown[token] for token in range(3)] == pytest.approx(expected)
+
+
+def test_processed_logprobs_of_a_whole_draw_follow_the_temperature() -> None:
+    logits = make_logits(1)[0]
+    params = make_params(temperature=0.5, logprobs=5)
+    sampler = make_sampler(VOCAB, make_start(params=params), mode="processed_logprobs")
+    entry = sample_one(sampler, logits).logprobs[0]
+    expected = plain_logprobs(logits * 2)
+    assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-5)
+    assert np.allclose(entry.top_logprobs, np.sort(expected)[::-1][:5], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_top", [0, 5, -1])
+def test_prompt_tokens_are_scored_one_by_one(num_top: int) -> None:
+    logits = make_logits(7)
+    targets = np.asarray([5, 1400, 0, 7, 7, 30, 2], np.int32)
+    sampler = make_sampler(VOCAB, make_start(9, SamplingParams(prompt_logprobs=num_top)))
+    scored = sampler.score(logits, targets, 9)
+    assert [entry.token_id for entry in scored] == targets.tolist()
+    for line, entry in enumerate(scored):
+        expected = plain_logprobs(logits[line])
+        assert entry.logprob == pytest.approx(expected[targets[line]], abs=1e-5)
+        assert entry.rank == 1 + int((expected > expected[targets[line]]).sum())
+        assert len(entry.top_ids) == (VOCAB if num_top == -1 else num_top)
+        assert np.allclose(
+            entry.top_logprobs, np.sort(expected)[::-1][: len(entry.top_ids)], atol=1e-5
+        )
+
+
+def test_the_piece_a_line_is_scored_in_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.sampling import sampler as module
+
+    logits, targets = make_logits(9), np.arange(9, dtype=np.int32)
+    whole = make_sampler(VOCAB, make_start(0, SamplingParams(prompt_logprobs=2)))
+    first = whole.score(logits, targets, 0)
+    monkeypatch.setattr(module, "_PIECE", 2 * VOCAB)
+    again = whole.score(logits, targets, 0)
+    assert [entry.logprob for entry in first] == [entry.logprob for entry in again]
+    assert [entry.top_ids.tolist() for entry in first] == [e.top_ids.tolist() for e in again]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.sampling.truncation import NO_TOP_K, Limits, mask_out, truncate
+from tests.sampling.making import make_params, plain_kept
+
+
+def kept_tokens(scores: torch.Tensor, **fields: Any) -> list[set[int]]:
+    """What truncate keeps, with the same limits on every line."""
+    params = make_params(**fields)
+    lines, vocab = scores.shape
+    limits = Limits(
+        torch.full((lines,), params.top_k if 0 < params.top_k < vocab else NO_TOP_K),
+        torch.full((lines,), math.log(params.min_p) if params.min_p else -math.inf),
+        torch.full((lines,), params.top_p, dtype=torch.float64),
+    )
+    answer: list[set[int]] = [set() for _ in range(lines)]
+    for group in truncate(scores, scores.amax(1), limits):
+        for line, tokens, count in zip(group.lines, group.tokens, group.num_kept, strict=True):
+            assert not answer[int(line)]
+            answer[int(line)] = set(tokens[: int(count)].tolist())
+            assert len(answer[int(line)]) == int(count)
+    return answer
+
+
+LIMITS = st.fixed_dictionaries(
+    {
+        "top_k": st.sampled_from([0, 0, 1, 2, 5, 40, 700]),
+        # Not fractions of small counts: there plain sums and exact ones may disagree.
+        "top_p": st.sampled_from([1.0, 1e-9, 0.1013, 0.4987, 0.9017, 0.9907, 0.999903]),
+        "min_p": st.sampled_from([0.0, 0.0, 1e-5, 0.0501, 0.3, 1.0]),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.sampled_from([1, 3, 50, 900]),
+    width=st.sampled_from([0.0, 1e-3, 1.0, 4.0, 30.0]),
+    shift=st.sampled_from([0.0, 500.0]),
+    banned=st.sampled_from([0.0, 0.9]),
+    fields=LIMITS,
+)
+def test_the_kept_tokens_are_those_of_a_full_sort(
+    seed: int, vocab: int, width: float, shift: float, banned: float, fields: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(4, vocab, generator=generator) * width + shift
+    hidden = torch.rand(4, vocab, generator=generator) < banned
+    hidden[:, vocab // 2] = False
+    scores[hidden] = -math.inf
+    params = make_params(**fields)
+    expected = [plain_kept(line.tolist(), params) for line in scores]
+    assert kept_tokens(scores, **fields) == expected
+
+
+def test_tokens_that_tie_with_the_kth_all_stay() -> None:
+    assert kept_tokens(torch.tensor([[1.0, 5.0, 4.0, 4.0, 4.0, 0.0]]), top_k=2) == [{1, 2, 3, 4}]
+
+
+def test_top_p_breaks_ties_at_its_boundary_by_token_id() -> None:
+    level = torch.zeros(1, 5000)
+    assert kept_tokens(level, top_p=0.5) == [set(range(2500))]
+    # A whole number of equal tokens is where rounding would show first.
+    for share in (0.1, 0.3, 0.7, 0.9):
+        (kept,) = kept_tokens(level, top_p=share)
+        assert kept == set(range(len(kept)))
+        assert abs(len(kept) - share * 5000) <= 1
+
+
+def test_top_p_is_exact_on_a_nearly_uniform_distribution() -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = torch.randn(2, 30_000, generator=generator) * 1e-2
+    for share in (0.25, 0.95):
+        for line, kept in zip(scores, kept_tokens(scores, top_p=share), strict=True):
+            chances = np.exp(line.double().numpy())
+            order = np.argsort(-chances, kind="stable")
+            running = np.cumsum(chances[order]) / chances.sum()
+            needed = int(np.searchsorted(running, share)) + 1
+            # float32 probabilities: a hundred-thousandth of the tokens may be off, the set not.
+            assert abs(len(kept) - needed) <= 2
+            assert kept == set(order[: len(kept)].tolist())
+
+
+def test_top_p_counts_the_mass_that_top_k_and_min_p_left() -> None:
+    chances = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    assert kept_tokens(chances, top_p=0.75) == [{0, 1, 2}]
+    # Of the first two 0.4 / 0.7 is 0.57 and not yet enough; with 0.5 it is.
+    assert kept_tokens(chances, top_p=0.75, top_k=2) == [{0, 1}]
+    assert kept_tokens(chances, top_p=0.5, top_k=2) == [{0}]
+    assert kept_tokens(chances, top_p=0.5, min_p=0.6) == [{0}]
+
+
+def test_a_mixed_call_treats_each_line_by_its_own_limits() -> None:
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(5, 2000, generator=generator) * torch.tensor([[0.0], [1], [3], [9], [1]])
+    all_params = [
+        make_params(top_p=0.301),
+        make_params(top_k=7),
+        make_params(min_p=0.2),
+        make_params(top_k=50, top_p=0.801, min_p=0.01),
+        make_params(),
+    ]
+    limits = Limits(
+        torch.tensor([params.top_k or NO_TOP_K for params in all_params]),
+        torch.tensor([math.log(p.min_p) if p.min_p else -math.inf for p in all_params]),
+        torch.tensor([params.top_p for params in all_params], dtype=torch.float64),
+    )
+    masked = mask_out(scores, truncate(scores, scores.amax(1), limits))
+    for line, kept_scores, params in zip(scores, masked, all_params, strict=True):
+        expected = plain_kept(line.tolist(), params)
+        assert set(torch.isfinite(kept_scores).nonzero()[:, 0].tolist()) == expected
+        assert all(kept_scores[token] == line[token] for token in expected)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.95])
+def test_a_shallow_head_is_enough_for_a_peaked_distribution(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.sampling import truncation
+
+    # Without the last depth a line that needs the whole vocabulary would be left pending.
+    monkeypatch.setattr(truncation, "DEPTHS", truncation.DEPTHS[:-1])
+    scores = torch.arange(50_000, dtype=torch.float32).neg().mul(0.1)[None, :]
+    (kept,) = kept_tokens(scores, top_p=share)
+    assert kept == set(range(math.ceil(-math.log(1 - share) / 0.1)))
+
+
+def test_lines_that_all_need_a_second_look_keep_their_own_tokens() -> None:
+    """Their first heads differ in length, so they come back from it in another order."""
+    torch.manual_seed(3)
+    spread = torch.tensor([1.5, 3.0, 2.0, 2.5])[:, None]
+    scores = torch.randn(4, 20_000) * spread
+    top = scores.amax(1)
+    wide = Limits(
+        top_k=torch.full((4,), NO_TOP_K),
+        min_p=torch.full((4,), -torch.inf),
+        top_p=torch.full((4,), 0.995, dtype=torch.float64),
+    )
+    together = {}
+    for group in truncate(scores, top, wide):
+        for i, line in enumerate(group.lines.tolist()):
+            together[line] = group.tokens[i, : group.num_kept[i]].tolist()
+    for line in range(4):
+        one = torch.tensor([line])
+        (alone,) = truncate(scores[one], top[one], wide.take(one))
+        assert together[line] == alone.tokens[0, : alone.num_kept[0]].tolist()
