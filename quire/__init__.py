@@ -1,0 +1,57 @@
+"""quire generates text from language models in bulk: all your prompts in, one result per
+prompt out. Names are imported when first used, so `import quire` costs nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__version_tuple__ = (0, 1, 0)
+
+if TYPE_CHECKING:
+    from quire.errors import *  # noqa: F403
+    from quire.inputs import PromptType as PromptType
+    from quire.inputs import TextPrompt as TextPrompt
+    from quire.inputs import TokensPrompt as TokensPrompt
+    from quire.llm import LLM as LLM
+    from quire.lora.request import LoRARequest as LoRARequest
+    from quire.not_built import *  # noqa: F403
+    from quire.options import AsyncEngineArgs as AsyncEngineArgs
+    from quire.options import EngineArgs as EngineArgs
+    from quire.outputs import *  # noqa: F403
+    from quire.pooling_params import PoolingParams as PoolingParams
+    from quire.sampling_params import *  # noqa: F403
+
+_HOME = {
+    "llm": "LLM",
+    "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
+    "GuidedDecodingParams RepetitionDetectionParams RequestOutputKind",
+    "outputs": "RequestOutput CompletionOutput RequestStateStats Logprob FlatLogprobs "
+    "PromptLogprobs SampleLogprobs BeamSearchOutput BeamSearchSequence ContinuationScore "
+    "PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput "
+    "ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
+    "pooling_params": "PoolingParams",
+    "lora.request": "LoRARequest",
+    "inputs": "PromptType TextPrompt TokensPrompt",
+    "options": "EngineArgs AsyncEngineArgs",
+    "not_built": "LLMEngine AsyncLLM AsyncLLMEngine Job ModelRegistry initialize_ray_cluster",
+    "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidOption "
+    "UnknownOption NotSupported ModelError ModelNotFound CorruptModel UnsupportedModel RowError "
+    "InvalidLogits DoesNotFit BatchError EngineError NotEnoughMemory EngineClosed EngineBusy "
+    "Interrupted QuireWarning",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+__all__ = ["__version__", "__version_tuple__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    value = getattr(import_module(f"quire.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # the next look-up finds it at once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,163 @@
+"""Everything quire raises on purpose.
+
+QuireError
+├── InvalidRequest            what was passed breaks a rule (a ValueError with .parameter, .value)
+│   ├── InvalidParams         a sampling parameter
+│   ├── InvalidPrompt         a prompt: wrong type, empty, token out of range, bad text
+│   │   └── PromptTooLong     more tokens than the model or the KV pool takes
+│   ├── InvalidGrammar        a schema, regex or grammar that cannot be followed
+│   └── InvalidOption         an engine option with a bad value
+│       └── UnknownOption     an option nobody knows (also a TypeError)
+├── NotSupported              known, but not built (also a NotImplementedError)
+├── ModelError                a model that cannot be used
+│   ├── ModelNotFound         nothing there, or not reachable
+│   ├── CorruptModel          files that contradict themselves
+│   └── UnsupportedModel      an architecture or a format quire does not know
+├── RowError                  one row went wrong while it ran; the others did not
+│   ├── InvalidLogits         the model gave NaN or infinite logits
+│   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
+│   └── DoesNotFit            the row outgrew the whole KV pool
+├── BatchError                some rows failed; .outputs has them all, .errors says which
+├── EngineError               the engine cannot go on; .outputs has what was finished
+│   └── NotEnoughMemory       too little memory, with the numbers
+├── EngineClosed              used after close()
+└── EngineBusy                called from inside its own callback, or after fork()
+Interrupted                   Ctrl-C, with .outputs (a KeyboardInterrupt)
+QuireWarning                  accepted, but worth a word (a UserWarning)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class QuireError(Exception):
+    """Any error quire raises on purpose."""
+
+
+class InvalidRequest(QuireError, ValueError):
+    """What the caller passed breaks a rule."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        parameter: str | None = None,
+        value: Any = None,
+        index: int | None = None,
+    ) -> None:
+        super().__init__(message if index is None else f"prompt {index}: {message}")
+        self.message, self.parameter, self.value, self.index = message, parameter, value, index
+
+    def at(self, index: int) -> InvalidRequest:
+        """The same error, naming the prompt it belongs to."""
+        return type(self)(self.message, parameter=self.parameter, value=self.value, index=index)
+
+
+class InvalidParams(InvalidRequest):
+    """A sampling parameter breaks a rule."""
+
+
+class InvalidPrompt(InvalidRequest):
+    """A prompt has the wrong type, is empty, or holds what the model cannot read."""
+
+
+class PromptTooLong(InvalidPrompt):
+    """The prompt has more tokens than the model, or the KV pool, takes."""
+
+
+class InvalidGrammar(InvalidRequest):
+    """A schema, a regex or a grammar is broken, unsupported, unsatisfiable or too large."""
+
+
+class InvalidOption(InvalidRequest):
+    """An engine option has a value that cannot work."""
+
+
+class UnknownOption(InvalidOption, TypeError):
+    """An option nobody knows."""
+
+
+class NotSupported(QuireError, NotImplementedError):
+    """Known, but not built; the message says what to do instead."""
+
+
+class ModelError(QuireError):
+    """A model cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """There is no model at that name or path."""
+
+
+class CorruptModel(ModelError):
+    """A model's files contradict themselves."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, a file format or a quantisation that quire does not know."""
+
+
+class RowError(QuireError):
+    """One row went wrong while it ran; the others did not."""
+
+
+class InvalidLogits(RowError):
+    """The model gave NaN or infinite logits for this row."""
+
+
+class GrammarFailed(RowError):
+    """The row's grammar came to a dead end, or to a limit on its time or memory."""
+
+
+class DoesNotFit(RowError):
+    """The row needs more KV blocks than the whole pool has."""
+
+
+class _WithOutputs(QuireError):
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)
+
+
+class BatchError(_WithOutputs):
+    """Some rows failed while the others finished."""
+
+    def __init__(self, outputs: Sequence[Any], errors: Mapping[int, QuireError]) -> None:
+        first = min(errors)
+        rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
+        super().__init__(
+            f"{rows} of {len(outputs)} failed; the first is prompt {first}: {errors[first]} "
+            '(.outputs holds every row, on_error="return" returns them)',
+            outputs,
+        )
+        self.errors = dict(errors)
+
+
+class EngineError(_WithOutputs):
+    """The engine cannot go on."""
+
+
+class NotEnoughMemory(EngineError):
+    """Too little memory for the model or for its KV pool."""
+
+
+class EngineClosed(QuireError):
+    """The engine was closed."""
+
+
+class EngineBusy(QuireError):
+    """The engine cannot take this call where it was made."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; .outputs holds the rows that had finished, None for the others."""
+
+    def __init__(self, message: str, outputs: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)
+
+
+class QuireWarning(UserWarning):
+    """Accepted, but worth a word."""

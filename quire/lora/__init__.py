@@ -1,0 +1,1 @@
+"""LoRA adapters: the name of a request for one. Nothing runs them yet."""

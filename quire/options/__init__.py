@@ -1,0 +1,37 @@
+"""Options as written, and what is decided from them.
+
+table.py lists every option: honoured, moot or refused. parse.py reads them into `Options`,
+decide.py turns Options, a ModelSpec and the facts of a device into an EngineConfig.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.options.decide import DeviceFacts, resolve
+from quire.options.parse import Options, parse_options
+from quire.options.table import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from quire.options.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from quire.options.engine_args import EngineArgs as EngineArgs
+
+__all__ = [
+    "OPTIONS",
+    "AsyncEngineArgs",
+    "DeviceFacts",
+    "EngineArgs",
+    "Option",
+    "Options",
+    "parse_options",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """EngineArgs has a field per option; it is built when someone asks for it."""
+    if name in ("EngineArgs", "AsyncEngineArgs"):
+        from quire.options import engine_args
+
+        return getattr(engine_args, name)
+    raise AttributeError(f"module 'quire.options' has no attribute {name!r}")

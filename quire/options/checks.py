@@ -1,0 +1,137 @@
+"""The rules of single option values: each takes the name and the value and returns the value in
+its plain form, raises InvalidOption for one that cannot work and NotSupported for one that
+could but is not built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.errors import InvalidOption, NotSupported
+from quire.param_rules import MAX_SEED, MIN_SEED, fail, number, one_of, show, truth, whole
+
+Check = Callable[[str, Any], Any]
+
+DTYPES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+
+
+def flag(name: str, value: Any) -> bool:
+    return truth(InvalidOption, name, value)
+
+
+def integer(low: int, high: int, hint: str = "") -> Check:
+    def check(name: str, value: Any) -> int:
+        return whole(InvalidOption, name, value, low=low, high=high, hint=hint)
+
+    return check
+
+
+def text(name: str, value: Any) -> str:
+    """A string or a path, as a string."""
+    if not isinstance(value, str | os.PathLike):
+        fail(InvalidOption, name, "a string", value)
+    plain = os.fspath(value)
+    if not isinstance(plain, str) or not plain or "\0" in plain:
+        fail(InvalidOption, name, "a non-empty string without NUL characters", value)
+    return plain
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    if callable(value):
+        raise NotSupported(f"{name} as a function is not built: pass a dict of what it changes.")
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        fail(InvalidOption, name, "a dict with string keys", value)
+    return dict(value)
+
+
+def choice(*built: str, others: tuple[str, ...] = (), instead: str = "") -> Check:
+    """One of `built`; `others` are names that exist elsewhere, with what to do `instead`."""
+
+    def check(name: str, value: Any) -> str:
+        if isinstance(value, str) and value in others:
+            raise NotSupported(f"{name}={value!r} is not built. {instead}")
+        return one_of(InvalidOption, name, value, built, instead)
+
+    return check
+
+
+def dtype(name: str, value: Any) -> str | None:
+    """One name per type: "half" and torch.float16 -> "float16"; "auto" -> None."""
+    word = str(value).removeprefix("torch.")
+    if word == "auto":
+        return None
+    return DTYPES[one_of(InvalidOption, name, word, ("auto", *DTYPES))]
+
+
+def kv_dtype(name: str, value: Any) -> str:
+    word = str(value).removeprefix("torch.")
+    if word == "auto":
+        return word
+    if word in DTYPES:
+        return DTYPES[word]
+    raise NotSupported(
+        f"{name}={show(value)} is not built: the KV cache holds floats. "
+        "Use 'auto', 'float16', 'bfloat16' or 'float32'."
+    )
+
+
+def quantization(name: str, value: Any) -> None:
+    """None and "none": the weights stay as they are stored, but for the dtype."""
+    if value == "none":
+        return
+    if not isinstance(value, str):
+        fail(InvalidOption, name, "None or a string", value)
+    raise NotSupported(
+        f"{name}={show(value)} is not built. Leave it out: weights are computed in `dtype`. "
+        "Quantised GGUF files load as they are."
+    )
+
+
+def device(name: str, value: Any) -> str | None:
+    word = str(value)
+    if word == "auto":
+        return None
+    if word.startswith("cuda:"):
+        hint = "Choose the GPU with CUDA_VISIBLE_DEVICES."
+        fail(InvalidOption, name, "'auto', 'cpu' or 'cuda'", value, hint)
+    if word in ("cpu", "cuda"):
+        return word
+    raise NotSupported(f"{name}={show(value)} is not built: use 'cpu' or 'cuda'.")
+
+
+def block_size(name: str, value: Any) -> int:
+    size = whole(InvalidOption, name, value, low=1, high=256)
+    if size & (size - 1):
+        fail(InvalidOption, name, "a power of two from 1 to 256", value)
+    return size
+
+
+def share(name: str, value: Any) -> float:
+    hint = "It is the share of the device's memory to use."
+    return number(InvalidOption, name, value, low=0.0, high=1.0, above=True, hint=hint)
+
+
+def max_model_len(name: str, value: Any) -> int | None:
+    """As long as the model allows for "auto" and -1; what outgrows the KV pool fails alone."""
+    if value == "auto" or (value == -1 and not isinstance(value, float)):
+        return None
+    hint = "-1 or 'auto' is the model's own length."
+    return whole(InvalidOption, name, value, low=1, high=2**31 - 1, hint=hint)
+
+
+def seed(name: str, value: Any) -> int:
+    return whole(InvalidOption, name, value, low=MIN_SEED, high=MAX_SEED)
+
+
+def hf_token(name: str, value: Any) -> bool | str:
+    """The message leaves the value out: it may be a secret typed into the wrong form."""
+    if isinstance(value, bool) or (isinstance(value, str) and value):
+        return value
+    raise InvalidOption(f"{name} must be a string, True or False.", parameter=name)

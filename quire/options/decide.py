@@ -1,0 +1,123 @@
+"""Options + ModelSpec + DeviceFacts -> EngineConfig: every choice in one place, with its reason.
+
+Pure: whoever knows the machine passes the facts in. What was chosen without being asked for is
+said in `EngineConfig.notes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config import EngineConfig
+from quire.errors import InvalidOption
+from quire.options.parse import Options
+from quire.param_rules import fail
+from quire.spec import ModelSpec
+
+GIB = 1 << 30
+DEFAULT_BLOCK_SIZE = 16
+MAX_WAIT = 60.0
+# Few enough that one step on two cores stays well under a second, so that progress shows and
+# Ctrl-C is quick; prefill gains nothing from more.
+CPU_TOKENS, CPU_SEQS = 1024, 256
+GPU_TOKENS, GPU_SEQS = 8192, 256
+BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 1024
+GPU_REPEAT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What was found out about the device. `fast_dtypes` are those of "bfloat16" and "float16"
+    that compute faster than float32 here, the preferred one first."""
+
+    device: str  # "cpu" or "cuda"
+    memory_total: int  # bytes
+    memory_free: int  # bytes
+    num_cores: int
+    fast_dtypes: tuple[str, ...] = ()
+
+
+def resolve(options: Options, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:
+    """Decide everything the engine runs with."""
+    if options.device is not None and options.device != facts.device:
+        hint = f"This machine offers {facts.device!r}."
+        fail(InvalidOption, "device", "a device that is there", options.device, hint)
+    notes: list[str] = []
+    on_gpu = facts.device == "cuda"
+    max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
+    overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
+    return EngineConfig(
+        device=facts.device,
+        dtype=options.dtype or _dtype(spec, facts, notes),
+        quantization=options.quantization,
+        max_model_len=_max_model_len(options, spec),
+        block_size=options.block_size or DEFAULT_BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching is not False,
+        depth=2 if overlap else 1,
+        max_repeat=GPU_REPEAT if on_gpu else 1,
+        batch_invariant=options.batch_invariant is True,
+        seed=options.seed,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        num_blocks=options.num_gpu_blocks_override,
+        kv_cache_dtype=options.kv_cache_dtype,
+        enforce_eager=options.enforce_eager,
+        logprobs_mode=options.logprobs_mode,
+        max_logprobs=options.max_logprobs,
+        load_format=options.load_format,
+        skip_tokenizer_init=options.skip_tokenizer_init,
+        trust_remote_code=options.trust_remote_code,
+        max_wait=MAX_WAIT,
+        notes=tuple(notes),
+    )
+
+
+def _dtype(spec: ModelSpec, facts: DeviceFacts, notes: list[str]) -> str:
+    """The stored type where it is fast here, else the fast type of the widest range.
+
+    Stored float32 becomes bfloat16 where that is fast, on either device. On a CPU float16
+    never stands in for another type: activations of models trained in bfloat16 overflow it.
+    """
+    fast, stored = facts.fast_dtypes, spec.dtype
+    where = "GPU" if facts.device == "cuda" else "CPU"
+    if stored in fast:
+        chosen, why = stored, "as stored, and fast here"
+    elif "bfloat16" in fast:
+        chosen, why = "bfloat16", f"stored as {stored}; bfloat16 is fast on this {where}"
+    elif facts.device == "cuda" and "float16" in fast:
+        chosen, why = "float16", f"stored as {stored}; this GPU has no fast bfloat16"
+    else:
+        chosen, why = "float32", f"this {where} computes nothing smaller faster"
+    notes.append(f"dtype {chosen}: {why} (override with dtype=)")
+    return chosen
+
+
+def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens): every row must be able to move in one step, so a
+    token budget below the rows lowers the rows, and rows alone raise a default budget."""
+    if facts.device != "cuda":
+        tokens, seqs = CPU_TOKENS, CPU_SEQS
+    elif facts.memory_total >= BIG_GPU:
+        tokens, seqs = BIG_GPU_TOKENS, BIG_GPU_SEQS
+    else:
+        tokens, seqs = GPU_TOKENS, GPU_SEQS
+    seqs = options.max_num_seqs or seqs
+    if options.max_num_batched_tokens is None:
+        return seqs, max(tokens, seqs)
+    tokens = options.max_num_batched_tokens
+    if seqs > tokens:
+        notes.append(f"max_num_seqs {tokens}: a step of {tokens} tokens moves no more rows")
+        seqs = tokens
+    return seqs, tokens
+
+
+def _max_model_len(options: Options, spec: ModelSpec) -> int:
+    if options.max_model_len is None:
+        return spec.max_model_len
+    if options.max_model_len > spec.max_model_len:
+        rule = f"at most {spec.max_model_len}, the length the model was made for"
+        hint = "To stretch it, give its rope_scaling and max_position_embeddings in hf_overrides."
+        fail(InvalidOption, "max_model_len", rule, options.max_model_len, hint)
+    return options.max_model_len

@@ -1,0 +1,100 @@
+"""Keyword arguments -> Options: nothing unknown, nothing half understood."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from quire.errors import NotSupported, UnknownOption
+from quire.notes import warn
+from quire.options.table import OPTIONS
+from quire.param_rules import PARAMS_STATUS, show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The honoured options as they were written; None leaves the decision to `resolve`."""
+
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str | None = None
+    quantization: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    chat_template: str | None = None
+    seed: int = 0
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    enforce_eager: bool = False
+    hf_token: bool | str | None = None
+    hf_overrides: dict[str, Any] | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    num_gpu_blocks_override: int | None = None
+    async_scheduling: bool | None = None
+    load_format: str = "auto"
+    download_dir: str | None = None
+    max_logprobs: int = -1
+    logprobs_mode: str = "raw_logprobs"
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] | None = None
+    device: str | None = None
+    batch_invariant: bool | None = None
+
+    def __repr__(self) -> str:
+        """Only what was set, and never the token."""
+        shown = []
+        for name in self.__slots__:
+            value, default = getattr(self, name), OPTIONS[name].default
+            if value != default and value is not None:
+                shown.append(f"{name}={'...' if name == 'hf_token' else repr(value)}")
+        return f"Options({', '.join(shown)})"
+
+
+def parse_options(given: Mapping[str, Any]) -> Options:
+    """The honoured options of `given`, checked.
+
+    An unknown name raises UnknownOption with the nearest known one; a refused option raises
+    NotSupported and a moot one warns, each only when set to something else than its default.
+    """
+    honoured: dict[str, Any] = {}
+    for name, value in given.items():
+        option = OPTIONS.get(name)
+        if option is None:
+            raise _unknown(name, value)
+        if value is None:
+            continue
+        if option.check is not None:
+            value = option.check(name, value)
+        if option.kind == "honoured":
+            honoured[name] = value
+        elif not option.is_default(value):
+            if option.kind == "refused":
+                raise NotSupported(f"{name}={show(value)} is not built. {option.why}")
+            warn(f"{name}={show(value)} has no effect. {option.why}")
+    return Options(**{name: value for name, value in honoured.items() if value is not None})
+
+
+def _unknown(name: str, value: Any) -> UnknownOption:
+    def likeness(known: str) -> float:
+        # Of two near names, the one that does something is more likely to be meant.
+        bonus = 0.1 if OPTIONS[known].kind == "honoured" else 0.0
+        return SequenceMatcher(None, wanted, known).ratio() + bonus
+
+    wanted = str(name).replace("-", "_").lower()
+    nearest = max(OPTIONS, key=likeness)
+    if wanted in PARAMS_STATUS:
+        hint = f" It is a parameter of the request: SamplingParams({wanted}=...)."
+    elif likeness(nearest) >= 0.6:
+        hint = f" Did you mean {nearest!r}?"
+    else:
+        hint = " docs/api.md lists them all."
+    return UnknownOption(f"LLM has no option {show(name)}.{hint}", parameter=str(name), value=value)

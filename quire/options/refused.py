@@ -1,0 +1,117 @@
+"""Options that would change results, or promise what would not happen:
+what to do instead -> {option: its default}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PARALLEL = "Run one LLM per device (CUDA_VISIBLE_DEVICES), each on its own share of the prompts."
+
+REFUSED: dict[str, dict[str, Any]] = {
+    _PARALLEL: {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "nnodes": 1,
+        "node_rank": 0,
+        "data_parallel_rank": None,
+        "data_parallel_start_rank": None,
+        "data_parallel_hybrid_lb": False,
+        "data_parallel_external_lb": False,
+        "data_parallel_multi_port_external_lb": False,
+    },
+    "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
+    "quire runs text generation models: leave it out.": {
+        "runner": "auto",
+        "convert": "auto",
+        "task": "auto",
+        "pooler_config": None,
+        "override_pooler_config": None,
+        "io_processor_plugin": None,
+        "diffusion_config": None,
+    },
+    "Leave it out: quire's own families are used, and an unknown architecture is an error.": {
+        "model_impl": "auto",
+        "model_class_overrides": {},
+    },
+    "Put the config.json into the model's folder, in the Hugging Face form.": {
+        "hf_config_path": None,
+        "config_format": "auto",
+        "model_weights": "",
+    },
+    "Give the change of the model's config in hf_overrides.": {
+        "rope_scaling": None,
+        "rope_theta": None,
+    },
+    "Leave it out: weights are computed in `dtype`, and quantised GGUF files load as they are.": {
+        "quantization_config": None,
+        "kv_cache_dtype_skip_layers": [],
+        "calculate_kv_scales": False,
+        "quantization_param_path": None,
+    },
+    "Set max_model_len to the window's size instead.": {"disable_sliding_window": False},
+    "Use a smaller model, a 16-bit dtype or a smaller KV pool (kv_cache_memory_bytes).": {
+        "cpu_offload_gb": 0,
+        "cpu_offload_params": set(),
+        "offload_backend": "auto",
+        "offload_group_size": 0,
+        "offload_num_in_group": 1,
+        "offload_prefetch_step": 1,
+        "offload_params": None,
+    },
+    "Leave it out: the text is the same without speculation.": {
+        "speculative_config": None,
+        "speculative_model": None,
+        "num_speculative_tokens": None,
+        "spec_method": None,
+        "spec_model": None,
+        "spec_tokens": None,
+    },
+    "Merge the adapter into the weights and load those.": {
+        "enable_lora": False,
+        "default_mm_loras": None,
+        "enable_lora_bias": False,
+        "enable_prompt_adapter": False,
+    },
+    "Use logit_bias, allowed_token_ids or bad_words of SamplingParams.": {
+        "logits_processors": None,
+    },
+    "Leave it out: `text` holds the whole answer, reasoning included.": {
+        "reasoning_parser": "",
+        "reasoning_parser_plugin": None,
+        "reasoning_config": None,
+        "enable_reasoning": False,
+    },
+    "Pass text or token ids.": {"enable_prompt_embeds": False, "enable_mm_embeds": False},
+    "Only token ids, text and logprobs are returned.": {
+        "enable_return_routed_experts": False,
+        "return_sampling_mask": False,
+    },
+    "Noise comes from the request's seed alone; set SamplingParams.seed to repeat a text.": {
+        "use_fp64_gumbel": False,
+        "enable_trace_replay": False,
+    },
+    "close() the LLM to free its memory and make it again.": {
+        "enable_sleep_mode": False,
+        "sleep_mode_backend": "cumem",
+        "weight_transfer_config": None,
+    },
+    "quire runs no classes of its caller inside the engine.": {
+        "worker_cls": "auto",
+        "worker_extension_cls": "",
+        "scheduler_cls": None,
+        "additional_config": {},
+    },
+    "KV blocks stay inside one LLM.": {
+        "kv_transfer_config": None,
+        "kv_events_config": None,
+        "ec_transfer_config": None,
+        "tokens_only": False,
+    },
+    "Catch EngineError: its .outputs hold what was finished.": {
+        "enable_fault_tolerance": False,
+        "fault_tolerance_config": None,
+    },
+}

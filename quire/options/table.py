@@ -1,0 +1,206 @@
+"""Every option an LLM takes: honoured, moot or refused, with its default and the reason.
+
+The names and defaults are those that scripts for vLLM write, older spellings included, and two
+of quire's own: device and batch_invariant. Nothing that changes results is ever moot. The
+table is rendered into docs/api.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.options import checks
+from quire.options.checks import Check
+from quire.options.moot import MOOT
+from quire.options.refused import REFUSED
+
+Kind = Literal["honoured", "moot", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `harmless` are further values that ask for nothing quire does not do."""
+
+    name: str
+    kind: Kind
+    default: Any
+    why: str
+    check: Check | None = None
+    harmless: tuple[Any, ...] = ()
+
+    def is_default(self, value: Any) -> bool:
+        """Whether `value` asks for nothing: the default, None, or an empty container."""
+        if value is None or (isinstance(value, Collection) and len(value) == 0):
+            return True
+        plain = isinstance(value, bool | int | float | str | list | tuple | dict | set)
+        return plain and (value == self.default or value in self.harmless)
+
+
+_COUNT = checks.integer(1, 2**31 - 1)
+_ROWS = checks.integer(1, 2**20)
+_SIZE = checks.integer(1, 2**20)
+_LOAD_FORMAT = checks.choice(
+    *("auto", "safetensors", "gguf", "dummy"),
+    others=(
+        *("pt", "npcache", "tensorizer", "bitsandbytes", "sharded_state", "mistral", "hf"),
+        *("runai_streamer", "runai_streamer_sharded", "fastsafetensors", "modelexpress"),
+    ),
+    instead="Convert the weights to safetensors or GGUF.",
+)
+
+
+def _honoured(name: str, default: Any, check: Check, why: str) -> Option:
+    return Option(name, "honoured", default, why, check)
+
+
+HONOURED: tuple[Option, ...] = (
+    _honoured("tokenizer", None, checks.text, "Path or Hub id; the model's own by default."),
+    _honoured(
+        "tokenizer_mode",
+        "auto",
+        checks.choice(
+            "auto",
+            "hf",
+            others=("slow", "mistral", "custom", "deepseek_v32"),
+            instead="Use 'auto' with a tokenizer.json.",
+        ),
+        "Both read tokenizer.json (or the GGUF file) with the `tokenizers` library.",
+    ),
+    _honoured("skip_tokenizer_init", False, checks.flag, "Token ids in, token ids out."),
+    _honoured(
+        "trust_remote_code",
+        False,
+        checks.flag,
+        "A permission; no family built so far needs a model's own code, so none is run.",
+    ),
+    _honoured(
+        "dtype",
+        "auto",
+        checks.dtype,
+        "auto: the stored type where it is fast, else bfloat16 where that is, else float32. "
+        "half, float16, bfloat16, float and float32 are taken as they are.",
+    ),
+    _honoured("quantization", None, checks.quantization, 'None or "none"; no other is built yet.'),
+    _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
+    _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
+    _honoured("chat_template", None, checks.text, "A Jinja template, or the path of one."),
+    _honoured("seed", 0, checks.seed, "Keys the noise of requests that have no seed."),
+    _honoured(
+        "gpu_memory_utilization",
+        0.92,
+        checks.share,
+        "Share of GPU memory for weights and KV, above 0 and at most 1.",
+    ),
+    _honoured(
+        "kv_cache_memory_bytes",
+        None,
+        checks.integer(1, 2**63 - 1),
+        "Bytes of the KV pool; from the free memory by default.",
+    ),
+    _honoured("enforce_eager", False, checks.flag, "No CUDA graphs."),
+    _honoured("hf_token", None, checks.hf_token, "For the Hub; True = the stored one."),
+    _honoured("hf_overrides", None, checks.mapping, "A dict merged into the model's config."),
+    _honoured(
+        "max_model_len",
+        None,
+        checks.max_model_len,
+        'Prompt and answer together; None, -1 and "auto" are the model\'s length.',
+    ),
+    _honoured("max_num_seqs", None, _ROWS, "Rows on the device: 1024 (GPU of 70 GiB), else 256."),
+    _honoured(
+        "max_num_batched_tokens",
+        None,
+        checks.integer(1, 2**24),
+        "Tokens of one step: 16384 (GPU of 70 GiB), 8192 (other GPUs), 1024 (CPU).",
+    ),
+    _honoured("enable_prefix_caching", None, checks.flag, "On unless False."),
+    _honoured("block_size", None, checks.block_size, "Tokens per KV block: 16; a power of two."),
+    _honoured(
+        "kv_cache_dtype",
+        "auto",
+        checks.kv_dtype,
+        "auto is the model's dtype; float16, bfloat16 and float32 are built.",
+    ),
+    _honoured("num_gpu_blocks_override", None, _COUNT, "Exactly this many KV blocks."),
+    _honoured(
+        "async_scheduling",
+        None,
+        checks.flag,
+        "True plans a step while one runs; None does so on a GPU.",
+    ),
+    _honoured(
+        "load_format",
+        "auto",
+        _LOAD_FORMAT,
+        "auto, safetensors, gguf, or dummy for random weights.",
+    ),
+    _honoured("download_dir", None, checks.text, "Where Hub files go; the Hub cache by default."),
+    _honoured(
+        "max_logprobs",
+        -1,
+        checks.integer(-1, 2**31 - 1),
+        "The most logprobs a request may ask for; -1 is the whole vocabulary.",
+    ),
+    _honoured(
+        "logprobs_mode",
+        "raw_logprobs",
+        checks.choice("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+        "Before or after penalties and truncation, normalised or not.",
+    ),
+    _honoured(
+        "generation_config",
+        "auto",
+        checks.text,
+        'Sampling defaults: "auto" = the model\'s, "vllm" = none, or the path of a folder.',
+    ),
+    _honoured(
+        "override_generation_config",
+        None,
+        checks.mapping,
+        "Single defaults that replace those of generation_config.",
+    ),
+    _honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
+    _honoured(
+        "batch_invariant",
+        None,
+        checks.flag,
+        "True: tokens and logprobs are bitwise the same in any batch. Off by default.",
+    ),
+)
+
+# Values of refused options that ask for nothing new, and options whose values are still checked.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "runner": ("generate",),
+    "convert": ("none",),
+    "task": ("generate",),
+    "model_impl": ("vllm",),
+    "config_format": ("hf",),
+}
+_CHECKED = {
+    "tensor_parallel_size": _SIZE,
+    "pipeline_parallel_size": _SIZE,
+    "data_parallel_size": _SIZE,
+    "enable_chunked_prefill": checks.flag,
+    "disable_log_stats": checks.flag,
+    "scheduling_policy": checks.choice("fcfs", "priority"),
+    "runner": checks.choice("auto", "generate", "pooling", "draft"),
+}
+
+
+def _table() -> dict[str, Option]:
+    options = list(HONOURED)
+    kinds: tuple[tuple[Kind, dict[str, dict[str, Any]]], ...] = (
+        ("moot", MOOT),
+        ("refused", REFUSED),
+    )
+    for kind, groups in kinds:
+        for why, defaults in groups.items():
+            for name, default in defaults.items():
+                check, harmless = _CHECKED.get(name), _HARMLESS.get(name, ())
+                options.append(Option(name, kind, default, why, check, harmless))
+    return {option.name: option for option in options}
+
+
+OPTIONS: dict[str, Option] = _table()

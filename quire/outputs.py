@@ -1,0 +1,205 @@
+"""What the caller gets: one RequestOutput per prompt, with a CompletionOutput per answer.
+
+Plain data, and torch-free. `RequestOutput.error` tells why a row failed; its answers then end
+with finish_reason "error", and every output has its `metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import QuireError
+from quire.logprobs import (
+    FlatLogprobs,
+    Logprob,
+    LogprobsOnePosition,
+    PromptLogprobs,
+    SampleLogprobs,
+)
+from quire.pooling_params import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+
+__all__ = [
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "ContinuationScore",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "FlatLogprobs",
+    "Logprob",
+    "LogprobsOnePosition",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "PromptLogprobs",
+    "RequestOutput",
+    "RequestStateStats",
+    "SampleLogprobs",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]
+
+
+@dataclass(slots=True)
+class RequestStateStats:
+    """When things happened to a request. `arrival_time` is wall-clock time, the `_ts` fields
+    are seconds of a monotonic clock, and `first_token_latency` is seconds since arrival."""
+
+    num_generation_tokens: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    is_corrupted: bool = False
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer. finish_reason is "stop", "length", "abort" or "error"; stop_reason is the
+    stop string or stop token id that ended it, None for the end-of-sequence token."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: SampleLogprobs | None
+    routed_experts: Any = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: Any = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        parts = [
+            f"index={self.index}",
+            f"text={self.text!r}",
+            f"token_ids={list(self.token_ids)!r}",
+            f"finish_reason={self.finish_reason!r}",
+        ]
+        if self.stop_reason is not None:
+            parts.append(f"stop_reason={self.stop_reason!r}")
+        if self.cumulative_logprob is not None:
+            parts.append(f"cumulative_logprob={self.cumulative_logprob:.6g}")
+        if self.logprobs is not None:
+            parts.append(f"logprobs=<{len(self.logprobs)} positions>")
+        return f"CompletionOutput({', '.join(parts)})"
+
+
+class RequestOutput:
+    """Everything about one prompt. Keyword arguments that later versions of callers add are
+    taken and ignored."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int] | None,
+        prompt_logprobs: PromptLogprobs | None,
+        outputs: list[CompletionOutput],
+        finished: bool,
+        metrics: RequestStateStats | None = None,
+        lora_request: Any = None,
+        encoder_prompt: str | None = None,
+        encoder_prompt_token_ids: list[int] | None = None,
+        num_cached_tokens: int | None = None,
+        *,
+        kv_transfer_params: dict[str, Any] | None = None,
+        error: QuireError | None = None,
+        **ignored: Any,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_logprobs = prompt_logprobs
+        self.outputs = outputs
+        self.finished = finished
+        self.metrics = RequestStateStats() if metrics is None else metrics
+        self.lora_request = lora_request
+        self.encoder_prompt = encoder_prompt
+        self.encoder_prompt_token_ids = encoder_prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.kv_transfer_params = kv_transfer_params
+        self.error = error
+
+    @classmethod
+    def failed(
+        cls,
+        request_id: str,
+        error: QuireError,
+        *,
+        prompt: str | None = None,
+        prompt_token_ids: list[int] | None = None,
+        metrics: RequestStateStats | None = None,
+    ) -> RequestOutput:
+        """The output of a prompt that never ran: one empty answer and the reason."""
+        answer = CompletionOutput(0, "", [], None, None, finish_reason="error")
+        return cls(
+            request_id,
+            prompt,
+            prompt_token_ids,
+            None,
+            [answer],
+            True,
+            metrics,
+            num_cached_tokens=0,
+            error=error,
+        )
+
+    def __repr__(self) -> str:
+        parts = [f"request_id={self.request_id!r}", f"prompt={self.prompt!r}"]
+        if self.prompt is None and self.prompt_token_ids is not None:
+            parts.append(f"prompt_token_ids={self.prompt_token_ids!r}")
+        parts += [f"outputs={self.outputs!r}", f"finished={self.finished}"]
+        if self.num_cached_tokens is not None:
+            parts.append(f"num_cached_tokens={self.num_cached_tokens}")
+        if self.error is not None:
+            parts.append(f"error={self.error!r}")
+        return f"RequestOutput({', '.join(parts)})"
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam; `tokens` and `text` begin with the prompt, `output_token_ids` do not."""
+
+    orig_prompt: Any
+    tokens: list[int]
+    logprobs: list[LogprobsOnePosition]
+    lora_request: Any = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The beams of one prompt, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationScore:
+    """How likely one continuation of a context is, in nats."""
+
+    logprob: float
+    is_greedy: bool
+    num_tokens: int
+    token_logprobs: tuple[float, ...]

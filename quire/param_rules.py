@@ -1,0 +1,212 @@
+"""Rules a value must keep, for sampling parameters and engine options alike.
+
+Each rule takes the error to raise, the name and the value, and returns the value in its plain
+Python form: whole(InvalidParams, "n", numpy.int64(2)) -> 2. A broken rule raises that error
+with the rule, the value and, as `hint`, the way out. A bool is never a number here.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, NoReturn
+
+from quire.errors import InvalidRequest
+
+ErrorType = type[InvalidRequest]
+
+MAX_INT32 = 2**31 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+# With temperatures of at least 0.01 these keep float32 logits finite: 1e30 x 1e6 / 0.01 < 3.4e38.
+MAX_BIAS, MAX_REPETITION_PENALTY = 1e30, 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What becomes of a parameter or an option that someone sets.
+
+    honoured: it does what it says. moot: accepted with one warning, since it changes speed or
+    logging only. refused: NotSupported; `why` then says what to do instead.
+    """
+
+    kind: Literal["honoured", "moot", "refused"]
+    why: str
+
+
+def fail(error: ErrorType, name: str, rule: str, value: Any, hint: str = "") -> NoReturn:
+    raise error(
+        f"{name} must be {rule}, got {show(value)}." + (f" {hint}" if hint else ""),
+        parameter=name,
+        value=value,
+    )
+
+
+def show(value: Any) -> str:
+    """The value as an error shows it: short, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
+
+
+def whole(
+    error: ErrorType,
+    name: str,
+    value: Any,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    hint: str = "",
+) -> int:
+    """An integer from low to high, both included."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            fail(error, name, "an integer", value, hint)
+        value = int(value)
+    number: int = value
+    if low is not None and number < low:
+        fail(error, name, f"at least {low}", value, hint)
+    if high is not None and number > high:
+        fail(error, name, f"at most {high}", value, hint)
+    return number
+
+
+def number(
+    error: ErrorType,
+    name: str,
+    value: Any,
+    *,
+    low: float,
+    high: float,
+    above: bool = False,
+    hint: str = "",
+) -> float:
+    """A finite number from low to high; `above` leaves low itself out."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        fail(error, name, "a number", value, hint)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    if not math.isfinite(result) or result < low or result > high or (above and result == low):
+        edge = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+        fail(error, name, f"a number {edge}", value, hint)
+    return result + 0.0  # -0.0 becomes 0.0
+
+
+def truth(error: ErrorType, name: str, value: Any) -> bool:
+    """True or False; 0, 1 and "false" are more often a slip than a wish."""
+    if not isinstance(value, bool):
+        fail(error, name, "True or False", value)
+    return value
+
+
+def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
+    """A list of non-empty strings that a tokenizer can read."""
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        fail(error, name, "a list of strings", value, hint)
+    for word in value:
+        if not isinstance(word, str) or not word:
+            fail(error, name, "made of non-empty strings", word, hint)
+        if has_lone_surrogate(word):
+            fail(error, name, "valid Unicode, without lone surrogates", word, hint)
+    return list(value)
+
+
+def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
+    """A list of token ids that a device integer can hold; which exist, the model says later."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
+        fail(error, name, "a list of token ids", value)
+    return [whole(error, name, token, low=0, high=MAX_INT32) for token in value]
+
+
+def token_bias(
+    error: ErrorType, name: str, value: Any, *, text_keys: bool = False
+) -> dict[int, float]:
+    """What to add to the logits of some tokens; JSON can only write the ids as text."""
+    if not isinstance(value, Mapping):
+        fail(error, name, "a dict of token id to number", value)
+    hint = f"To forbid a token use {-MAX_BIAS:g}."
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        token = int(key) if text_keys and isinstance(key, str) and key.isdecimal() else key
+        token = whole(error, name, token, low=0, high=MAX_INT32, hint="Its keys are token ids.")
+        bias[token] = number(error, name, amount, low=-MAX_BIAS, high=MAX_BIAS, hint=hint)
+    return bias
+
+
+def one_of(error: ErrorType, name: str, value: Any, choices: Sequence[str], hint: str = "") -> str:
+    if not isinstance(value, str) or value not in choices:
+        rule = "one of " + ", ".join(repr(choice) for choice in choices)
+        fail(error, name, rule, value, hint)
+    return value
+
+
+def has_lone_surrogate(text: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _honoured(**whys: str) -> dict[str, Status]:
+    return {name: Status("honoured", why) for name, why in whys.items()}
+
+
+def _moot(**whys: str) -> dict[str, Status]:
+    return {name: Status("moot", why) for name, why in whys.items()}
+
+
+def _refused(**whys: str) -> dict[str, Status]:
+    return {name: Status("refused", why) for name, why in whys.items()}
+
+
+_STRUCTURED = "Structured outputs are not built yet: check the text afterwards and ask again."
+
+PARAMS_STATUS: dict[str, Status] = {
+    **_honoured(
+        n="Answers per prompt, 1 to 16384; they share the prompt's KV. Above 1 needs temperature.",
+        presence_penalty="-2 to 2; subtracted once from tokens that were generated.",
+        frequency_penalty="-2 to 2; subtracted for each time a token was generated.",
+        repetition_penalty="Above 0; divides the logits of tokens in prompt and output.",
+        temperature="0 (greedy) to 2; between 0 and 0.01 it is raised to 0.01 with a warning.",
+        top_p="Above 0, at most 1.",
+        top_k="0 or -1 = all tokens; ties at the k-th value are all kept.",
+        min_p="0 to 1, relative to the likeliest token after temperature.",
+        seed="64 bits; -1 = None. The same seed and prompt give the same text in any batch.",
+        stop="A string or a list; the one that completes first wins, ties by list order.",
+        stop_token_ids="Token ids that end the answer; stop_reason is the id.",
+        ignore_eos="Go on after the end-of-sequence token.",
+        max_tokens="At least 1; None = as many as the model's length leaves room for.",
+        min_tokens="No stop before this many tokens; at most max_tokens.",
+        logprobs="The k likeliest tokens besides the sampled one; 0 = sampled only, -1 = all.",
+        prompt_logprobs="The same for the prompt; cached prefixes are still used.",
+        logprob_token_ids="Up to 128 ids whose logprobs come with each token.",
+        flat_logprobs="Return FlatLogprobs instead of a list of dicts.",
+        detokenize="False: text stays empty.",
+        skip_special_tokens="Leave special tokens out of the text.",
+        spaces_between_special_tokens="Put spaces between special tokens in the text.",
+        include_stop_str_in_output="Keep the stop string at the end of the text.",
+        output_kind="generate returns finished answers whatever the kind.",
+        logit_bias="Token id -> number added to its logit; any number of entries.",
+        allowed_token_ids="Nothing but these tokens; any number of them.",
+        bad_words="Strings that never appear; any number of them.",
+        skip_reading_prefix_cache="True: compute the whole prompt again.",
+        truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
+    ),
+    **_moot(
+        skip_clone="Parameters are always copied where they come in.",
+        extra_args="Nothing in quire reads extra arguments.",
+        routed_experts_prompt_start="No routed experts are returned.",
+    ),
+    **_refused(
+        structured_outputs=_STRUCTURED,
+        guided_decoding=_STRUCTURED,
+        logits_processors="Logits processors are not built yet: use logit_bias, "
+        "allowed_token_ids or bad_words.",
+        best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
+        "answers with the highest cumulative_logprob.",
+        thinking_token_budget="A thinking budget is not built yet: bound the answer by max_tokens.",
+        repetition_detection="Repetition detection is not built yet: use repetition_penalty or "
+        "frequency_penalty, or bound the answer by max_tokens.",
+    ),
+}

@@ -1,0 +1,348 @@
+"""SamplingParams and BeamSearchParams: how to write an answer. Checked when made.
+
+They stay open to assignment, as scripts expect, so whoever runs them first takes
+`checked_copy()`: a private copy, checked again, in which greedy parameters have one form and
+which says NotSupported for what is not built.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, ClassVar
+
+from quire.errors import InvalidParams, NotSupported
+from quire.notes import warn
+from quire.param_rules import (
+    MAX_INT32,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MIN_SEED,
+    PARAMS_STATUS,
+    fail,
+    number,
+    show,
+    token_bias,
+    token_ids,
+    truth,
+    whole,
+    words,
+)
+from quire.structured_params import (
+    GuidedDecodingParams,
+    RepetitionDetectionParams,
+    StructuredOutputsParams,
+)
+
+__all__ = [
+    "BeamSearchParams",
+    "GuidedDecodingParams",
+    "RepetitionDetectionParams",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "check_vocabulary",
+]
+
+MAX_SAMPLES = 16384
+MAX_LOGPROB_TOKEN_IDS = 128
+LOWEST_TEMPERATURE = 0.01
+_FLAGS: tuple[str, ...] = ("ignore_eos", "flat_logprobs", "detokenize", "skip_clone")
+_FLAGS += ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
+_NOT_HONOURED = [(name, s) for name, s in PARAMS_STATUS.items() if s.kind != "honoured"]
+
+
+class RequestOutputKind(Enum):
+    CUMULATIVE = 0  # every output has all the text so far
+    DELTA = 1  # every output has what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+@dataclass(slots=True, repr=False)
+class SamplingParams:
+    """How to write the answers to one prompt; PARAMS_STATUS tells each field's meaning."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    skip_clone: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    routed_experts_prompt_start: int = 0
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    # What older scripts still pass, behind the rest so that positions stay as they are.
+    best_of: int | None = None
+    guided_decoding: GuidedDecodingParams | None = None
+    logits_processors: list[Callable[..., Any]] | None = None
+    truncate_prompt_tokens: int | None = None
+    # Filled in on the private copy, once a tokenizer is at hand.
+    _bad_words_token_ids: list[list[int]] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_text()
+        self._check_tokens()
+        self._check_logprobs()
+        self._check_kinds()
+
+    def _check_numbers(self) -> None:
+        e = InvalidParams
+        self.n = whole(e, "n", self.n, low=1, high=MAX_SAMPLES)
+        for name in ("presence_penalty", "frequency_penalty"):
+            setattr(self, name, number(e, name, getattr(self, name), low=-2.0, high=2.0))
+        low, high = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        penalty, hint = self.repetition_penalty, "1.0 is no penalty."
+        self.repetition_penalty = number(
+            e, "repetition_penalty", penalty, low=low, high=high, hint=hint
+        )
+        hint = "0 is greedy, 1 leaves the model's probabilities as they are."
+        self.temperature = number(e, "temperature", self.temperature, low=0.0, high=2.0, hint=hint)
+        if 0.0 < self.temperature < LOWEST_TEMPERATURE:
+            warn(
+                f"temperature {self.temperature:g} is raised to {LOWEST_TEMPERATURE}: below that "
+                "logits overflow. Use 0 for greedy sampling."
+            )
+            self.temperature = LOWEST_TEMPERATURE
+        hint = "1.0 keeps every token."
+        self.top_p = number(e, "top_p", self.top_p, low=0.0, high=1.0, above=True, hint=hint)
+        self.min_p = number(e, "min_p", self.min_p, low=0.0, high=1.0)
+        hint = "0 or -1 keeps every token."
+        self.top_k = max(whole(e, "top_k", self.top_k, low=-1, hint=hint), 0)
+        if self.seed is not None:
+            seed = whole(e, "seed", self.seed, low=MIN_SEED, high=MAX_SEED)
+            self.seed = None if seed == -1 else seed
+        if self.n > 1 and self.temperature == 0.0:
+            hint = "Greedy answers are all the same: set temperature above 0."
+            fail(e, "n", "1 when temperature is 0", self.n, hint)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        e = InvalidParams
+        hint = "None is as many as fit."
+        if self.max_tokens is not None:
+            self.max_tokens = whole(e, "max_tokens", self.max_tokens, low=1, hint=hint)
+        self.min_tokens = whole(e, "min_tokens", self.min_tokens, low=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            fail(e, "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        if self.thinking_token_budget is not None:
+            budget = whole(e, "thinking_token_budget", self.thinking_token_budget, low=-1)
+            self.thinking_token_budget = None if budget == -1 else budget
+        start = self.routed_experts_prompt_start
+        self.routed_experts_prompt_start = whole(e, "routed_experts_prompt_start", start, low=0)
+        if self.best_of is not None:
+            hint = f"n is {self.n}."
+            self.best_of = whole(e, "best_of", self.best_of, low=self.n, hint=hint)
+        if self.truncate_prompt_tokens is not None:
+            keep = whole(e, "truncate_prompt_tokens", self.truncate_prompt_tokens, low=-1)
+            if keep == 0:
+                hint = "-1 keeps as many tokens as the model takes."
+                fail(e, "truncate_prompt_tokens", "-1 or at least 1", keep, hint)
+            self.truncate_prompt_tokens = keep
+
+    def _check_text(self) -> None:
+        for name in _FLAGS:
+            truth(InvalidParams, name, getattr(self, name))
+        if self.skip_reading_prefix_cache is not None:
+            truth(InvalidParams, "skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        self.stop = [] if stop is None else words(InvalidParams, "stop", stop)
+        if self.stop and not self.detokenize:
+            hint = "Stop strings are looked for in the text: set detokenize or use stop_token_ids."
+            fail(InvalidParams, "stop", "empty when detokenize is False", self.stop, hint)
+        bad = self.bad_words
+        self.bad_words = [] if bad is None else words(InvalidParams, "bad_words", bad)
+
+    def _check_tokens(self) -> None:
+        e = InvalidParams
+        stop_ids = self.stop_token_ids
+        self.stop_token_ids = [] if stop_ids is None else token_ids(e, "stop_token_ids", stop_ids)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = token_ids(e, "allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                fail(e, "allowed_token_ids", "None or at least one id", self.allowed_token_ids)
+        if self.logit_bias is not None:
+            self.logit_bias = token_bias(e, "logit_bias", self.logit_bias)
+
+    def _check_logprobs(self) -> None:
+        e = InvalidParams
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if isinstance(value, bool):  # what an OpenAI-style caller means by it
+                value = 1 if value else None
+            if value is not None:
+                value = whole(e, name, value, low=-1, hint="-1 is the whole vocabulary.")
+            setattr(self, name, value)
+        if self.logprob_token_ids is None:
+            return
+        ids = self.logprob_token_ids = token_ids(e, "logprob_token_ids", self.logprob_token_ids)
+        if len(ids) > MAX_LOGPROB_TOKEN_IDS:
+            rule = f"a list of at most {MAX_LOGPROB_TOKEN_IDS} ids"
+            hint = "logprobs=-1 gives the whole vocabulary."
+            fail(e, "logprob_token_ids", rule, ids, hint)
+        if self.logprobs is not None and self.logprobs != len(ids):
+            rule = f"None or the number of logprob_token_ids ({len(ids)})"
+            fail(e, "logprobs", rule, self.logprobs)
+
+    def _check_kinds(self) -> None:
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "output_kind": RequestOutputKind,
+            "structured_outputs": (StructuredOutputsParams, type(None)),
+            "guided_decoding": (StructuredOutputsParams, type(None)),
+            "repetition_detection": (RepetitionDetectionParams, type(None)),
+            "extra_args": (dict, type(None)),
+            "logits_processors": (list, tuple, type(None)),
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                wanted = kind if isinstance(kind, tuple) else (kind,)
+                names = [t.__name__ for t in wanted if t is not type(None)]
+                fail(InvalidParams, name, "a " + " or ".join(names), value)
+        for processor in self.logits_processors or ():
+            if not callable(processor):
+                fail(InvalidParams, "logits_processors", "made of callables", processor)
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            rule = "None when structured_outputs is set"
+            fail(InvalidParams, "guided_decoding", rule, self.guided_decoding)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs come with each token, besides the sampled one's."""
+        if self.logprobs is None and self.logprob_token_ids is not None:
+            return len(self.logprob_token_ids)
+        return self.logprobs
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
+
+    def checked_copy(self) -> SamplingParams:
+        """A private copy, checked again, for the engine to keep; NotSupported names what is
+        set but not built."""
+        params = replace(self)
+        for name, status in _NOT_HONOURED:
+            if _asks_nothing(params, name):
+                continue
+            value = getattr(params, name)
+            if status.kind == "refused":
+                raise NotSupported(f"SamplingParams({name}={show(value)}): {status.why}")
+            warn(f"SamplingParams({name}={show(value)}) has no effect. {status.why}")
+        # One form for what means the same, so that equal requests compare equal.
+        if params.temperature == 0.0:
+            params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
+        if params.top_k > MAX_INT32:
+            params.top_k = 0
+        params.min_tokens = min(params.min_tokens, MAX_INT32)
+        return params
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Like the constructor, but None means the default, the keys of logit_bias may be
+        strings and its values are kept within -100 .. 100."""
+        if given.get("logit_bias") is not None:
+            bias = token_bias(InvalidParams, "logit_bias", given["logit_bias"], text_keys=True)
+            given["logit_bias"] = {t: min(100.0, max(-100.0, b)) for t, b in bias.items()}
+        may_be_none = {"max_tokens"}
+        return cls(**{k: v for k, v in given.items() if v is not None or k in may_be_none})
+
+    def __repr__(self) -> str:
+        """Only what differs from the defaults."""
+        default = _DEFAULT
+        shown = [
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__struct_fields__
+            if getattr(self, name) != getattr(default, name)
+        ]
+        return f"SamplingParams({', '.join(shown)})"
+
+
+def _asks_nothing(params: SamplingParams, name: str) -> bool:
+    """Whether a field that quire does not honour is set to what happens anyway."""
+    value = getattr(params, name)
+    if name == "best_of":
+        return value is None or value == params.n
+    if name == "repetition_detection":
+        return value is None or value.max_pattern_size == 0
+    return value is None or (name != "thinking_token_budget" and not value)
+
+
+SamplingParams.__struct_fields__ = tuple(f.name for f in fields(SamplingParams) if f.init)
+_DEFAULT = SamplingParams()
+
+
+def check_vocabulary(params: SamplingParams, vocab_size: int, *, max_logprobs: int = -1) -> None:
+    """Raise InvalidParams for a token id the model does not have, or more logprobs than the
+    engine's max_logprobs (-1: the whole vocabulary) allows."""
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
+        for token in getattr(params, name) or ():
+            if token >= vocab_size:
+                hint = "Ids come from the model's own tokenizer."
+                rule = f"made of token ids below the vocabulary's size, {vocab_size}"
+                fail(InvalidParams, name, rule, token, hint)
+    limit = vocab_size if max_logprobs == -1 else max_logprobs
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and (vocab_size if wanted == -1 else wanted) > limit:
+            hint = "LLM(max_logprobs=-1) allows the whole vocabulary."
+            fail(InvalidParams, name, f"at most {limit}", wanted, hint)
+
+
+@dataclass(slots=True)
+class BeamSearchParams:
+    """How to search for the likeliest answers; scored and stopped as Transformers does."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    early_stopping: bool | str = field(default=False, kw_only=True)
+    n: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        e = InvalidParams
+        self.beam_width = whole(e, "beam_width", self.beam_width, low=1, high=MAX_SAMPLES)
+        self.max_tokens = whole(e, "max_tokens", self.max_tokens, low=1)
+        self.temperature = number(e, "temperature", self.temperature, low=0.0, high=2.0)
+        self.length_penalty = number(e, "length_penalty", self.length_penalty, low=-1e3, high=1e3)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            truth(e, name, getattr(self, name))
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            fail(e, "early_stopping", "True, False or 'never'", self.early_stopping)
+        if self.n is not None:
+            hint = "n answers are kept of beam_width."
+            self.n = whole(e, "n", self.n, low=1, high=self.beam_width, hint=hint)
+        constraint = self.structured_outputs
+        if constraint is not None and not isinstance(constraint, StructuredOutputsParams):
+            fail(e, "structured_outputs", "StructuredOutputsParams or None", constraint)

@@ -1,0 +1,73 @@
+"""Sequence: one answer being written. `n=4` makes four that share the prompt's blocks.
+
+While a sequence runs, its tokens and blocks are columns of the scheduler's rows
+(scheduler/rows.py); one stay in a row is numbered, and preemption ends the stay. Here is what
+outlives a stay. Written by the Scheduler alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from quire.request import Ints, Request
+
+if TYPE_CHECKING:
+    from quire.errors import QuireError
+    from quire.step import TokenLogprobs
+
+
+class TextWatch(Protocol):
+    """Follows the text of one sequence for its stop strings."""
+
+    def feed(self, token_ids: list[int]) -> str | None:
+        """The stop string that these tokens completed, if any."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds on the monotonic clock; 0.0 = not yet."""
+
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of one request, from waiting to finished."""
+
+    request: Request
+    sample: int = 0
+    order: int = 0  # place in the plan; lower is admitted first
+    watch: TextWatch | None = None
+    siblings: list[Sequence] = field(default_factory=list)  # to be forked off at the prompt's end
+    output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_cached: int = 0
+    num_preemptions: int = 0
+    waiting: bool = False
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: QuireError | None = None
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def token_ids(self) -> Ints:
+        if not len(self.output_ids):
+            return self.request.prompt_ids
+        return np.concatenate([self.request.prompt_ids, self.output_ids])
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt positions are still to be scored."""
+        wanted = self.sample == 0 and self.request.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.request.num_prompt - 1

@@ -1,0 +1,67 @@
+"""StopStrings: finds stop strings in text that arrives in pieces.
+
+The stop that completes earliest wins; of several that complete at the same character, the first
+of the list. The work is linear in the text, however it is cut. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.errors import InvalidParams
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """The stop that was found; the text is to be cut at character `cut_at`, counted from the
+    first character ever fed."""
+
+    stop: str
+    cut_at: int
+
+
+class StopStrings:
+    """The search over one answer's text.
+
+    With stops ("END", "ND."), feeding "the E" and then "ND." finds "END" with cut_at 4 (7 with
+    `include`): both stops overlap the second piece, and "END" completes one character earlier.
+    """
+
+    __slots__ = ("_fed", "_include", "_stops", "_tail", "hold")
+
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+        if not all(stops):
+            raise InvalidParams(
+                "a stop string is empty and would match everywhere; leave it out",
+                parameter="stop",
+                value=list(stops),
+            )
+        self._stops = tuple(stops)
+        self._include = include
+        self._tail = ""
+        self._fed = 0
+        # So many characters at the end of the text may still turn out to belong to a stop; a
+        # stream must not show them yet.
+        self.hold = max((len(stop) - 1 for stop in self._stops), default=0)
+
+    def skip(self, text: str) -> None:
+        """Take text in which no stop may complete, though one may begin in it (min_tokens)."""
+        self._fed += len(text)
+        self._tail = (self._tail + text)[-self.hold :] if self.hold else ""
+
+    def feed(self, text: str) -> StopMatch | None:
+        """Take the next piece; a match if a stop completes in it."""
+        window = self._tail + text
+        offset = self._fed - len(self._tail)
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            # Only matches that end in `text` count: whatever ended earlier was judged, or skipped.
+            start = window.find(stop, max(0, len(self._tail) - len(stop) + 1))
+            if start >= 0 and (best is None or start + len(stop) < best[0]):
+                best = start + len(stop), stop
+        self.skip(text)
+        if best is None:
+            return None
+        end, stop = best
+        return StopMatch(stop, offset + end - (0 if self._include else len(stop)))

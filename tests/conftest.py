@@ -1,0 +1,68 @@
+"""What every test may lean on: --long, the gpu mark, the default model, steady hypothesis runs.
+
+`long` tests run with --long only; `gpu` tests where there is a CUDA device. Hypothesis is
+derandomised, so that a red run is red again; `--long` (or --hypothesis-profile=explore) looks
+for new examples.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread per worker: before torch is imported, or it is not heard.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
+)
+settings.register_profile(
+    "explore", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", default=None) is None:
+        settings.load_profile("explore" if config.getoption("--long") else "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        _skip(items, "long", "long: run scripts/test --long")
+    if any("gpu" in item.keywords for item in items) and not _has_cuda():
+        _skip(items, "gpu", "gpu: no CUDA device here")
+
+
+def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:
+    for item in items:
+        if item.get_closest_marker(mark):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def long_mode(request: pytest.FixtureRequest) -> bool:
+    """Whether --long was given, for tests that run at two sizes."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The GGUF file of the default model; fetched when it is not there yet."""
+    from quire.weights.pull import pull
+
+    return pull("smollm2")

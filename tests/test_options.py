@@ -1,0 +1,412 @@
+"""Every option is honoured, moot or refused; and what is decided follows from the facts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
+from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
+from quire.spec import ModelSpec
+
+NAN, INF = float("nan"), float("inf")
+GIB = 1 << 30
+
+# For each honoured option, values that are taken (with what becomes of them) ...
+TAKEN: dict[str, list[tuple[Any, Any]]] = {
+    "tokenizer": [("some/tokenizer", "some/tokenizer"), (Path("/a"), "/a")],
+    "tokenizer_mode": [("auto", "auto"), ("hf", "hf")],
+    "skip_tokenizer_init": [(True, True)],
+    "trust_remote_code": [(True, True)],
+    "dtype": [
+        *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
+        *(("float16", "float16"), ("float32", "float32")),
+    ],
+    "quantization": [("none", None)],
+    "revision": [("main", "main")],
+    "tokenizer_revision": [("main", "main")],
+    "chat_template": [("{{ x }}", "{{ x }}"), (Path("t.jinja"), "t.jinja")],
+    "seed": [(7, 7), (-3, -3)],
+    "gpu_memory_utilization": [(0.5, 0.5), (1, 1.0)],
+    "kv_cache_memory_bytes": [(2**30, 2**30)],
+    "enforce_eager": [(True, True)],
+    "hf_token": [("secret", "secret"), (True, True)],
+    "hf_overrides": [({"a": 1}, {"a": 1})],
+    "max_model_len": [(512, 512), (-1, None), ("auto", None)],
+    "max_num_seqs": [(3, 3)],
+    "max_num_batched_tokens": [(77, 77)],
+    "enable_prefix_caching": [(False, False)],
+    "block_size": [(1, 1), (256, 256)],
+    "kv_cache_dtype": [("auto", "auto"), ("half", "float16"), ("bfloat16", "bfloat16")],
+    "num_gpu_blocks_override": [(12, 12)],
+    "async_scheduling": [(False, False)],
+    "load_format": [("dummy", "dummy"), ("gguf", "gguf"), ("safetensors", "safetensors")],
+    "download_dir": [("/models", "/models")],
+    "max_logprobs": [(20, 20), (-1, -1)],
+    "logprobs_mode": [("processed_logits", "processed_logits")],
+    "generation_config": [("vllm", "vllm"), ("/folder", "/folder")],
+    "override_generation_config": [({"top_k": 5}, {"top_k": 5})],
+    "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
+    "batch_invariant": [(True, True)],
+}
+# ... and values that are not.
+BAD: dict[str, list[Any]] = {
+    "tokenizer": [5, "", "a\0b", b"bytes"],
+    "tokenizer_mode": ["quick", 3],
+    "skip_tokenizer_init": [1, "yes"],
+    "trust_remote_code": [1],
+    "dtype": ["float8", 16, "int8"],
+    "quantization": [8],
+    "revision": [1],
+    "tokenizer_revision": [1],
+    "chat_template": [{}],
+    "seed": [1.5, True, 2**64, "0"],
+    "gpu_memory_utilization": [0.0, 1.1, NAN, -1, "0.9", True],
+    "kv_cache_memory_bytes": [0, -1, 1.5, 2**63],
+    "enforce_eager": [1],
+    "hf_token": [7, ""],
+    "hf_overrides": ["a", {1: 2}],
+    "max_model_len": [0, -2, 2**31, 4096.0, True, "long", -1.0],
+    "max_num_seqs": [0, 2**21, 1.0, NAN],
+    "max_num_batched_tokens": [0, 2**63, INF],
+    "enable_prefix_caching": ["on"],
+    "block_size": [0, 3, 512, 16.0],
+    "num_gpu_blocks_override": [0, -4],
+    "async_scheduling": [1],
+    "load_format": ["floppy", 3],
+    "download_dir": [4],
+    "max_logprobs": [-2, 1.5],
+    "logprobs_mode": ["cooked"],
+    "generation_config": [3],
+    "override_generation_config": [[]],
+    "device": ["cuda:1"],
+    "batch_invariant": [1],
+}
+
+
+def spec(**changes: Any) -> ModelSpec:
+    facts: dict[str, Any] = {
+        "family": "llama",
+        "vocab_size": 100,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "num_kv_heads": 1,
+        "head_dim": 4,
+        "max_model_len": 2048,
+        "norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "dtype": "bfloat16",
+    }
+    return ModelSpec(**{**facts, **changes})
+
+
+def cpu(*fast: str) -> DeviceFacts:
+    return DeviceFacts("cpu", 16 * GIB, 8 * GIB, 2, fast)
+
+
+def gpu(gib: int, *fast: str) -> DeviceFacts:
+    return DeviceFacts("cuda", gib * GIB, gib * GIB, 16, fast)
+
+
+def of_kind(kind: str) -> list[str]:
+    return [name for name, option in OPTIONS.items() if option.kind == kind]
+
+
+def test_options_holds_exactly_the_honoured_ones_with_their_defaults() -> None:
+    fields = {f.name: f.default for f in dataclasses.fields(Options)}
+    assert list(fields) == of_kind("honoured")
+    assert list(TAKEN) == of_kind("honoured")
+    assert parse_options({}) == Options()
+    assert parse_options({name: o.default for name, o in OPTIONS.items()}) == Options()
+
+
+@pytest.mark.parametrize("name", of_kind("honoured"))
+def test_an_honoured_option_arrives_as_written(name: str) -> None:
+    for value, expected in TAKEN[name]:
+        assert getattr(parse_options({name: value}), name) == expected
+    default = getattr(Options(), name)
+    assert getattr(parse_options({name: None}), name) == default
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, many in BAD.items() for v in many])
+def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        parse_options({name: value})
+    assert caught.value.parameter == name
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("quantization", "int8"),
+        ("quantization", "fp8"),
+        ("quantization", "awq"),
+        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "int8_per_token_head"),
+        ("tokenizer_mode", "slow"),
+        ("load_format", "bitsandbytes"),
+        ("hf_overrides", lambda config: config),
+        ("device", "tpu"),
+    ],
+)
+def test_a_value_that_exists_elsewhere_is_not_supported(name: str, value: Any) -> None:
+    with pytest.raises(NotSupported, match=name):
+        parse_options({name: value})
+
+
+def another(default: Any) -> Any:
+    """A value that differs from the default and has its type."""
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default + 1
+    if isinstance(default, str):
+        return "something"
+    return {"something": 1} if isinstance(default, dict) else ["something"]
+
+
+SPECIAL = {"enable_chunked_prefill": False, "scheduling_policy": "priority", "runner": "pooling"}
+
+
+@pytest.mark.parametrize("name", of_kind("moot"))
+def test_a_moot_option_warns_once_with_the_reason(name: str) -> None:
+    option = OPTIONS[name]
+    value = SPECIAL.get(name, another(option.default))
+    with pytest.warns(QuireWarning, match=name) as caught:
+        assert parse_options({name: value}) == Options()
+    assert len(caught) == 1
+    assert option.why in str(caught[0].message)
+    assert caught[0].filename == __file__
+    assert parse_options({name: option.default}) == parse_options({name: None}) == Options()
+
+
+@pytest.mark.parametrize("name", of_kind("refused"))
+def test_a_refused_option_says_what_to_do_instead(name: str) -> None:
+    option = OPTIONS[name]
+    with pytest.raises(NotSupported, match=name) as caught:
+        parse_options({name: SPECIAL.get(name, another(option.default))})
+    assert option.why in str(caught.value)
+    assert parse_options({name: option.default}) == parse_options({name: None}) == Options()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("runner", "generate"), ("task", "generate"), ("convert", "none"), ("model_impl", "vllm")],
+)
+def test_asking_for_what_happens_anyway_is_fine(name: str, value: str) -> None:
+    assert parse_options({name: value}) == Options()
+
+
+def test_no_reason_is_empty_and_every_name_is_a_word() -> None:
+    for name, option in OPTIONS.items():
+        assert name.isidentifier() and option.why.endswith("."), name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("max_len", "max_model_len"),
+        ("max-model-len", "max_model_len"),
+        ("gpu_memory_utilisation", "gpu_memory_utilization"),
+        ("tensor_parallel", "tensor_parallel_size"),
+        ("dtpye", "dtype"),
+        ("Seed", "seed"),
+        ("temperature", "SamplingParams(temperature=...)"),
+        ("qwxz", "docs/api.md"),
+    ],
+)
+def test_an_unknown_option_is_told_the_nearest_known_one(wrong: str, right: str) -> None:
+    with pytest.raises(UnknownOption) as caught:
+        parse_options({wrong: 1})
+    assert right in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.parameter == wrong
+
+
+def test_the_options_never_show_the_token() -> None:
+    options = parse_options({"hf_token": "hf_abcdef", "seed": 3})
+    assert repr(options) == "Options(seed=3, hf_token=...)"
+    with pytest.raises(InvalidOption) as caught:
+        parse_options({"hf_token": ["hf_abcdef"]})
+    assert "hf_abcdef" not in str(caught.value)
+    assert "hf_abcdef" not in repr(EngineArgs("m", hf_token="hf_abcdef"))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=3,
+)
+
+
+@given(st.sampled_from(sorted(OPTIONS)), values)
+def test_any_value_of_any_option_is_taken_or_refused_by_type(name: str, value: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", QuireWarning)
+        try:
+            options = parse_options({name: value})
+        except QuireError:
+            return
+        if options.device is None and (options.max_model_len or 1) <= 2048:
+            config = resolve(options, spec(), cpu())
+            assert 1 <= config.max_num_seqs <= config.max_num_batched_tokens
+
+
+def test_a_dict_option_is_copied() -> None:
+    mine = {"a": 1}
+    options = parse_options({"hf_overrides": mine})
+    mine["b"] = 2
+    assert options.hf_overrides == {"a": 1}
+
+
+# ---------------------------------------------------------------------------- resolve
+
+
+@pytest.mark.parametrize(
+    ("facts", "tokens", "seqs"),
+    [(cpu(), 1024, 256), (gpu(24, "bfloat16"), 8192, 256), (gpu(80, "bfloat16"), 16384, 1024)],
+)
+def test_defaults_follow_the_device(facts: DeviceFacts, tokens: int, seqs: int) -> None:
+    config = resolve(Options(), spec(), facts)
+    on_gpu = facts.device == "cuda"
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
+    assert (config.depth, config.max_repeat) == ((2, 32) if on_gpu else (1, 1))
+    assert (config.block_size, config.max_wait, config.batch_invariant) == (16, 60.0, False)
+    assert config.enable_prefix_caching and config.max_model_len == 2048
+    assert config.gpu_memory_utilization == 0.92
+
+
+@pytest.mark.parametrize(
+    ("facts", "stored", "chosen"),
+    [
+        (cpu(), "bfloat16", "float32"),
+        (cpu("float16"), "bfloat16", "float32"),
+        (cpu("bfloat16"), "bfloat16", "bfloat16"),
+        (cpu("bfloat16"), "float32", "bfloat16"),
+        (cpu("bfloat16"), "float16", "bfloat16"),
+        (cpu("bfloat16", "float16"), "float16", "float16"),
+        (cpu(), "float16", "float32"),
+        (gpu(80, "bfloat16", "float16"), "bfloat16", "bfloat16"),
+        (gpu(80, "bfloat16", "float16"), "float16", "float16"),
+        (gpu(80, "bfloat16", "float16"), "float32", "bfloat16"),
+        (gpu(16, "float16"), "bfloat16", "float16"),
+    ],
+)
+def test_the_dtype_is_chosen_and_said(facts: DeviceFacts, stored: str, chosen: str) -> None:
+    config = resolve(Options(), spec(dtype=stored), facts)
+    assert config.dtype == chosen
+    assert any(note.startswith(f"dtype {chosen}") for note in config.notes)
+
+
+@pytest.mark.parametrize("wanted", ["float32", "float16", "bfloat16"])
+def test_an_explicit_dtype_is_taken_without_a_word(wanted: str) -> None:
+    config = resolve(Options(dtype=wanted), spec(), cpu("bfloat16"))
+    assert config.dtype == wanted and config.notes == ()
+
+
+def test_a_length_beyond_the_models_names_the_limit() -> None:
+    assert resolve(Options(max_model_len=100), spec(), cpu()).max_model_len == 100
+    with pytest.raises(InvalidOption, match="2048"):
+        resolve(Options(max_model_len=2049), spec(), cpu())
+
+
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "expected"),
+    [
+        (None, 7, (7, 7)),
+        (100, 7, (7, 7)),
+        (4, 7, (4, 7)),
+        (5000, None, (5000, 5000)),
+        (5000, 6000, (5000, 6000)),
+    ],
+)
+def test_every_row_can_move_in_one_step(
+    seqs: int | None, tokens: int | None, expected: tuple[int, int]
+) -> None:
+    options = Options(max_num_seqs=seqs, max_num_batched_tokens=tokens, dtype="float32")
+    config = resolve(options, spec(), cpu())
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == expected
+    assert bool(config.notes) == (expected == (7, 7))
+
+
+def test_overlap_follows_async_scheduling() -> None:
+    depths = {
+        asked: [
+            resolve(Options(async_scheduling=asked), spec(), f).depth
+            for f in (cpu(), gpu(80, "bfloat16"))
+        ]
+        for asked in (None, True, False)
+    }
+    assert depths == {None: [1, 2], True: [2, 2], False: [1, 1]}
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InvalidOption, match="cpu"):
+        resolve(Options(device="cuda"), spec(), cpu())
+    assert resolve(Options(device="cpu"), spec(), cpu()).device == "cpu"
+
+
+def test_what_was_asked_for_reaches_the_config() -> None:
+    given = {
+        "seed": 5,
+        "block_size": 8,
+        "num_gpu_blocks_override": 12,
+        "batch_invariant": True,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 4096,
+        "max_logprobs": 5,
+        "logprobs_mode": "raw_logits",
+        "load_format": "dummy",
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": True,
+        "kv_cache_dtype": "half",
+        "gpu_memory_utilization": 0.5,
+    }
+    config = resolve(parse_options(given), spec(), cpu())
+    assert config.num_blocks == 12 and config.kv_cache_dtype == "float16"
+    same = set(given) - {"num_gpu_blocks_override", "kv_cache_dtype"}
+    assert {name: getattr(config, name) for name in same} == {name: given[name] for name in same}
+
+
+# ------------------------------------------------------------------------- EngineArgs
+
+
+def test_engine_args_hold_every_option_and_make_the_same_options() -> None:
+    args: Any = EngineArgs(model="m", max_model_len=64, dtype="half")
+    assert args.given() == {"model": "m", "max_model_len": 64, "dtype": "half"}
+    everything = dataclasses.asdict(args)
+    assert everything.pop("model") == "m" and set(everything) == set(OPTIONS)
+    assert parse_options(everything) == args.parsed() == Options(max_model_len=64, dtype="float16")
+    assert repr(args) == "EngineArgs(model='m', dtype='half', max_model_len=64)"
+
+
+def test_engine_args_are_checked_when_made() -> None:
+    make: Any = EngineArgs
+    with pytest.raises(InvalidOption):
+        make("m", max_num_seqs=0)
+    with pytest.raises(NotSupported):
+        make("m", enable_lora=True)
+    with pytest.raises(InvalidOption):
+        make(5)
+    with pytest.raises(TypeError):
+        make("m", no_such_option=1)
+
+
+def test_engine_args_read_a_command_line() -> None:
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    line = ["--model", "m", "--max-model-len", "64", "--enforce-eager", "--dtype", "half"]
+    args = EngineArgs.from_cli_args(parser.parse_args(line))
+    assert args.parsed() == Options(max_model_len=64, dtype="float16", enforce_eager=True)
+    with pytest.raises(InvalidOption, match="--model"):
+        EngineArgs.from_cli_args(argparse.Namespace(seed=1))

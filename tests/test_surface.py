@@ -1,0 +1,225 @@
+"""The names scripts import exist, cost nothing to import, and say so when they are not built."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quire
+from docs import render_api
+from quire.errors import InvalidRequest, NotSupported, QuireWarning
+from quire.notes import note, one_line, warn
+
+ROOT = Path(__file__).parent.parent
+TOP_NAMES = (
+    "SamplingParams PoolingParams LLMEngine AsyncLLMEngine AsyncLLM EngineArgs AsyncEngineArgs "
+    "PromptType TextPrompt TokensPrompt RequestOutput CompletionOutput PoolingOutput "
+    "PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput "
+    "ClassificationRequestOutput ScoringOutput ScoringRequestOutput ModelRegistry "
+    "initialize_ray_cluster Job QuireError __version__ __version_tuple__"
+)
+TOP = TOP_NAMES.split()
+BY_MODULE = {
+    "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
+    "GuidedDecodingParams RequestOutputKind RepetitionDetectionParams",
+    "outputs": "RequestOutput CompletionOutput PoolingOutput EmbeddingRequestOutput",
+    "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
+    "inputs": "TextPrompt TokensPrompt PromptType",
+    "lora.request": "LoRARequest",
+    "exceptions": "VLLMValidationError",
+    "tokenizers": "get_tokenizer",
+    "renderers.hf": "resolve_chat_template",
+    "pooling_params": "PoolingParams",
+}
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize("name", TOP)
+def test_every_top_level_name_is_there(name: str) -> None:
+    assert getattr(quire, name) is not None
+    assert name in quire.__all__ and name in dir(quire)
+
+
+@pytest.mark.parametrize("module", BY_MODULE)
+def test_every_module_carries_the_names_scripts_import(module: str) -> None:
+    found = importlib.import_module(f"quire.{module}")
+    for name in BY_MODULE[module].split():
+        value = getattr(found, name)
+        assert getattr(quire, name, value) is value
+
+
+def test_the_llm_is_exported() -> None:
+    from quire.llm import LLM
+
+    assert quire.LLM is LLM
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        quire.no_such_name  # noqa: B018
+
+
+def test_validation_errors_have_the_name_scripts_catch() -> None:
+    from quire.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError) as caught:
+        quire.SamplingParams(top_p=2.0)
+    assert (caught.value.parameter, caught.value.value) == ("top_p", 2.0)
+    assert VLLMValidationError is InvalidRequest
+
+
+@pytest.mark.parametrize("name", ["LLMEngine", "AsyncLLM", "AsyncLLMEngine", "Job"])
+def test_what_is_not_built_says_so_when_used(name: str) -> None:
+    kind: Any = getattr(quire, name)
+    for use in (kind, kind.from_engine_args):
+        with pytest.raises(NotSupported, match=name):
+            use("anything", option=1)
+
+
+def test_the_other_unbuilt_names_say_so_too() -> None:
+    with pytest.raises(NotSupported, match="MyModel"):
+        quire.ModelRegistry.register_model("MyModel", object)
+    with pytest.raises(NotSupported):
+        quire.ModelRegistry.get_supported_archs()
+    with pytest.raises(NotSupported, match="Ray"):
+        quire.initialize_ray_cluster()
+
+
+def test_requests_for_adapters_and_poolers_can_be_made() -> None:
+    one, same = quire.LoRARequest("a", 1, "/path"), quire.LoRARequest("a", 2)
+    assert one == same and hash(one) == hash(same)
+    assert (one.name, one.adapter_id, one.path) == ("a", 1, "/path")
+    with pytest.raises(InvalidRequest):
+        quire.LoRARequest("a", 0)
+    params = quire.PoolingParams(dimensions=8)
+    assert params.clone() == params
+    with pytest.raises(InvalidRequest):
+        quire.PoolingParams(dimensions=0)
+
+
+def test_importing_quire_takes_under_a_tenth_of_a_second() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import quire; "
+        "t = time.perf_counter() - t; "
+        "print(t, *(m for m in ('torch', 'transformers', 'numpy', 'tokenizers') "
+        "if m in sys.modules))"
+    )
+    # The fastest of a few, since other work on the machine says nothing about the import.
+    best = min(_first_number(run(code).stdout) for _ in range(5))
+    assert best < 0.1
+
+
+def _first_number(line: str) -> float:
+    seconds, *loaded = line.split()
+    assert loaded == []
+    return float(seconds)
+
+
+def test_importing_the_llm_and_the_params_loads_no_torch() -> None:
+    code = (
+        "import sys; from quire import LLM, SamplingParams, RequestOutput, EngineArgs; "
+        "SamplingParams(temperature=0.5).checked_copy(); "
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    run(code)
+
+
+def test_parameters_outputs_and_options_need_nothing_but_python() -> None:
+    code = (
+        "import sys; from quire import SamplingParams, RequestOutput, EngineArgs; "
+        "EngineArgs('m'); print('numpy' in sys.modules)"
+    )
+    assert run(code).stdout == "False\n"
+
+
+def test_a_template_is_found_or_absent() -> None:
+    from quire.renderers.hf import resolve_chat_template
+
+    class Fake:
+        chat_template: str | None = "{{ x }}"
+
+        def get_chat_template(self, given: str | None, tools: Any = None) -> str | None:
+            return given or self.chat_template
+
+    tokenizer = Fake()
+    assert resolve_chat_template(tokenizer, None, None, model_config=None) == "{{ x }}"
+    assert resolve_chat_template(tokenizer, "mine") == "mine"
+    tokenizer.chat_template = None
+    assert resolve_chat_template(tokenizer) is None
+
+
+def test_a_tokenizer_comes_without_its_model(default_model: Path) -> None:
+    from quire.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(default_model, trust_remote_code=True)
+    assert tokenizer.decode(tokenizer("Hello, world")["input_ids"]) == "Hello, world"
+    assert "message" in tokenizer.chat_template
+    others: list[dict[str, Any]] = [{"tokenizer_mode": "slow"}, {"padding_side": "left"}]
+    for other in others:
+        with pytest.raises(NotSupported, match=next(iter(other))):
+            get_tokenizer(default_model, **other)
+
+
+def test_the_api_page_is_what_the_tables_render() -> None:
+    assert render_api.PAGE.read_text(encoding="utf-8") == render_api.render(), (
+        "docs/api.md is out of date. Run: python -m docs.render_api"
+    )
+
+
+# ------------------------------------------------------------------------------ notes
+
+
+# Another process, because pytest itself configures logging.
+NOTE = "from quire.notes import note; note('dtype float32\\nforged \\x1b[31mline\\u2028')"
+
+
+def test_a_note_is_one_line_on_stderr() -> None:
+    done = run(NOTE, QUIRE_LOG="")
+    assert done.stdout == ""
+    assert done.stderr == "quire: dtype float32\\nforged \\x1b[31mline\\u2028\n"
+
+
+def test_notes_can_be_silenced() -> None:
+    done = run(NOTE, QUIRE_LOG="error")
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_program_that_configured_logging_decides_itself() -> None:
+    done = run("import logging; logging.basicConfig(); " + NOTE, QUIRE_LOG="")
+    assert (done.stdout, done.stderr) == ("", "")
+    done = run("import logging; logging.basicConfig(level=20); " + NOTE, QUIRE_LOG="")
+    assert done.stderr.startswith("INFO:quire:dtype float32")
+
+
+def test_notes_go_where_the_program_logs(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO, logger="quire"):
+        note("100 % done")
+    assert [r.getMessage() for r in caplog.records] == ["100 % done"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_warning_points_at_the_callers_line() -> None:
+    with pytest.warns(QuireWarning, match="careful") as caught:
+        warn("careful\nhere")
+    assert str(caught[0].message) == one_line("careful\nhere")
+    assert caught[0].filename == __file__
