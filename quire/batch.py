@@ -1,0 +1,148 @@
+"""Batch: one forward pass of a StepPlan as tensors; the argument every layer receives.
+
+Sequences come in the plan's order, prefill slices first, then decode rows with one token each;
+tokens follow their sequence. Knows block ids and slots, not what is stored in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.request import Ints
+from quire.step import PrefixGroup, Slice
+
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Sequences (numbers within the batch) whose tables all begin with `blocks`."""
+
+    blocks: Tensor
+    members: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """block_size 4; row 5 computes 3 tokens from position 2 on, rows 0 and 3 decode:
+
+    token_ids     [7 8 9 | 1 | 2]       positions [2 3 4 | 9 | 6]
+    query_starts  [0, 3, 4, 5]          context_lens [5, 10, 7], this step's tokens included
+    slots         where each token's KV goes: block * 4 + position % 4
+    tables        [3, 3] the rows' block tables; -1 where a row has no block
+    logit_tokens  [2, 3, 4]             the tokens whose logits are needed
+    draws         [0, 1, 2]             which of those logits each drawing row reads
+    fresh_blocks  the block of row 5's token 9: first written now, and not filled
+
+    token_ids and positions may be longer than slots: the rest is padding nobody reads.
+    A sequence with context 0 rests: its slot is -1, and nothing of it is read or written.
+    longest_query and longest_context are 3 and 10 here, or 0 where nobody counted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    tables: Tensor
+    num_prefill: int
+    prefixes: tuple[SharedPrefix, ...]
+    logit_tokens: Tensor
+    draws: Tensor
+    fresh_blocks: Tensor
+    longest_query: int = 0
+    longest_context: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slots.shape[0]
+
+
+def make_batch(
+    prefill: Sequence[Slice],
+    decode_rows: Ints,
+    decode_positions: Ints,
+    groups: Sequence[PrefixGroup] = (),
+    *,
+    last_tokens: Tensor,
+    tables: Tensor,
+    block_size: int,
+    padded: Callable[[int], int],
+) -> Batch:
+    """The pass that computes these slices and decode rows.
+
+    `last_tokens` [rows] and `tables` [rows, width] are the device's; `padded` says how many
+    tokens to run for so many real ones.
+    """
+    device = tables.device
+    lengths = np.array([len(s.token_ids) for s in prefill] + [1] * len(decode_rows), np.int64)
+    starts = np.array([s.start for s in prefill] + decode_positions.tolist(), np.int64)
+    rows = np.array([s.row for s in prefill] + decode_rows.tolist(), np.int64)
+    query_starts = np.concatenate([[0], lengths.cumsum()])
+    num_tokens = int(query_starts[-1])
+    sequence_of = np.repeat(np.arange(len(rows)), lengths)
+    positions = np.arange(num_tokens) - np.repeat(query_starts[:-1] - starts, lengths)
+
+    def put(array: Longs) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    context_lens = starts + lengths
+    width = -(-int(context_lens.max()) // block_size)
+    own_tables = tables[put(rows), :width].long()
+    blocks = own_tables[put(sequence_of), put(positions // block_size)]
+    extra = padded(num_tokens) - num_tokens
+    fed = last_tokens[put(rows[len(prefill) :])]
+    parts = [torch.from_numpy(s.token_ids).to(device, torch.int64) for s in prefill]
+    partly = context_lens % block_size
+    fresh = np.flatnonzero((partly > 0) & (partly <= lengths))
+    logit_tokens, draws = _logit_tokens(prefill, len(decode_rows), query_starts)
+    return Batch(
+        token_ids=torch.cat([*parts, fed, fed.new_zeros(extra)]),
+        positions=put(np.concatenate([positions, np.zeros(extra, np.int64)])),
+        slots=blocks * block_size + put(positions % block_size),
+        query_starts=put(query_starts),
+        context_lens=put(context_lens),
+        tables=own_tables,
+        num_prefill=len(prefill),
+        prefixes=_prefixes(groups, rows, len(prefill), device),
+        logit_tokens=put(logit_tokens),
+        draws=put(draws),
+        fresh_blocks=own_tables[put(fresh), put(context_lens[fresh] // block_size)],
+    )
+
+
+def _logit_tokens(
+    prefill: Sequence[Slice], num_decode: int, query_starts: Longs
+) -> tuple[Longs, Longs]:
+    """The last token of each sequence somebody draws from, and who draws from which.
+
+    Slices ending at tokens 4 (for three siblings) and 9 (for nobody), two decode rows at 10
+    and 11 -> [4 10 11], [0 0 0 1 2].
+    """
+    num_draws = [len(s.sample_into) for s in prefill] + [1] * num_decode
+    drawing = [i for i, n in enumerate(num_draws) if n]
+    draws = np.repeat(np.arange(len(drawing)), [num_draws[i] for i in drawing])
+    return query_starts[1:][drawing] - 1, draws
+
+
+def _prefixes(
+    groups: Sequence[PrefixGroup],
+    rows: Longs,
+    num_prefill: int,
+    device: torch.device,
+) -> tuple[SharedPrefix, ...]:
+    """The groups with their members as sequences of this batch; rows that rest are left out."""
+    number = {row: num_prefill + i for i, row in enumerate(rows[num_prefill:].tolist())}
+    prefixes = []
+    for group in groups:
+        members = [number[row] for row in group.rows.tolist() if row in number]
+        if len(members) > 1:
+            blocks = torch.from_numpy(group.blocks).to(device, torch.int64)
+            prefixes.append(SharedPrefix(blocks, torch.tensor(members, device=device)))
+    return tuple(prefixes)

@@ -1,0 +1,69 @@
+"""How many KV blocks fit, and the memory they lie in.
+
+A block is block_size tokens of keys and values for every layer. The pool is sized once, when
+the executor starts; on a CPU its pages cost nothing until a block is first used.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.errors import NotEnoughMemory
+from quire.spec import ModelSpec
+
+CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return spec.kv_values_per_token * block_size * dtype.itemsize
+
+
+def pool_bytes(config: EngineConfig, free: int) -> int:
+    """Bytes the pool may take of `free` ones.
+
+    CPU: a quarter of what is free, at most 4 GiB. CUDA: gpu_memory_utilization of it.
+    """
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if config.device == "cpu":
+        return min(int(free * CPU_SHARE), CPU_LIMIT)
+    return int(free * config.gpu_memory_utilization)
+
+
+def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
+    """How many blocks the pool gets; at least one, or NotEnoughMemory."""
+    size = block_bytes(spec, config.block_size, dtype)
+    if config.num_blocks is not None:
+        count, budget = config.num_blocks, config.num_blocks * size
+    else:
+        budget = pool_bytes(config, free)
+        count = budget // size
+    if count < 1:
+        raise NotEnoughMemory(
+            f"a KV block of {config.block_size} tokens takes {_mib(size)}, and {_mib(budget)} are "
+            f"set aside for the KV cache ({_mib(free)} free). Set kv_cache_memory_bytes to at "
+            f"least {size}, or free some memory."
+        )
+    return count
+
+
+def make_cache(
+    spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet."""
+    shape = (spec.num_layers, 2, count, spec.num_kv_heads, block_size, spec.head_dim)
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        total = count * block_bytes(spec, block_size, dtype)
+        raise NotEnoughMemory(
+            f"{count} KV blocks of {block_size} tokens take {_mib(total)}, which this machine "
+            "does not give. Lower num_gpu_blocks_override or kv_cache_memory_bytes."
+        ) from error
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"

@@ -1,0 +1,195 @@
+"""What this machine is: memory, cores, and which number formats compute fast here.
+
+A GPU is used where there is one, and says by itself which formats it has. A CPU's speed is
+measured: a small product in each format, a few milliseconds, and what came out is kept in
+QUIRE_HOME for the same processor, torch and number of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from quire.kernels.cpu.linear import make_linear
+from quire.options import DeviceFacts
+from quire.weights.pull import quire_home
+
+# How many times faster than float32 a smaller format must be to be worth its rounding.
+LEAST_GAIN = 1.3
+# One product of a hopeless format (emulated bfloat16: 0.1 GFLOP/s) takes 10 ms at this size.
+SMALL, LARGE = (2, 512, 512), (64, 768, 768)
+SECONDS_PER_FORMAT = 0.03
+
+
+def device_facts(wanted: str | None = None) -> DeviceFacts:
+    """The facts of the GPU if there is one and "cpu" is not `wanted`, else of the CPU."""
+    if wanted != "cpu" and torch.cuda.is_available():
+        return _gpu_facts()
+    total, free = total_memory(), available_memory()
+    return DeviceFacts(
+        device="cpu",
+        memory_total=total,
+        memory_free=free,
+        num_cores=num_cores(),
+        fast_dtypes=fast_dtypes(),
+    )
+
+
+def _gpu_facts() -> DeviceFacts:
+    """The current GPU. Tensor cores multiply float16 since compute capability 7.0 and bfloat16
+    since 8.0."""
+    free, total = torch.cuda.mem_get_info()
+    major, _ = torch.cuda.get_device_capability()
+    fast: tuple[str, ...] = ()
+    if major >= 7:
+        fast = ("float16",)
+    if major >= 8:
+        fast = ("bfloat16", "float16")
+    return DeviceFacts(
+        device="cuda",
+        memory_total=total,
+        memory_free=free,
+        num_cores=num_cores(),
+        fast_dtypes=fast,
+    )
+
+
+def num_cores() -> int:
+    """Cores this process may use: affinity, the container's quota, OMP_NUM_THREADS."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        cores = min(cores, int(wanted))
+    return max(1, cores)
+
+
+def total_memory() -> int:
+    """Bytes of memory, or of the container's share of it."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(installed, int(limit)) if limit.isdigit() else installed
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, the container's limit considered."""
+    available = total_memory()
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    used = _read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        # The container's page cache counts as used but is given back on demand.
+        used_now = int(used) - _container_file_pages()
+        available = min(available, int(limit) - used_now)
+    return max(0, available)
+
+
+def fast_dtypes() -> tuple[str, ...]:
+    """Which of bfloat16 and float16 beat float32 here, the fastest first; measured once."""
+    path, key = quire_home() / "probe.json", _machine_key()
+    known = _load(path)
+    if key in known:
+        return known[key]
+    fast = _measure_dtypes()
+    _save(path, {**known, key: fast})
+    return fast
+
+
+def _measure_dtypes() -> tuple[str, ...]:
+    """On one thread: a product shared among cores that others use measures them, not the type."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _faster_than_float32()
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _faster_than_float32() -> tuple[str, ...]:
+    base = {size: _seconds(torch.float32, size) for size in (SMALL, LARGE)}
+    gains = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        if _seconds(dtype, SMALL) > 4 * base[SMALL] + 1e-4:
+            continue
+        gain = base[LARGE] / _seconds(dtype, LARGE)
+        if gain >= LEAST_GAIN:
+            gains[str(dtype).removeprefix("torch.")] = gain
+    return tuple(sorted(gains, key=lambda name: -gains[name]))
+
+
+@torch.inference_mode()
+def _seconds(dtype: torch.dtype, size: tuple[int, int, int]) -> float:
+    """The best time of a product [rows, inner] x [inner, columns]."""
+    rows, inner, columns = size
+    x = torch.ones(rows, inner, dtype=dtype)
+    linear = make_linear(torch.ones(columns, inner, dtype=dtype), None)
+    best, begin = math.inf, time.perf_counter()
+    while time.perf_counter() - begin < SECONDS_PER_FORMAT:
+        before = time.perf_counter()
+        linear(x)
+        best = min(best, time.perf_counter() - before)
+    return best
+
+
+def _machine_key() -> str:
+    """Equal for equal processors and torch versions."""
+    wanted = ("model name", "CPU part", "CPU implementer", "flags", "Features")
+    lines = {line for line in _read("/proc/cpuinfo").splitlines() if line.split("\t")[0] in wanted}
+    parts = [platform.machine(), torch.__version__, *sorted(lines)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _load(path: Path) -> dict[str, tuple[str, ...]]:
+    """What earlier processes measured; a file that says something else counts as absent."""
+    try:
+        stored = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    allowed = {"bfloat16", "float16"}
+    if not isinstance(stored, dict):
+        return {}
+    return {
+        key: tuple(names)
+        for key, names in stored.items()
+        if isinstance(names, list) and all(name in allowed for name in names)
+    }
+
+
+def _save(path: Path, known: dict[str, tuple[str, ...]]) -> None:
+    """Keep it if that is possible; measuring again costs little."""
+    mine = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(known, file)
+        mine.replace(path)
+    except OSError:
+        return
+
+
+def _container_file_pages() -> int:
+    for line in _read("/sys/fs/cgroup/memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""Ops on a CPU, with torch."""

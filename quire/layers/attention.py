@@ -1,0 +1,82 @@
+"""Self-attention over the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.batch import Batch
+from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape
+from quire.layers.linear import Linear
+from quire.layers.norm import RMSNorm
+from quire.tp import TensorParallel
+
+
+def attention_inputs(batch: Batch) -> AttentionInputs:
+    """What the kernels need to know of a batch."""
+    return AttentionInputs(
+        query_starts=batch.query_starts,
+        context_lens=batch.context_lens,
+        tables=batch.tables,
+        slots=batch.slots,
+        num_prefill=batch.num_prefill,
+        prefixes=tuple((prefix.blocks, prefix.members) for prefix in batch.prefixes),
+        longest_query=batch.longest_query,
+        longest_context=batch.longest_context,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What all layers of one forward pass share: the turns of its tokens, the slots their KV
+    goes to and, by window, the attention of the pass."""
+
+    cos: Tensor
+    sin: Tensor
+    slots: Tensor
+    attention: dict[int | None, AttentionStep]
+
+
+class PlainHeads:
+    """q and k as the projection gave them."""
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        return qk
+
+
+class NormedHeads:
+    """q and k normed head by head."""
+
+    def __init__(self, shape: HeadShape, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        return torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+
+
+class Attention:
+    """One layer's attention: project, turn, store, attend, project back."""
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        qkv: Linear,
+        heads: PlainHeads | NormedHeads,
+        out: Linear,
+        *,
+        window: int | None,
+        tp: TensorParallel,
+    ) -> None:
+        self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
+        self.window, self.tp = window, tp
+        self.num_turned = shape.num_heads + shape.num_kv_heads
+
+    def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
+        qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads
+        step = shared.attention[self.window]
+        qk = self.heads(qkv[:, : self.num_turned])
+        q = step.rope_and_store(qk, qkv[:, self.num_turned :], shared.cos, shared.sin, keys, values)
+        return self.tp.all_reduce(self.out(step.attend(q, keys, values)))

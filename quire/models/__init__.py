@@ -1,0 +1,1 @@
+"""Models: which families there are, and the decoder they are built as."""

@@ -1,0 +1,187 @@
+"""Decoder: one decoder-only transformer, built from parts by what its spec says.
+
+Branches are taken while building; the forward pass has none. `Decoder` knows a Batch and a KV
+cache, not where either comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.batch import Batch
+from quire.errors import CorruptModel
+from quire.kernels.ops import HeadShape, Kernels
+from quire.layers.attention import (
+    Attention,
+    NormedHeads,
+    Pass,
+    PlainHeads,
+    attention_inputs,
+)
+from quire.layers.embedding import Embedding
+from quire.layers.linear import Linear
+from quire.layers.mlp import GatedMLP
+from quire.layers.norm import RMSNorm
+from quire.layers.rotary import Rotary
+from quire.spec import ModelSpec
+from quire.tp import TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block of the decoder. `next_norm` is the norm after it, so that adding to the
+    residual stream and norming what comes of it stay one op."""
+
+    attention: Attention
+    mlp_norm: RMSNorm
+    mlp: GatedMLP
+    next_norm: RMSNorm
+
+    def __call__(
+        self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        attended = self.attention(normed, shared, keys, values)
+        made = self.mlp(self.mlp_norm.after_adding(attended, residual))
+        return self.next_norm.after_adding(made, residual)
+
+
+class Decoder:
+    """Token ids to hidden states, hidden states to logits."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        embedding: Embedding,
+        first_norm: RMSNorm,
+        layers: Sequence[Layer],
+        head: Linear,
+        rotary: Rotary,
+        tp: TensorParallel,
+    ) -> None:
+        self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
+        self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
+        self.windows = frozenset(layer.attention.window for layer in self.layers)
+
+    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
+        """The last hidden states [T, H], normed. cache [layers, 2, N, kv_heads, S, D]"""
+        inputs = attention_inputs(batch)
+        attention = {w: self.kernels.plan_attention(inputs, w) for w in self.windows}
+        shared = Pass(*self.rotary(batch.positions), batch.slots, attention)
+        return self.compute(batch.token_ids, shared, cache)
+
+    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+        """The same for a pass whose attention was planned before."""
+        residual = self.embedding(token_ids)
+        normed = self.first_norm(residual)
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+            normed = layer(normed, residual, shared, keys, values)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V]"""
+        return self.tp.all_gather(self.head(hidden))
+
+
+def build_decoder(
+    spec: ModelSpec,
+    weights: dict[str, Tensor],
+    kernels: Kernels,
+    shape: HeadShape,
+    *,
+    max_len: int,
+    tp: TensorParallel,
+) -> Decoder:
+    """Take the weights out of the dict, one by one, and put them where they belong.
+
+    The dict is emptied on the way, so that a packed weight never lies beside its source.
+    """
+    parts = _Parts(spec, weights, kernels, shape, tp)
+    table = parts.take("embed.weight", spec.vocab_size, spec.hidden_size)
+    norms = [parts.norm(f"layers.{i}.attn_norm", spec.hidden_size) for i in range(spec.num_layers)]
+    norms.append(parts.norm("norm", spec.hidden_size))
+    windows = spec.windows or (None,) * spec.num_layers
+    layers = [
+        Layer(
+            parts.attention(f"layers.{i}.attn", windows[i]),
+            parts.norm(f"layers.{i}.mlp_norm", spec.hidden_size),
+            parts.mlp(f"layers.{i}.mlp"),
+            norms[i + 1],
+        )
+        for i in range(spec.num_layers)
+    ]
+    head = table if spec.tied_embeddings else parts.take("head.weight", *table.shape)
+    return Decoder(
+        kernels,
+        Embedding(kernels, table),
+        norms[0],
+        layers,
+        Linear(kernels, head),
+        Rotary(spec, max_len, table.device),
+        tp,
+    )
+
+
+class _Parts:
+    """Makes layers out of named weights."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: dict[str, Tensor],
+        kernels: Kernels,
+        shape: HeadShape,
+        tp: TensorParallel,
+    ) -> None:
+        self.spec, self.weights, self.kernels = spec, weights, kernels
+        self.shape, self.tp = shape, tp
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        weight = self.weights.pop(name, None)
+        if weight is None:
+            raise CorruptModel(f"the weight {name!r} is missing.")
+        if tuple(weight.shape) != shape:
+            raise CorruptModel(
+                f"the weight {name!r} has shape {list(weight.shape)}, not {list(shape)}."
+            )
+        return weight
+
+    def norm(self, name: str, size: int) -> RMSNorm:
+        return RMSNorm(self.kernels, self.take(f"{name}.weight", size), self.spec.norm_eps)
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
+        weight = self.take(f"{name}.weight", rows, columns)
+        return Linear(self.kernels, weight, self.take(f"{name}.bias", rows) if bias else None)
+
+    def attention(self, name: str, window: int | None) -> Attention:
+        spec, width = self.spec, self.spec.head_dim
+        num_all = spec.num_heads + 2 * spec.num_kv_heads
+        heads: PlainHeads | NormedHeads = PlainHeads()
+        if spec.qk_norm:
+            q_norm, k_norm = (self.norm(f"{name}.{x}_norm", width) for x in "qk")
+            heads = NormedHeads(self.shape, q_norm, k_norm)
+        return Attention(
+            self.shape,
+            self.linear(f"{name}.qkv", num_all * width, spec.hidden_size, bias=spec.qkv_bias),
+            heads,
+            self.linear(f"{name}.o", spec.hidden_size, spec.num_heads * width, bias=spec.o_bias),
+            window=window,
+            tp=self.tp,
+        )
+
+    def mlp(self, name: str) -> GatedMLP:
+        hidden, inner, bias = self.spec.hidden_size, self.spec.intermediate_size, self.spec.mlp_bias
+        return GatedMLP(
+            self.kernels,
+            self.linear(f"{name}.gate_up", 2 * inner, hidden, bias=bias),
+            self.linear(f"{name}.down", hidden, inner, bias=bias),
+            self.tp,
+        )
+
+
+def head_shape(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> HeadShape:
+    """The heads of a spec, as the kernels want to know them."""
+    return HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, dtype)

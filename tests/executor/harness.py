@@ -1,0 +1,240 @@
+"""Runs a Runner on given texts, cut and shuffled as a seed says, and keeps every logit it makes.
+
+The sampler here draws what the text says comes next, so every position of a text is computed,
+some as prefill and some as decode, and its logits can be compared with another computation.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.executor.memory import make_cache
+from quire.executor.rows import DeviceRows
+from quire.executor.runner import Runner
+from quire.kernels.ops import kernels_for
+from quire.models.decoder import head_shape
+from quire.models.registry import build_model
+from quire.request import Ints
+from quire.sampling.sampler import Sampled
+from quire.sampling_params import SamplingParams
+from quire.spec import ModelSpec
+from quire.step import (
+    Assigned,
+    DecodeRows,
+    Masks,
+    PrefixGroup,
+    RowStart,
+    Slice,
+    StepPlan,
+    TokenLogprobs,
+)
+from quire.tp import TensorParallel
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, np.int32)
+
+
+def small_config(**changes: object) -> EngineConfig:
+    """A config for tiny models on a CPU."""
+    fields: dict[str, object] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "quantization": None,
+        "max_model_len": 512,
+        "block_size": 4,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "enable_prefix_caching": True,
+        "depth": 1,
+        "max_repeat": 1,
+        "batch_invariant": False,
+        "seed": 0,
+        "gpu_memory_utilization": 0.9,
+        "kv_cache_memory_bytes": None,
+        "num_blocks": 64,
+        "kv_cache_dtype": "auto",
+        "enforce_eager": True,
+        "logprobs_mode": "raw_logprobs",
+        "max_logprobs": -1,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "max_wait": 60.0,
+    }
+    return EngineConfig(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class TextSampler:
+    """Draws the next token of each row's text, or the likeliest where there is no text."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, list[int]] = {}
+        self.logits: dict[tuple[int, int], Tensor] = {}  # (row, position of the token drawn)
+
+    def start(self, start: RowStart) -> None: ...
+
+    def end(self, rows: Ints) -> None: ...
+
+    def sample(self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None) -> Sampled:
+        tokens = logits.argmax(-1)
+        for i, (row, at) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+            self.logits[row, at] = logits[i].clone()
+            text = self.texts.get(row, [])
+            if at < len(text):
+                tokens[i] = text[at]
+        failed = tuple((~logits.isfinite()).any(-1).nonzero()[:, 0].tolist())
+        return Sampled(tokens, {}, failed)
+
+    def score(self, logits: Tensor, targets: Ints, row: int) -> list[TokenLogprobs]:
+        chances = logits.float().log_softmax(-1)
+        none = np.empty(0, np.int32), np.empty(0, np.float32)
+        return [
+            TokenLogprobs(int(t), float(chances[i, int(t)]), 0, *none)
+            for i, t in enumerate(targets)
+        ]
+
+
+def make_runner(
+    spec: ModelSpec,
+    weights: dict[str, Tensor],
+    *,
+    block_size: int = 4,
+    num_blocks: int = 256,
+    num_rows: int = 16,
+    max_len: int = 512,
+    batch_invariant: bool = False,
+    poison: bool = True,
+) -> tuple[Runner, TextSampler]:
+    """A runner over a copy of the weights; the cache is full of NaN, as a former holder might
+    have left it."""
+    dtype = weights["embed.weight"].dtype
+    shape = head_shape(spec, block_size, dtype)
+    kernels = kernels_for("cpu", shape, batch_invariant=batch_invariant)
+    model = build_model(spec, dict(weights), kernels, shape, max_len=max_len, tp=TensorParallel())
+    cache = make_cache(spec, num_blocks, block_size, dtype, torch.device("cpu"))
+    if poison:
+        cache.fill_(torch.nan)
+    sampler = TextSampler()
+    rows = DeviceRows(num_rows, torch.device("cpu"))
+    return Runner(model, cache, rows, sampler, block_size), sampler
+
+
+@dataclass
+class Stay:
+    """One text on its way through the runner."""
+
+    row: int
+    text: list[int]
+    num_prompt: int
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    shared: int = 0  # blocks taken over from another stay
+
+
+def row_start(row: int, prompt: list[int], **changes: object) -> RowStart:
+    fields: dict[str, object] = {
+        "row": row,
+        "params": SamplingParams(max_tokens=1000),
+        "noise_key": 0,
+        "sample": 0,
+        "prompt_ids": ints(*prompt),
+        "output_ids": ints(),
+        "stop_ids": (),
+        "max_tokens": 1000,
+    }
+    return RowStart(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class Drive:
+    """Computes texts in random steps and returns the logits of every drawn position."""
+
+    def __init__(self, runner: Runner, sampler: TextSampler, seed: int, num_blocks: int) -> None:
+        self.runner, self.sampler = runner, sampler
+        self.rng = random.Random(seed)
+        self.free = list(range(num_blocks))
+        self.rng.shuffle(self.free)
+        self.most = 1 + self.rng.randrange(40)  # tokens of a slice
+
+    def run(
+        self,
+        texts: list[list[int]],
+        num_prompts: list[int],
+        *,
+        shared: int = 0,
+        grouped: bool = False,
+    ) -> dict[tuple[int, int], Tensor]:
+        """Logits by (number of the text, position drawn). The first `shared` tokens are equal in
+        all texts; their blocks are computed once and used by all."""
+        stays = [Stay(i, t, p) for i, (t, p) in enumerate(zip(texts, num_prompts, strict=True))]
+        for stay in stays:
+            self.sampler.texts[stay.row] = stay.text
+        starts = tuple(row_start(s.row, s.text[: s.num_prompt]) for s in stays)
+        size = self.runner.block_size
+        num_shared = shared // size
+        waiting = stays[1:] if num_shared else []
+        running = [s for s in stays if s not in waiting]
+        while running:
+            prefill: list[Slice] = []
+            decode: list[Stay] = []
+            assigned: list[tuple[int, int, int]] = []
+            for stay in self.rng.sample(running, self.rng.randint(1, len(running))):
+                if stay.computed < stay.num_prompt:
+                    prefill.append(self._slice(stay, assigned))
+                else:
+                    self._assign(stay, stay.computed + 1, assigned)
+                    decode.append(stay)
+            self.runner.run(
+                StepPlan(
+                    starts=starts,
+                    assigned=Assigned(*(ints(*column) for column in zip(*assigned, strict=True)))
+                    if assigned
+                    else Assigned(),
+                    prefill=tuple(prefill),
+                    decode=DecodeRows(
+                        ints(*(s.row for s in decode)), ints(*(s.computed for s in decode))
+                    ),
+                    groups=self._groups(decode, num_shared) if grouped else (),
+                )
+            )
+            starts = ()
+            for s in prefill:
+                stays[s.row].computed += len(s.token_ids)
+            for stay in decode:
+                stay.computed += 1
+            if waiting and stays[0].computed >= num_shared * size:
+                for stay in waiting:
+                    stay.blocks = stays[0].blocks[:num_shared]
+                    stay.shared, stay.computed = num_shared, num_shared * size
+                running, waiting = running + waiting, []
+            running = [s for s in running if s.computed < len(s.text)]
+        return self.sampler.logits
+
+    def _groups(self, decode: list[Stay], num_shared: int) -> tuple[PrefixGroup, ...]:
+        if not num_shared or not decode:
+            return ()
+        blocks = ints(*decode[0].blocks[:num_shared])
+        return (PrefixGroup(blocks, ints(*(s.row for s in decode))),)
+
+    def _slice(self, stay: Stay, assigned: list[tuple[int, int, int]]) -> Slice:
+        end = min(stay.num_prompt, stay.computed + self.rng.randint(1, self.most))
+        self._assign(stay, end, assigned)
+        last = end == stay.num_prompt
+        return Slice(
+            stay.row,
+            stay.computed,
+            ints(*stay.text[stay.computed : end]),
+            (stay.row,) if last else (),
+        )
+
+    def _assign(self, stay: Stay, length: int, assigned: list[tuple[int, int, int]]) -> None:
+        known = 0 if stay.computed == stay.shared * self.runner.block_size else len(stay.blocks)
+        while len(stay.blocks) * self.runner.block_size < length:
+            stay.blocks.append(self.free.pop())
+        assigned += [(stay.row, i, stay.blocks[i]) for i in range(known, len(stay.blocks))]

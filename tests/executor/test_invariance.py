@@ -1,0 +1,122 @@
+"""With batch_invariant=True the bits of a row depend on its text alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.errors import NotSupported
+from quire.kernels.cpu.invariant import InvariantKernels, agreeing
+from quire.kernels.ops import HeadShape
+from quire.spec import ModelSpec
+from quire.weights.load import dummy_weights
+from tests.executor.harness import Drive, make_runner
+
+NUM_BLOCKS = 512
+
+
+def spec_of(**changes: object) -> ModelSpec:
+    fields: dict[str, object] = {
+        "family": "llama",
+        "vocab_size": 200,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_layers": 2,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "max_model_len": 512,
+        "norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tied_embeddings": True,
+    }
+    return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def loud(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights large enough that attention is far from uniform."""
+    return {name: w * 8 if w.dim() == 2 else w for name, w in weights.items()}
+
+
+def texts_of(seed: int) -> tuple[list[list[int]], list[int]]:
+    rng = random.Random(seed)
+    texts = [[rng.randrange(200) for _ in range(rng.choice([9, 40, 150, 290]))] for _ in range(7)]
+    return texts, [rng.randint(1, len(text) - 1) for text in texts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("windows", [(), (50, None)])
+def test_every_way_of_cutting_a_text_gives_the_same_bits(
+    dtype: torch.dtype, windows: tuple[int | None, ...]
+) -> None:
+    spec = spec_of(windows=windows)
+    weights = loud(dummy_weights(spec, dtype=dtype, device="cpu"))
+    texts, num_prompts = texts_of(1)
+    seen: dict[tuple[int, int], Tensor] = {}
+    rng = random.Random(0)
+    for seed in range(6):
+        block_size = (16, 16, 4, 12, 16, 32)[seed]
+        runner, sampler = make_runner(
+            spec, weights, block_size=block_size, num_blocks=NUM_BLOCKS, batch_invariant=True
+        )
+        some = sorted(rng.sample(range(len(texts)), rng.randint(1, len(texts))))
+        # A later prompt end turns decode steps into prefill, as resuming after preemption does.
+        ends = [rng.randint(num_prompts[i], len(texts[i]) - 1) for i in some]
+        made = Drive(runner, sampler, seed, NUM_BLOCKS).run([texts[i] for i in some], ends)
+        for (row, at), logits in made.items():
+            before = seen.setdefault((some[row], at), logits)
+            assert torch.equal(before, logits), f"text {some[row]}, position {at}, seed {seed}"
+    assert len(seen) > 100
+
+
+def test_the_fast_kernels_do_not_promise_that() -> None:
+    """Were this to fail, the slower set would have lost its purpose."""
+    spec = spec_of()
+    weights = loud(dummy_weights(spec, dtype=torch.float32, device="cpu"))
+    texts, num_prompts = texts_of(1)
+    made = []
+    for seed in range(2):
+        runner, sampler = make_runner(spec, weights, num_blocks=NUM_BLOCKS)
+        made.append(Drive(runner, sampler, seed, NUM_BLOCKS).run(texts, num_prompts))
+    assert any(not torch.equal(made[0][key], made[1][key]) for key in made[0])
+
+
+def test_numbers_of_rows_that_disagree_are_left_out() -> None:
+    x = torch.randn(64, 8)
+
+    def other_bits_below_32(rows: Tensor) -> Tensor:
+        return rows * 2 if rows.shape[0] >= 32 else rows * 2 + 1e-6
+
+    assert agreeing(other_bits_below_32, x, (8, 16, 32)) == {32, 64}
+
+
+def test_places_that_disagree_leave_nothing() -> None:
+    x = torch.randn(64, 8)
+
+    def first_row_differs(rows: Tensor) -> Tensor:
+        return torch.cat([rows[:1] + 1, rows[1:]])
+
+    assert agreeing(first_row_differs, x, (8, 16)) == set()
+
+
+def test_a_promise_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = InvariantKernels(HeadShape(2, 1, 8, 16, torch.float32))
+    monkeypatch.setattr("quire.kernels.cpu.invariant.agreeing", lambda *_: set())
+    with pytest.raises(NotSupported, match="batch_invariant"):
+        kernels.make_linear(torch.randn(8, 8), None)
+
+
+def test_batches_are_cut_into_numbers_of_rows_that_agree() -> None:
+    kernels = InvariantKernels(HeadShape(2, 1, 8, 16, torch.float32))
+    for counts in ({16, 32, 64, 128, 256}, {16, 32, 256}, {64, 256}, {256}):
+        kernels.row_counts = frozenset(counts)
+        for num_tokens in range(700):
+            padded = kernels.padded(num_tokens)
+            cut = kernels.cut(padded)
+            assert set(cut) <= counts
+            assert num_tokens <= padded == sum(cut) < num_tokens + max(counts)
+    kernels.row_counts = frozenset({16, 32, 64, 128, 256})
+    assert kernels.cut(kernels.padded(300)) == [256, 32, 16]
