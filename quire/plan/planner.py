@@ -1,0 +1,187 @@
+"""From requests to a Plan: in which order to run them, which need not run, what it will take.
+
+Prefix groups stay together, so that what they share is computed once and not evicted in
+between. Groups and single requests go by the longest expected output first: a long answer
+begun last would run alone. A lower priority number goes before everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import EngineConfig
+from quire.plan.duplicates import find_duplicates
+from quire.plan.estimate import RunEstimate, estimate_run
+from quire.plan.lengths import OutputLengths, is_certain
+from quire.plan.plan import Percentiles, Plan
+from quire.plan.prefixes import PrefixTree, SharedPrefix
+from quire.plan.times import Doubles, StepTimes
+from quire.request import Ints, Request
+from quire.spec import ModelSpec
+
+
+class Planner:
+    """Plans windows of requests for one engine; learns nothing itself."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        times: StepTimes,
+        lengths: OutputLengths,
+    ) -> None:
+        self.config, self.spec, self.num_blocks = config, spec, num_blocks
+        self.times, self.lengths = times, lengths
+
+    def plan(self, requests: Sequence[Request], *, cached: Sequence[int] = ()) -> Plan:
+        """The same requests give the same plan, as long as nothing new was learned.
+
+        `cached`, where given, counts the prompt tokens of each request that earlier calls left
+        in the prefix cache.
+        """
+        tree = PrefixTree.of(
+            [r.prompt_ids for r in requests],
+            block_size=self.config.block_size,
+            salts=[r.cache_salt for r in requests],
+        )
+        duplicates = find_duplicates(requests, tree.first_equal())
+        runs = np.ones(len(requests), np.bool_)
+        runs[list(duplicates)] = False
+        tree = tree.keep(runs)
+        expected = np.array([self.lengths.expected(r) for r in requests], np.float64)
+        groups = tree.groups() if self.config.enable_prefix_caching else ()
+        order = _order(requests, np.flatnonzero(runs), expected, groups)
+        found = self._cached_tokens(requests, tree, order, cached)
+        for repeat, first in duplicates.items():
+            found[repeat] = found[first]
+        return Plan(
+            order=tuple(order.tolist()),
+            duplicates=duplicates,
+            groups=groups,
+            cached_tokens=found,
+            expected_outputs=expected,
+            prompt_lengths=Percentiles.of([r.num_prompt for r in requests]),
+            output_limits=Percentiles.of([r.max_tokens for r in requests]),
+            num_samples=sum(r.params.n for r in requests),
+            num_prompt_tokens=sum(r.num_prompt for r in requests),
+            num_run_tokens=sum(requests[i].num_prompt for i in order.tolist()),
+            num_cached_tokens=int(found[order].sum()),
+            max_output_tokens=sum(r.max_tokens * r.params.n for r in requests),
+            expected_output_tokens=round(
+                sum(e * r.params.n for e, r in zip(expected.tolist(), requests, strict=True))
+            ),
+            block_size=self.config.block_size,
+            prefix_caching=self.config.enable_prefix_caching,
+            foretell=partial(self._estimate, requests, order, found, expected, groups),
+            notes=self._notes(requests, order),
+        )
+
+    def _cached_tokens(
+        self, requests: Sequence[Request], tree: PrefixTree, order: Ints, before: Sequence[int]
+    ) -> Ints:
+        """What each request finds: of this plan's own prompts, or what was there before."""
+        if not self.config.enable_prefix_caching:
+            return np.zeros(len(requests), np.int32)
+        # A position whose logprob is wanted has to be computed, so these read nothing.
+        no_read = frozenset(
+            i
+            for i, r in enumerate(requests)
+            if r.params.skip_reading_prefix_cache or r.params.prompt_logprobs is not None
+        )
+        found = tree.cached_tokens(order, no_read=no_read)
+        if len(before):
+            readers = np.array([i not in no_read for i in range(len(requests))])
+            found = np.where(readers, np.maximum(found, np.asarray(before, np.int32)), found)
+        return found.astype(np.int32)
+
+    def _estimate(
+        self,
+        requests: Sequence[Request],
+        order: Ints,
+        cached: Ints,
+        expected: Doubles,
+        groups: tuple[SharedPrefix, ...],
+    ) -> RunEstimate:
+        place = np.full(len(requests), -1, np.int64)
+        place[order] = np.arange(len(order))
+        return estimate_run(
+            [requests[i] for i in order.tolist()],
+            cached[order],
+            expected[order].tolist(),
+            block_size=self.config.block_size,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            times=self.times,
+            spec=self.spec,
+            groups=[
+                SharedPrefix(tuple(place[list(g.members)].tolist()), g.num_blocks, g.parent)
+                for g in groups
+            ],
+            caching=self.config.enable_prefix_caching,
+            depth=self.config.depth,
+        )
+
+    def _notes(self, requests: Sequence[Request], order: Ints) -> tuple[str, ...]:
+        """What may make the run differ from the plan."""
+        notes = []
+        uncertain = sum(not is_certain(requests[i]) for i in order.tolist())
+        if uncertain:
+            notes.append(
+                f"{uncertain:,} requests may stop before max_tokens: steps, blocks and time are "
+                "expectations"
+            )
+        most = self.num_blocks * self.config.block_size
+        too_long = [i for i in order.tolist() if requests[i].num_prompt > most]
+        if too_long:
+            notes.append(
+                f"{len(too_long):,} prompts are longer than the whole KV pool of {most:,} tokens "
+                f"(the first is prompt {too_long[0]}) and will fail alone"
+            )
+        return tuple(notes)
+
+
+def _order(
+    requests: Sequence[Request],
+    running: npt.NDArray[np.int64],
+    expected: Doubles,
+    groups: Sequence[SharedPrefix],
+) -> Ints:
+    """Indices to run, by priority, group, inner group, and longest first in each.
+
+    A group is as long as its longest member, ties go by the lowest index. One that spans
+    priorities is split: each priority keeps its part together.
+    """
+    count = len(requests)
+    priority = np.array([r.priority for r in requests], np.int64)
+    outer = np.arange(count)
+    for group in groups:
+        if group.parent is None:
+            outer[list(group.members)] = group.members[0]
+    inner = np.arange(count)
+    for group in groups:
+        if group.parent is not None:
+            inner[list(group.members)] = group.members[0]
+    keys: list[npt.NDArray[np.float64] | npt.NDArray[np.int64]] = [running]
+    keys.append(-expected[running])
+    for level in (inner, outer):
+        # Within its priority, and for the inner level within its outer group as well.
+        _, team = np.unique(
+            np.stack([priority[running], outer[running], level[running]]),
+            axis=1,
+            return_inverse=True,
+        )
+        team = team.reshape(-1)
+        longest = np.zeros(len(running))
+        np.maximum.at(longest, team, expected[running])
+        first = np.full(len(running), count)
+        np.minimum.at(first, team, running)
+        keys += [first[team], -longest[team]]
+    keys.append(priority[running])
+    return running[np.lexsort(keys)].astype(np.int32)
