@@ -160,8 +160,6 @@ def _refused(**whys: str) -> dict[str, Status]:
     return {name: Status("refused", why) for name, why in whys.items()}
 
 
-_STRUCTURED = "Structured outputs are not built yet: check the text afterwards and ask again."
-
 PARAMS_STATUS: dict[str, Status] = {
     **_honoured(
         n="Answers per prompt, 1 to 16384; they share the prompt's KV. Above 1 needs temperature.",
@@ -191,6 +189,9 @@ PARAMS_STATUS: dict[str, Status] = {
         allowed_token_ids="Nothing but these tokens; any number of them.",
         bad_words="Strings that never appear; any number of them.",
         skip_reading_prefix_cache="True: compute the whole prompt again.",
+        structured_outputs="What the text must look like; a row that reaches max_tokens before "
+        'its end has stop_reason "unfinished_structured_output".',
+        guided_decoding="The older spelling of structured_outputs.",
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
     ),
     **_moot(
@@ -199,8 +200,6 @@ PARAMS_STATUS: dict[str, Status] = {
         routed_experts_prompt_start="No routed experts are returned.",
     ),
     **_refused(
-        structured_outputs=_STRUCTURED,
-        guided_decoding=_STRUCTURED,
         logits_processors="Logits processors are not built yet: use logit_bias, "
         "allowed_token_ids or bad_words.",
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "

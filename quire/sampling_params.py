@@ -256,6 +256,8 @@ class SamplingParams:
             if status.kind == "refused":
                 raise NotSupported(f"SamplingParams({name}={show(value)}): {status.why}")
             warn(f"SamplingParams({name}={show(value)}) has no effect. {status.why}")
+        if params.guided_decoding is not None:
+            params.structured_outputs, params.guided_decoding = params.guided_decoding, None
         # One form for what means the same, so that equal requests compare equal.
         if params.temperature == 0.0:
             params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0

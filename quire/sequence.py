@@ -19,6 +19,28 @@ if TYPE_CHECKING:
     from quire.step import TokenLogprobs
 
 
+class Guide(Protocol):
+    """Follows one sequence through its grammar."""
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why no token can follow, once that is so."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The text so far fulfils the grammar."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing but an end token may follow."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on with this token; False, and `error` set, if it may not come here."""
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, whatever is drawn."""
+
+
 class TextWatch(Protocol):
     """Follows the text of one sequence for its stop strings."""
 
@@ -44,6 +66,7 @@ class Sequence:
     sample: int = 0
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
+    guide: Guide | None = None
     siblings: list[Sequence] = field(default_factory=list)  # to be forked off at the prompt's end
     output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -9,6 +9,7 @@ blocks that an earlier slice of the same plan fills.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -91,12 +92,21 @@ class PrefixGroup:
     rows: Ints
 
 
+def _filled() -> None:
+    """For masks that were ready when they were made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Allowed tokens of some rows: bit t % 32 of bits[i, t // 32] allows token t for rows[i]."""
+    """Allowed tokens of some rows: bit t % 32 of bits[i, t // 32] allows token t for rows[i].
+
+    The bits may still be being filled while the pass is computed: call `wait` before reading
+    them. A row whose mask failed has all bits zero, and so draws nothing.
+    """
 
     rows: Ints
     bits: npt.NDArray[np.uint32]
+    wait: Callable[[], object] = _filled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural
 @dataclass(slots=True)
 class StructuredOutputsParams:
     """What the text must look like: exactly one of json, regex, choice, grammar, json_object
-    or structural_tag."""
+    or structural_tag. `json` is a schema: a dict, JSON text or a pydantic model."""
 
-    json: str | dict[str, Any] | None = None
+    json: Any = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -47,6 +47,7 @@ class StructuredOutputsParams:
             if not self.choice:
                 fail(InvalidParams, "choice", "a list of at least one string", self.choice)
         if self.json is not None:
+            self.json = _schema_of(self.json)
             _check_schema(self.json)
         if self.json_object is not None and self.json_object is not True:
             fail(InvalidParams, "json_object", "True or None", self.json_object)
@@ -69,9 +70,8 @@ class GuidedDecodingParams(StructuredOutputsParams):
     def from_optional(
         cls, json: Any = None, backend: str | None = None, **constraints: Any
     ) -> GuidedDecodingParams | None:
-        """The params, or None when no constraint is given; a pydantic model is a schema too."""
-        schema = getattr(json, "model_json_schema", None)
-        given = {"json": schema() if schema is not None else json, **constraints}
+        """The params, or None when no constraint is given."""
+        given = {"json": json, **constraints}
         if all(given.get(name) is None for name in _CONSTRAINTS):
             return None
         return cls(**given, backend=backend)
@@ -95,6 +95,12 @@ class RepetitionDetectionParams:
         if self.max_pattern_size > 0 and self.min_count < 2:
             hint = "Set max_pattern_size=0 to turn detection off."
             fail(InvalidParams, "min_count", "at least 2", self.min_count, hint)
+
+
+def _schema_of(json: Any) -> Any:
+    """The schema of a pydantic model; anything else as it is."""
+    schema = getattr(json, "model_json_schema", None)
+    return schema() if schema is not None else json
 
 
 def _check_schema(schema: Any) -> None:

@@ -33,7 +33,30 @@ def draw(chain: int, noise_key: int, sample: int) -> int:
     return mix(chain, noise_key, sample) % VOCAB
 
 
-def expected_output(request: Request, sample: int) -> list[int]:
+def forced_after(token: int) -> list[int]:
+    """What FakeGuide forces after a token: now and then a few."""
+    return [(token * 7 + i) % VOCAB for i in range(token % 4)] if token % 3 == 0 else []
+
+
+class FakeGuide:
+    """A grammar that forbids nothing, but forces tokens."""
+
+    error = None
+    is_complete = True
+    is_stopped = False
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def accept(self, token_id: int) -> bool:
+        self.accepted.append(token_id)
+        return True
+
+    def forced(self) -> list[int]:
+        return forced_after(self.accepted[-1])
+
+
+def expected_output(request: Request, sample: int, *, guided: bool = False) -> list[int]:
     """What any correct engine makes of this request: the same arithmetic without any blocks."""
     chain = 0
     for position, token in enumerate(request.prompt_ids.tolist()):
@@ -41,13 +64,14 @@ def expected_output(request: Request, sample: int) -> list[int]:
     output: list[int] = []
     stops = request.eos_ids | request.stop_ids
     while True:
-        token = draw(chain, request.noise_key, sample)
-        output.append(token)
-        if token in stops and len(output) >= request.params.min_tokens:
-            return output
-        if len(output) >= request.max_tokens:
-            return output
-        chain = mix(chain, token, request.num_prompt + len(output) - 1)
+        drawn = draw(chain, request.noise_key, sample)
+        for token in [drawn, *(forced_after(drawn) if guided else [])]:
+            output.append(token)
+            if token in stops and len(output) >= request.params.min_tokens:
+                return output
+            if len(output) >= request.max_tokens:
+                return output
+            chain = mix(chain, token, request.num_prompt + len(output) - 1)
 
 
 @dataclass

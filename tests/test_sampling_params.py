@@ -278,8 +278,6 @@ def test_greedy_copies_have_one_form_and_the_original_keeps_its_own() -> None:
 
 
 REFUSED: list[dict[str, Any]] = [
-    {"structured_outputs": StructuredOutputsParams(regex="a+")},
-    {"guided_decoding": GuidedDecodingParams(choice=["a", "b"])},
     {"logits_processors": [lambda ids, logits: logits]},
     {"n": 2, "best_of": 3},
     {"thinking_token_budget": 0},
@@ -458,3 +456,11 @@ def test_beam_search_signature() -> None:
 def test_output_kinds_are_taken() -> None:
     for kind in RequestOutputKind:
         assert SamplingParams(output_kind=kind).checked_copy().output_kind is kind
+
+
+def test_the_older_spelling_becomes_structured_outputs_in_the_copy() -> None:
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["a", "b"]))
+    copied = params.checked_copy()
+    assert copied.guided_decoding is None and copied.structured_outputs is not None
+    assert copied.structured_outputs.choice == ["a", "b"]
+    assert params.guided_decoding is not None

@@ -134,10 +134,11 @@ class RequestMaker:
     def _resolve(self, params: SamplingParams) -> _Resolved:
         check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
         if self._tokenizer is None:
-            for name in ("stop", "bad_words"):
+            for name in ("stop", "bad_words", "structured_outputs"):
                 if getattr(params, name):
                     raise InvalidParams(
-                        f"{name} is text, and {_NO_TOKENIZER}use stop_token_ids or logit_bias",
+                        f"{name} is about text, and {_NO_TOKENIZER}"
+                        "use stop_token_ids or logit_bias",
                         parameter=name,
                         value=getattr(params, name),
                     )

@@ -84,6 +84,7 @@ class GrammarMask:
         lines = np.flatnonzero(self.wanted(call))
         if call.masks is None or len(lines) == 0:
             return
+        call.masks.wait()
         mask_of = {int(row): number for number, row in enumerate(call.masks.rows)}
         chosen = call.masks.bits[[mask_of[int(row)] for row in call.rows[lines]]]
         words = torch.from_numpy(chosen.view(np.int32)).to(logits.device)

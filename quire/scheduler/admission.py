@@ -1,4 +1,6 @@
-"""Will the pool be large enough, if this one joins? Predicted, not promised.
+"""Whether a waiting sequence may begin: rows, blocks now, and blocks later.
+
+Will the pool be large enough, if this one joins? Predicted, not promised.
 
 Every running row grows by a token a step until its expected end, where its own blocks come
 back. Memory peaks just before one of these ends, so it is enough to look there. Rows may run
@@ -7,8 +9,15 @@ longer than expected: then someone is preempted, and nothing is lost but time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
+
+from quire.cache.pool import BlockPool
+from quire.request import Ints, Request
+from quire.scheduler.rows import Rows
+from quire.sequence import Sequence
 
 
 def peak_blocks(
@@ -32,3 +41,60 @@ def peak_blocks(
     alive = np.cumsum(count[longest_first])
     returned = own.sum() - np.cumsum(own[longest_first])
     return float(np.max(used + alive * left / block_size - returned))
+
+
+class Admission:
+    """Looks at rows and blocks; changes neither."""
+
+    def __init__(
+        self, pool: BlockPool, rows: Rows, expected_output: Callable[[Request], float]
+    ) -> None:
+        self.pool, self.rows, self._expected_output = pool, rows, expected_output
+
+    def num_unclaimed_rows(self) -> int:
+        """Free rows, less those that prompts in progress will fork into."""
+        rows = self.rows
+        prompts = rows.running[~rows.drawn[rows.running]].tolist()
+        return rows.num_free - sum(len(rows.sequence(row).siblings) for row in prompts)
+
+    def cached_blocks(self, sequence: Sequence) -> Ints:
+        """Published blocks that begin this sequence, as far as it may read them."""
+        most = None
+        if sequence.request.params.skip_reading_prefix_cache and not len(sequence.output_ids):
+            most = 0
+        if sequence.wants_prompt_logprobs:
+            # A position that is still to be scored has to be computed.
+            most = len(sequence.prompt_logprobs) // self.pool.block_size
+        return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
+
+    def has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
+        """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
+        pool, rows, size = self.pool, self.rows, self.pool.block_size
+        woken = pool.num_idle_in(cached)
+        left = sequence.num_tokens - len(cached) * size
+        first = -(-min(left, budget) // size)
+        if not len(rows.running):
+            return woken + min(first, 1) <= pool.num_free
+        if woken + first > pool.num_free:
+            return False
+        whole = -(-left // size)
+        at = rows.running
+        siblings = [len(rows.sequence(row).siblings) for row in at[~rows.drawn[at]].tolist()]
+        counts = np.ones(len(at) + 1)
+        counts[:-1][~rows.drawn[at]] += siblings
+        counts[-1] += len(sequence.siblings)
+        expected = self._expected_output(sequence.request) - len(sequence.output_ids)
+        remaining = np.append(self._remaining(at), max(expected, 1))
+        own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)
+        prompts = rows.planned[at] - rows.num_blocks[at] * size
+        unfilled = int(np.maximum(-(-prompts // size), 0).sum())
+        used = pool.num_used + woken + whole + unfilled
+        return peak_blocks(used, own, remaining, counts, size) <= pool.num_blocks
+
+    def _remaining(self, at: Ints) -> npt.NDArray[np.float64]:
+        """Tokens each row will probably still write; one that is overdue, half as many again."""
+        rows = self.rows
+        left = rows.expected[at] - rows.planned[at]
+        overdue = (rows.planned[at] - rows.num_prompt[at]) / 2
+        most = rows.limit[at] - rows.planned[at]
+        return np.where(left > 0, left, overdue).clip(1, np.maximum(most, 1))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from quire.cache.prefix import Past
 from quire.request import Ints
+from quire.sampling_params import SamplingParams
 from quire.sequence import Sequence
 
 STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
@@ -28,6 +29,19 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
     wide = np.full((rows, max(columns, 2 * old)), -1, np.int32)
     wide[:, :old] = array
     return wide
+
+
+def needs_every_step(params: SamplingParams) -> bool:
+    """Whether a token changes how the next one is drawn, beyond what a device row holds."""
+    penalised = params.presence_penalty or params.frequency_penalty
+    return bool(
+        penalised
+        or params.repetition_penalty != 1.0
+        or params.logit_bias
+        or params.bad_words
+        or params.allowed_token_ids
+        or params.min_tokens
+    )
 
 
 class Rows:
@@ -50,6 +64,9 @@ class Rows:
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
+        self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
+        self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
+        self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
@@ -80,12 +97,15 @@ class Rows:
         self.expected[row] = request.num_prompt + expected
         self.num_blocks[row] = self.num_published[row] = self.num_shared[row] = 0
         self.pasts[row] = request.cache_salt
-        self.forked[row] = False
+        self.forked[row] = self.renewed[row] = False
+        self.guided[row] = sequence.guide is not None
         self.visited[row] = (
             sequence.watch is not None
+            or sequence.guide is not None
             or request.params.num_logprobs is not None
             or len(stops) > STOP_COLUMNS
         )
+        self.stepwise[row] = self.visited[row] or needs_every_step(request.params)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))
@@ -120,6 +140,18 @@ class Rows:
         self.widen_blocks(have + len(blocks))
         self.blocks[row, have : have + len(blocks)] = blocks
         self.num_blocks[row] = have + len(blocks)
+
+    def append_forced(self, row: int, tokens: list[int]) -> None:
+        """Add tokens that nobody drew: the row computes them before it draws again."""
+        written = int(self.known[row] - self.num_prompt[row])
+        self.outputs = widened(self.outputs, written + len(tokens))
+        self.outputs[row, written : written + len(tokens)] = tokens
+        self.known[row] += len(tokens)
+        self.planned[row] = self.known[row]
+        sequence = self.sequence(row)
+        sequence.output_ids = self.output_ids(row)
+        self.token_ids[row] = sequence.token_ids
+        self.drawn[row] = False
 
     def append_outputs(self, rows: Ints, tokens: Ints, kept: Ints) -> None:
         """Add to each row the first kept[i] of tokens[i]. tokens: [rows, K]."""

@@ -24,14 +24,14 @@ import numpy.typing as npt
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit, InvalidLogits, QuireError
 from quire.request import Ints, Request
-from quire.scheduler.admission import peak_blocks
+from quire.scheduler.admission import Admission
 from quire.scheduler.groups import prefix_groups
 from quire.scheduler.rows import Rows
 from quire.scheduler.stays import Draft, Stays
 from quire.scheduler.stopping import ending, judge, num_kept
 from quire.scheduler.waiting import Waiting
-from quire.sequence import Sequence
-from quire.step import DecodeRows, PrefixGroup, Slice, StepPlan, StepResult
+from quire.sequence import Guide, Sequence
+from quire.step import DecodeRows, Masks, PrefixGroup, Slice, StepPlan, StepResult
 
 MOST_PREEMPTIONS = 3  # after so many, a sequence is left in peace while others run
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
@@ -58,6 +58,20 @@ class _Flight:
     slice_stays: tuple[int, ...]
 
 
+MakeMasks = Callable[[Ints, Many[Guide]], Masks]
+
+
+def _failure(sequence: Sequence) -> tuple[Sequence, QuireError]:
+    """Why a row could draw no token: its grammar's reason, or bad logits."""
+    if sequence.guide is not None and sequence.guide.error is not None:
+        return sequence, sequence.guide.error
+    return sequence, InvalidLogits(
+        "the model gave NaN or infinite logits for this row, or its constraints left no token, "
+        "so none could be drawn; the other rows went on. Loosen the constraints, try "
+        "dtype='float32', or check the weights."
+    )
+
+
 class Scheduler:
     """Owns every Sequence from `add` to its end."""
 
@@ -67,14 +81,18 @@ class Scheduler:
         limits: Limits,
         *,
         expected_output: Callable[[Request], float] = lambda request: request.max_tokens,
+        make_masks: MakeMasks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`make_masks` begins to fill the masks of rows that follow a grammar."""
         self.pool, self.limits = pool, limits
         self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         self.waiting = Waiting()
         self.num_preemptions = 0
         self._stays = Stays(pool, self.rows)
+        self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
+        self._make_masks = make_masks
         self._flights: deque[_Flight] = deque()
         self._ended: list[Sequence] = []  # while planning; handed over at the next commit
         self._service_times: deque[float] = deque(maxlen=101)
@@ -86,7 +104,11 @@ class Scheduler:
             self.pool.num_blocks, block_size=self.pool.block_size, caching=self.pool.caching
         )
         return Scheduler(
-            pool, self.limits, expected_output=self._expected_output, clock=self._clock
+            pool,
+            self.limits,
+            expected_output=self._expected_output,
+            make_masks=self._make_masks,
+            clock=self._clock,
         )
 
     @property
@@ -147,6 +169,7 @@ class Scheduler:
             prefill=tuple(draft.prefill),
             decode=decode,
             groups=self._prefix_groups(at),
+            masks=self._masks(draft, at),
             repeat=repeat,
         )
         self._stays.ended.clear()
@@ -164,6 +187,8 @@ class Scheduler:
         while True:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
+            # What a grammar allows is known only when the last token is.
+            at = at[~rows.guided[at] | (rows.known[at] == rows.planned[at])]
             lacking, shared = stays.lacking(at, 1), stays.shared_tails(at)
             if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
                 break
@@ -178,7 +203,7 @@ class Scheduler:
     def _plan_repeat(self, at: Ints, draft: Draft) -> int:
         """How many decode steps to ask for at once: as many as waste little, and have room."""
         rows, repeat = self.rows, self.limits.max_repeat
-        if repeat == 1 or bool(rows.visited[at].any()):
+        if repeat == 1 or bool(rows.stepwise[at].any()):
             return 1
         left = rows.limit[at] - rows.planned[at]
         # Whoever stops by a token wastes half a plan on average, once in its life.
@@ -201,14 +226,24 @@ class Scheduler:
             self._groups = key, prefix_groups(self.rows, at, self.pool.block_size)
         return self._groups[1]
 
+    def _masks(self, draft: Draft, at: Ints) -> Masks | None:
+        """The masks of all rows that draw in this plan and follow a grammar."""
+        drawing = [row for s in draft.prefill for row in s.sample_into if self.rows.guided[row]]
+        drawing += at[self.rows.guided[at]].tolist()
+        if not drawing or self._make_masks is None:
+            return None
+        guides = [self.rows.sequence(row).guide for row in drawing]
+        return self._make_masks(np.array(drawing, np.int32), [g for g in guides if g is not None])
+
     def _plan_prefill(self, draft: Draft) -> None:
         """Prompts that were begun go on, in order of admission."""
         rows = self.rows
         for row in rows.running[~rows.drawn[rows.running]].tolist():
-            room = (int(rows.num_blocks[row]) + self.pool.num_free) * self.pool.block_size
+            spare = self.pool.num_free - self._stays.num_shared_tails(row)
+            room = (int(rows.num_blocks[row]) + spare) * self.pool.block_size
             left = int(rows.planned[row] - rows.computed[row])
             chunk = min(left, draft.budget, room - int(rows.computed[row]))
-            if chunk > 0:
+            if chunk > 0 and spare >= 0:
                 self._plan_slice(row, chunk, draft)
 
     def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
@@ -216,6 +251,11 @@ class Scheduler:
         rows, sequence = self.rows, self.rows.sequence(row)
         start = int(rows.computed[row])
         end = start + chunk
+        if rows.renewed[row]:
+            self._stays.renew(row, draft)
+        if self._stays.num_shared_tails(row):
+            self._stays.copy_tail(row, draft)
+        rows.forked[row] = False
         self._stays.grow_to(row, end, draft)
         known = rows.token_ids[row]
         rows.computed[row] = end
@@ -248,12 +288,12 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
-        while draft.budget > 0 and self._num_unclaimed_rows() > 0:
+        while draft.budget > 0 and self._admission.num_unclaimed_rows() > 0:
             sequence = self.waiting.next(self._clock(), self._max_wait())
             if sequence is None:
                 return
-            cached = self._cached_blocks(sequence)
-            if not self._has_room(sequence, cached, draft.budget):
+            cached = self._admission.cached_blocks(sequence)
+            if not self._admission.has_room(sequence, cached, draft.budget):
                 if not self.num_running and not self._flights:
                     self._fail_waiting(sequence)
                     continue
@@ -274,54 +314,6 @@ class Scheduler:
         if not self._service_times:
             return self.limits.max_wait
         return max(self.limits.max_wait, 4 * float(np.median(self._service_times)))
-
-    def _num_unclaimed_rows(self) -> int:
-        """Free rows, less those that prompts in progress will fork into."""
-        rows = self.rows
-        prompts = rows.running[~rows.drawn[rows.running]].tolist()
-        return rows.num_free - sum(len(rows.sequence(row).siblings) for row in prompts)
-
-    def _cached_blocks(self, sequence: Sequence) -> Ints:
-        """Published blocks that begin this sequence, as far as it may read them."""
-        most = None
-        if sequence.request.params.skip_reading_prefix_cache and not len(sequence.output_ids):
-            most = 0
-        if sequence.wants_prompt_logprobs:
-            # A position that is still to be scored has to be computed.
-            most = len(sequence.prompt_logprobs) // self.pool.block_size
-        return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
-
-    def _has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
-        """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
-        pool, rows, size = self.pool, self.rows, self.pool.block_size
-        woken = pool.num_idle_in(cached)
-        left = sequence.num_tokens - len(cached) * size
-        first = -(-min(left, budget) // size)
-        if not self.num_running:
-            return woken + min(first, 1) <= pool.num_free
-        if woken + first > pool.num_free:
-            return False
-        whole = -(-left // size)
-        at = rows.running
-        siblings = [len(rows.sequence(row).siblings) for row in at[~rows.drawn[at]].tolist()]
-        counts = np.ones(len(at) + 1)
-        counts[:-1][~rows.drawn[at]] += siblings
-        counts[-1] += len(sequence.siblings)
-        expected = self._expected_output(sequence.request) - len(sequence.output_ids)
-        remaining = np.append(self._remaining(at), max(expected, 1))
-        own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)
-        prompts = rows.planned[at] - rows.num_blocks[at] * size
-        unfilled = int(np.maximum(-(-prompts // size), 0).sum())
-        used = pool.num_used + woken + whole + unfilled
-        return peak_blocks(used, own, remaining, counts, size) <= pool.num_blocks
-
-    def _remaining(self, at: Ints) -> npt.NDArray[np.float64]:
-        """Tokens each row will probably still write; one that is overdue, half as many again."""
-        rows = self.rows
-        left = rows.expected[at] - rows.planned[at]
-        overdue = (rows.planned[at] - rows.num_prompt[at]) / 2
-        most = rows.limit[at] - rows.planned[at]
-        return np.where(left > 0, left, overdue).clip(1, np.maximum(most, 1))
 
     def _fail_waiting(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
@@ -376,14 +368,13 @@ class Scheduler:
         for i in np.flatnonzero(rows.visited[at]).tolist():
             kept[i], ended[i] = self._visit(int(at[i]), tokens[i], int(live[i]), result)
         rows.append_outputs(at, tokens, kept)
+        for row in at[rows.guided[at] & ~ended].tolist():
+            if self._jump_ahead(row):
+                ended[at == row] = True
         for row in at[ended].tolist():
             self._finish(row, now)
         for i in failed:
-            error = InvalidLogits(
-                "the model gave NaN or infinite logits for this row, so no token could be drawn; "
-                "the other rows went on. Try dtype='float32', or check the weights."
-            )
-            self._fail(self._stays.end(int(flight.rows[i])), error)
+            self._fail(*_failure(self._stays.end(int(flight.rows[i]))))
         return self.take_ended()
 
     def take_ended(self) -> list[Sequence]:
@@ -406,6 +397,22 @@ class Scheduler:
         if i in result.logprobs:
             sequence.logprobs += result.logprobs[i][:kept]
         return kept, sequence.finish_reason is not None
+
+    def _jump_ahead(self, row: int) -> bool:
+        """Append what the grammar forces next, without drawing it; True if that ends the row.
+
+        Rows that want logprobs draw every token, to have one for each.
+        """
+        rows, sequence = self.rows, self.rows.sequence(row)
+        if sequence.guide is None or sequence.request.params.num_logprobs is not None:
+            return False
+        room = int(rows.limit[row] - rows.known[row])
+        forced = sequence.guide.forced()[:room]
+        if not forced:
+            return False
+        kept = judge(sequence, forced, int(rows.known[row] - rows.num_prompt[row]))
+        self._stays.force(row, forced[:kept])
+        return sequence.finish_reason is not None
 
     def _finish(self, row: int, now: float) -> None:
         sequence = self._stays.end(row)

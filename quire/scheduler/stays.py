@@ -71,21 +71,24 @@ class Stays:
         return row
 
     def _enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
-        request = sequence.request
         row = self.rows.enter(sequence, expected)
-        draft.starts.append(
-            RowStart(
-                row=row,
-                params=request.params,
-                noise_key=request.noise_key,
-                sample=sequence.sample,
-                prompt_ids=request.prompt_ids,
-                output_ids=sequence.output_ids,
-                stop_ids=tuple(sorted(request.eos_ids | request.stop_ids)),
-                max_tokens=request.max_tokens,
-            )
-        )
+        draft.starts.append(_row_start(row, sequence))
         return row
+
+    def force(self, row: int, tokens: list[int]) -> None:
+        """Give the row tokens that nobody drew; the device is told when they are computed."""
+        self.rows.append_forced(row, tokens)
+        if not self.rows.renewed[row]:
+            self.rows.renewed[row] = True
+            self.ended.append(row)
+
+    def renew(self, row: int, draft: Draft) -> None:
+        """Start the row again on the device, where it ended, with its tokens and blocks."""
+        self.rows.renewed[row] = False
+        draft.starts.append(_row_start(row, self.rows.sequence(row)))
+        blocks = self.rows.block_ids(row).copy()
+        indices = np.arange(len(blocks), dtype=np.int32)
+        draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
 
     def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
         have = int(self.rows.num_blocks[row])
@@ -132,6 +135,10 @@ class Stays:
         tails = rows.blocks[at, np.where(inside, index, 0)]
         return inside & (self.pool.holders[tails] > 1)
 
+    def num_shared_tails(self, row: int) -> int:
+        """1 if the row is about to write into a block that others hold too."""
+        return int(self.shared_tails(np.array([row], np.int32))[0])
+
     def copy_tail(self, row: int, draft: Draft) -> None:
         """Give the row a block of its own for the one it is about to write into.
 
@@ -166,6 +173,21 @@ class Stays:
         num_computed = min(int(rows.known[row]), int(rows.computed[row]))
         self.publish(row, sequence.token_ids, num_computed)
         self.pool.release(rows.block_ids(row).copy())
+        if not rows.renewed[row]:
+            self.ended.append(row)
         rows.leave(row)
-        self.ended.append(row)
         return sequence
+
+
+def _row_start(row: int, sequence: Sequence) -> RowStart:
+    request = sequence.request
+    return RowStart(
+        row=row,
+        params=request.params,
+        noise_key=request.noise_key,
+        sample=sequence.sample,
+        prompt_ids=request.prompt_ids,
+        output_ids=sequence.output_ids,
+        stop_ids=tuple(sorted(request.eos_ids | request.stop_ids)),
+        max_tokens=request.max_tokens,
+    )

@@ -1,8 +1,9 @@
 """When a sequence ends, and why: end-of-sequence, stop ids, stop strings, length.
 
 Per token, in this order: nothing stops before `min_tokens` outputs exist; then an eos or stop
-id, then a stop string, then the length. Ids are judged for all rows at once, as arrays; rows
-that Python visits anyway (stop strings, logprobs, many stop ids) are judged one by one.
+id, then a stop string, then the end of its grammar, then the length. Ids are judged for all rows
+at once, as arrays; rows that Python visits anyway (stop strings, grammars, logprobs, many stop
+ids) are judged one by one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import numpy.typing as npt
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
 from quire.sequence import Sequence
+
+# The stop reason of an answer that reached max_tokens in the middle of its grammar.
+UNFINISHED = "unfinished_structured_output"
 
 
 def num_kept(
@@ -56,20 +60,28 @@ def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
 
     `num_outputs` = how many it had before. Finds stop strings by feeding the text watch.
     """
-    request, watch = sequence.request, sequence.watch
+    request, watch, guide = sequence.request, sequence.watch, sequence.guide
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
-        if is_stop(request, token, total):
+        if is_stop(request, token, total) and (guide is None or guide.is_complete):
             sequence.finish_reason = "stop"
             sequence.stop_reason = token if token in request.stop_ids else None
             if watch is not None and request.params.include_stop_str_in_output:
                 watch.feed([token])
             return kept
+        if guide is not None and not guide.accept(token):
+            sequence.finish_reason, sequence.error = "error", guide.error
+            return kept
         matched = watch.feed([token]) if watch is not None else None
         if matched is not None and total >= request.params.min_tokens:
             sequence.finish_reason, sequence.stop_reason = "stop", matched
             return kept
+        if guide is not None and guide.is_stopped:
+            sequence.finish_reason = "stop"
+            return kept
         if total >= request.max_tokens:
             sequence.finish_reason = "length"
+            if guide is not None and not guide.is_complete:
+                sequence.stop_reason = UNFINISHED
             return kept
     return len(tokens)

@@ -13,7 +13,7 @@ from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Limits, Scheduler
 from quire.sequence import Sequence
-from tests.fakes import VOCAB, FakeExecutor, expected_output
+from tests.fakes import VOCAB, FakeExecutor, FakeGuide, expected_output
 
 
 @dataclass
@@ -49,6 +49,7 @@ class Setting:
 
 def make_request(number: int, prompt: list[int], max_tokens: int, **options: object) -> Request:
     stops = frozenset(options.pop("stop_ids", ()))  # type: ignore[call-overload]
+    salt = "guided" if options.pop("guided", False) else ""
     priority = int(options.pop("priority", 0))  # type: ignore[call-overload]
     return Request(
         number=number,
@@ -58,11 +59,19 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: obj
         noise_key=number * 7919 + 1,
         stop_ids=stops,
         priority=priority,
+        cache_salt=salt,
     )
 
 
+def is_guided(request: Request) -> bool:
+    return request.cache_salt == "guided"
+
+
 def samples_of(request: Request, order: int = 0) -> list[Sequence]:
-    return [Sequence(request, sample=i, order=order) for i in range(request.params.n)]
+    return [
+        Sequence(request, sample=i, order=order, guide=FakeGuide() if is_guided(request) else None)
+        for i in range(request.params.n)
+    ]
 
 
 def run_all(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Sequence]:
@@ -111,8 +120,9 @@ def random_requests(rng: random.Random) -> list[Request]:
                 max_tokens,
                 n=n,
                 stop_ids=rng.sample(range(VOCAB), rng.choice([0, 40, 40])),
-                min_tokens=rng.randint(0, max_tokens),
+                min_tokens=rng.choice([0, 0, 0, rng.randint(0, max_tokens)]),
                 priority=rng.choice([0, 0, 1]),
+                guided=rng.random() < 0.2,
             )
         )
     return requests
@@ -127,7 +137,8 @@ def check_random_run(seed: int) -> int:
     for request in requests:
         for sample in range(request.params.n):
             sequence = done.pop((request.number, sample))
-            assert sequence.output_ids.tolist() == expected_output(request, sample), seed
+            expected = expected_output(request, sample, guided=is_guided(request))
+            assert sequence.output_ids.tolist() == expected, seed
             assert sequence.error is None
     assert not done
     pool = engine.scheduler.pool

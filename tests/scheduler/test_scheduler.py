@@ -265,3 +265,20 @@ def test_decode_never_writes_into_a_block_with_other_holders() -> None:
 
     engine.executor.submit = checked  # type: ignore[method-assign,assignment]
     drain(engine)
+
+
+def test_forced_tokens_are_computed_together_and_not_drawn() -> None:
+    request = make_request(0, [1, 2, 3], 60, guided=True)
+    engine = setting().engine()
+    done = run_all(engine, [request])
+    assert done[(0, 0)].output_ids.tolist() == expected_output(request, 0, guided=True)
+    assert isinstance(engine.executor, FakeExecutor)
+    chunks = [len(s.token_ids) for p in engine.executor.plans for s in p.prefill]
+    assert max(chunks[1:]) > 1, "no forced tokens were computed as a slice"
+    assert engine.num_steps < 60
+
+
+def test_rows_that_want_logprobs_draw_every_token() -> None:
+    request = make_request(0, [1, 2, 3], 30, guided=True, logprobs=0)
+    done = run_all(setting().engine(), [request])
+    assert done[(0, 0)].output_ids.tolist() == expected_output(request, 0)

@@ -1,0 +1,173 @@
+"""GrammarCompiler: compiles each distinct grammar once, in threads, and keeps a bounded number.
+
+Nothing is done before the first grammar comes; then llguidance reads the vocabulary, which takes
+about a second for 150,000 tokens. Everything slow runs in the compiler's own threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.errors import InvalidGrammar, InvalidRequest
+from quire.grammar.compiled import CompiledGrammar
+from quire.grammar.explain import refusal
+from quire.grammar.limits import GrammarLimits, parser_limits
+from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
+from quire.grammar.trial import Trial
+from quire.grammar.vocabulary import Vocabulary, known_bits, open_vocabulary, vocabulary_of
+from quire.structured_params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from quire.inputs.tokenizer import Tokenizer
+
+_MAX_THREADS = 4
+# A refusal is kept as well: the next row with the same bomb costs nothing.
+_REFUSAL_BYTES = 2048
+# Sizes grow while grammars are used, so they are counted anew, but not for each one added.
+_ADDED_PER_COUNT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the first grammar brings to life."""
+
+    vocabulary: Vocabulary
+    tokenizer: LLTokenizer
+    trial: Trial
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary.
+
+    `vocab_size` is the model's, which may be larger than the tokenizer's. `num_lexers` is how
+    many threads will fill masks.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        limits: GrammarLimits | None = None,
+        num_lexers: int = 1,
+    ) -> None:
+        self.limits = limits or GrammarLimits()
+        self._tokenizer, self._num_lexers = tokenizer, num_lexers
+        self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._opened: _Opened | None = None
+        self._num_added = 0
+        self._kept: OrderedDict[SourceKey, Future[CompiledGrammar]] = OrderedDict()
+        threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-grammar")
+
+    def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
+        """The compiled grammar, when it is ready; InvalidGrammar where it cannot be followed."""
+        key = source_key(params)
+        with self._lock:
+            future = self._kept.get(key)
+            if future is not None:
+                self._kept.move_to_end(key)
+                return future
+            future = self._kept[key] = self._pool.submit(self._compile, key)
+        # Runs here if it is done already, so not under the lock.
+        future.add_done_callback(lambda _: self._trim())
+        return future
+
+    def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
+        """The compiled grammar; waits for it."""
+        return self.submit(params).result()
+
+    def warm_up(self) -> Future[None]:
+        """Begin to read the vocabulary and start the trial process, without waiting."""
+        return self._pool.submit(lambda: self._open().trial.start())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._opened is not None:
+            self._opened.trial.close()
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the kept grammars hold."""
+        with self._lock:
+            return sum(_bytes_of(key, future) for key, future in self._kept.items())
+
+    def _trim(self) -> None:
+        """Drop what was not asked for the longest, until the rest fits."""
+        with self._lock:
+            self._num_added += 1
+            if self._num_added % _ADDED_PER_COUNT and len(self._kept) > _ADDED_PER_COUNT:
+                return
+            sizes = [(key, _bytes_of(key, future)) for key, future in self._kept.items()]
+            # Room for those that come before the next count.
+            spare = _ADDED_PER_COUNT * sum(size for _, size in sizes) // max(len(sizes), 1)
+            excess = sum(size for _, size in sizes) - self.limits.cache_bytes
+            excess += min(spare, self.limits.cache_bytes // 8)
+            for key, size in sizes:
+                if excess <= 0:
+                    return
+                if self._kept[key].done():
+                    del self._kept[key]
+                    excess -= size
+
+    def _open(self) -> _Opened:
+        with self._opening:  # one thread reads the vocabulary, the others wait for it
+            if self._opened is None:
+                encode = self._tokenizer.backend.encode
+                vocabulary = vocabulary_of(self._tokenizer, self._vocab_size, self._eos_ids)
+                self._opened = _Opened(
+                    vocabulary,
+                    open_vocabulary(vocabulary, lambda t: encode(t, add_special_tokens=False).ids),
+                    Trial(vocabulary, self.limits),
+                )
+            return self._opened
+
+    def _compile(self, key: SourceKey) -> CompiledGrammar:
+        opened = self._open()
+        source = read_source(key, opened.vocabulary.special, self.limits)
+        if source.needs_trial:
+            error = opened.trial.run(source.kind, source.text)
+            if error:
+                raise self._refusal(error, source)
+        grammar = CompiledGrammar(
+            source.kind,
+            source.text,
+            opened.tokenizer,
+            known=known_bits(opened.vocabulary),
+            limits=self.limits,
+            num_lexers=self._num_lexers,
+        )
+        if grammar.error:
+            raise self._refusal(grammar.error, source)
+        return grammar
+
+    def _refusal(self, error: str, source: GrammarSource) -> InvalidRequest:
+        from llguidance import LLMatcher
+
+        if error.startswith("NoExtension"):
+            return InvalidGrammar(
+                f"{source.kind}: unsatisfiable: there is no text that fulfils it",
+                parameter=source.kind,
+            )
+        limits = parser_limits(self.limits.lexer_states)
+        return refusal(error, source, lambda text: LLMatcher.validate_grammar(text, limits=limits))
+
+
+def _bytes_of(key: SourceKey, future: Future[CompiledGrammar]) -> int:
+    if not future.done() or future.cancelled() or future.exception() is not None:
+        return _REFUSAL_BYTES + key.num_bytes
+    return future.result().num_bytes + key.num_bytes

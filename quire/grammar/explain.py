@@ -1,0 +1,255 @@
+"""What llguidance says of a grammar it refuses, in words that name the keyword and its path.
+
+llguidance names the keyword, not the place. A place is found by looking for a subschema that fits
+what it said; for a contradiction, by asking which subschema is unsatisfiable by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quire.errors import InvalidGrammar
+from quire.grammar.schema import children, step, walk
+from quire.grammar.source import GrammarSource
+
+# Looking for a contradiction compiles one subschema after the other, so only so many.
+_MAX_ASKED = 200
+_MAX_SHOWN = 400
+
+Ask = Callable[[str], str]
+
+
+def refusal(message: str, source: GrammarSource, ask: Ask) -> InvalidGrammar:
+    """The error for a grammar that llguidance refused with `message`.
+
+    `ask` gives llguidance's word on a grammar: "" or what is wrong with it.
+    """
+    first = message.split("\n<", 1)[0].strip()
+    if first.startswith("panic:"):
+        text = (
+            "too many rules or symbols for llguidance"
+            if "symbols.len()" in first
+            else f"llguidance failed on it ({_line(first)})"
+        )
+    elif "too big" in first or "schema too large" in first or "too large" in first:
+        text = f"it is too large once written out ({_line(first)}); make it smaller"
+    elif source.schema is not None:
+        text = _of_schema(first, source.schema, ask)
+    else:
+        text = _shorten(first, source.kind)
+    return InvalidGrammar(f"{source.kind}: {text}", parameter=source.kind)
+
+
+def _line(message: str) -> str:
+    return message.split("\n", 1)[0][:_MAX_SHOWN]
+
+
+def _shorten(message: str, kind: str) -> str:
+    """llguidance's own words: what is wrong and where, without the picture of the place."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    wrong = [line.strip() for line in lines if line.startswith("error:")]
+    head = (lines[0] if lines else message)[:_MAX_SHOWN]
+    # The line above repeats the whole regex.
+    return wrong[0].removeprefix("error: ") if wrong and kind == "regex" else head
+
+
+def _of_schema(message: str, schema: Any, ask: Ask) -> str:
+    for pattern, explain in _EXPLAINED:
+        said = re.match(pattern, message, re.DOTALL)
+        text = explain(said, schema) if said else None
+        if text is not None:
+            return text
+    if message.startswith("Unsatisfiable schema"):
+        path, why = _contradiction(message, schema, ask)
+        return f"unsatisfiable schema at {path}: {why.removeprefix('Unsatisfiable schema: ')}"
+    return f"{_line(message)} (in the schema at $ or below)"
+
+
+def _find(schema: Any, fits: Callable[[dict[str, Any]], bool]) -> str:
+    for path, node in walk(schema):
+        if isinstance(node, dict) and fits(node):
+            return path
+    return "$"
+
+
+def _unsupported(said: re.Match[str], schema: Any) -> str:
+    keyword = json.loads(said[1])[0]
+    path = _find(schema, lambda node: keyword in node)
+    return f"unsupported keyword {keyword!r} at {path}: remove it"
+
+
+def _format(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: node.get("format") == said[1])
+    return f"unsupported keyword 'format' at {path}: {said[1]!r} is not known, say it as a pattern"
+
+
+def _type(said: re.Match[str], schema: Any) -> str:
+    def fits(node: dict[str, Any]) -> bool:
+        types = node.get("type")
+        return said[1] in types if isinstance(types, list) else types == said[1]
+
+    return f"invalid keyword 'type' at {_find(schema, fits)}: there is no type {said[1]!r}"
+
+
+def _value(said: re.Match[str], schema: Any) -> str:
+    wanted, keyword, got = said[1], said[2], said[3].removesuffix("...")
+    path = _find(schema, lambda node: keyword in node and _json(node[keyword]).startswith(got))
+    kind = "a number" if wanted == "f64" else f"a {wanted.removeprefix('a ')}"
+    return f"invalid keyword {keyword!r} at {path}: expected {kind}, got {got[:80]}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _shape(said: re.Match[str], schema: Any) -> str | None:
+    keyword, wanted = said[1], said[2]
+    kind = {"array": list, "object": dict, "string": str}[wanted.split()[0]]
+    if keyword == "schema":
+        for path, node in walk(schema):
+            for name, item in _entries(node):
+                if not isinstance(item, dict | bool):
+                    return f"invalid schema at {step(path, name)}: expected an object or a boolean"
+        return None
+    path = _find(schema, lambda node: keyword in node and not isinstance(node[keyword], kind))
+    return f"invalid keyword {keyword!r} at {path}: it must be a {wanted}"
+
+
+def _entries(node: Any) -> list[tuple[str, Any]]:
+    """Values that stand where a schema belongs, whatever they are."""
+    if not isinstance(node, dict):
+        return []
+    maps = [node.get(keyword) for keyword in ("properties", "patternProperties")]
+    found = [pair for item in maps if isinstance(item, dict) for pair in item.items()]
+    lists = [node.get(keyword) for keyword in ("anyOf", "oneOf", "allOf", "prefixItems")]
+    found += [("anyOf", entry) for item in lists if isinstance(item, list) for entry in item]
+    return found + [(k, node[k]) for k in ("items", "additionalProperties") if k in node]
+
+
+def _reference(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: said[1] in str(node.get("$ref", "")))
+    return (
+        f"invalid keyword '$ref' at {path}: nothing is found at {said[1]!r}; only references "
+        "within the schema are followed"
+    )
+
+
+def _circle(said: re.Match[str], schema: Any) -> str:
+    path = "$"
+    for name in said[1].split("/")[1:]:
+        path = step(path, name.replace("~1", "/").replace("~0", "~"))
+    return (
+        f"unsupported keyword '$ref' at {path}: it comes back to itself, with other keywords "
+        "beside it; remove those"
+    )
+
+
+def _pattern(said: re.Match[str], schema: Any) -> str:
+    regex = said[1].strip()
+
+    def fits(node: dict[str, Any]) -> bool:
+        named = node.get("patternProperties")
+        return node.get("pattern") == regex or (isinstance(named, dict) and regex in named)
+
+    why = re.search(r"error: (.*)", said[0])
+    reason = why[1] if why else "it does not read as a regex"
+    return f"unsupported keyword 'pattern' at {_find(schema, fits)}: {reason}"
+
+
+def _one_of(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: "oneOf" in node)
+    return (
+        f"unsupported keyword 'oneOf' at {path}: its options may overlap, which cannot be "
+        "followed token by token; use anyOf, or give each option a property with its own const"
+    )
+
+
+def _properties(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda n: "minProperties" in n or "maxProperties" in n)
+    return (
+        f"unsupported keyword 'minProperties' or 'maxProperties' at {path}: only where all named "
+        "properties are required; list them in 'required', or remove it"
+    )
+
+
+def _disjoint(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: "patternProperties" in node)
+    return f"unsupported keyword 'patternProperties' at {path}: {_line(said.string)}"
+
+
+def _multiple(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: "multipleOf" in node)
+    return f"unsupported keyword 'multipleOf' at {path}: {_line(said.string)}"
+
+
+def _range(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda n: any(k in n for k in ("minimum", "maximum", *_EXCLUSIVE)))
+    return f"unsupported keyword 'minimum' or 'maximum' at {path}: {_line(said.string)}"
+
+
+def _patterns(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: "pattern" in node)
+    return f"unsupported keyword 'pattern' at {path}: too many patterns for one text; remove some"
+
+
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
+_EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] = (
+    (r"Unimplemented keys: (\[.*?\])", _unsupported),
+    (r"Unknown format: (.*)", _format),
+    (r"Invalid type: (.*)", _type),
+    (r"Expected (.+?) for '(.+?)', got (.*)", _value),
+    (
+        r"(\S+) must be an? (array of strings|string or array of strings|array|object|string)",
+        _shape,
+    ),
+    (r"Pointer '(.*?)' does not exist", _reference),
+    (r"Resource '(.*?)' is not present", _reference),
+    (r"circular references with sibling keys are not supported: [^#]*#(\S*)", _circle),
+    (r"(?:.*?)regex parse error:\n(.*?)\n.*", _pattern),
+    (r"Unable to determine if regex is empty", _patterns),
+    (r"oneOf constraints are not supported", _one_of),
+    (r"min/maxProperties only supported", _properties),
+    (r"patternProperty regexes", _disjoint),
+    (r"(?:invalid multiple of|Value for 'multipleOf')", _multiple),
+    (r"Failed to generate regex for (?:integer|float) range", _range),
+)
+
+
+def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[str, str]:
+    """The innermost subschema that is unsatisfiable by itself, and why.
+
+    Goes down as long as some subschema that the outer one cannot do without is unsatisfiable.
+    """
+    path, why, node = "$", message, schema
+    shared = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
+    asked = 0
+    while True:
+        for below, child in children(path, node):
+            if asked == _MAX_ASKED:
+                return path, _line(why)
+            if not isinstance(child, dict) or not _needed(path, below, node):
+                continue
+            asked += 1
+            answer = ask(json.dumps({"grammars": [{"json_schema": {**shared, **child}}]}))
+            if answer.startswith("Unsatisfiable"):
+                path, why, node = below, answer, child
+                break
+        else:
+            return path, _line(why)
+
+
+def _needed(path: str, below: str, node: dict[str, Any]) -> bool:
+    """Whether the subschema at `below` must be fulfilled: required properties, items of an array
+    that must have some, and all that stands in anyOf, oneOf, allOf."""
+    required = node.get("required")
+    names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
+    properties = step(path, "properties")
+    if below in {step(properties, name) for name in names}:
+        return True
+    some_items = isinstance(node.get("minItems"), int) and node["minItems"] > 0
+    if below.startswith((step(path, "items"), step(path, "prefixItems"))):
+        return some_items
+    return below.startswith(tuple(step(path, k) for k in ("anyOf", "oneOf", "allOf")))

@@ -1,0 +1,203 @@
+"""GrammarMatcher: where one sequence stands in its grammar, and which tokens may come next.
+
+Matchers of one compiled grammar share its lexer, whose states are worked out as texts reach them:
+the second row finds the first one's work done. In exchange an error of the lexer (out of fuel,
+too many states) is seen by all that share it. A matcher that meets one therefore starts again
+with a lexer of its own and feeds it the tokens so far; only if that fails too is the error its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.errors import GrammarFailed
+from quire.grammar.vocabulary import Bits
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from quire.grammar.compiled import CompiledGrammar
+
+
+class GrammarMatcher:
+    """One sequence's place in a grammar. Not for two threads at once.
+
+    For the choices "yes" and "no", with one token per letter: fill() allows y and n; after
+    accept(y), forced() is [e, s]; after both, `is_complete` and `is_stopped` are true and fill()
+    allows the end tokens only.
+    """
+
+    __slots__ = ("_ll", "_own_lexer", "_token_ids", "error", "grammar", "share")
+
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        ll: LLMatcher,
+        share: int,
+        token_ids: Sequence[int] = (),
+        own_lexer: bool = False,
+    ) -> None:
+        self.grammar, self.share = grammar, share
+        self.error: GrammarFailed | None = None
+        self._ll, self._own_lexer = ll, own_lexer
+        self._token_ids = list(token_ids)
+
+    @property
+    def ll(self) -> LLMatcher:
+        """llguidance's own matcher, for filling many masks in one call."""
+        return self._ll
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text so far fulfils the grammar and may end here."""
+        # Asking may be what finds a shared lexer failed; then it is asked again with our own.
+        return self._is_sound() and (
+            self._ll.is_accepting()
+            or (self._ll.is_error() and self._is_sound() and self._ll.is_accepting())
+        )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing but an end token may follow; false once there is an error."""
+        return self._is_sound() and self._ll.is_stopped()
+
+    def fill(self, bits: Bits) -> None:
+        """Write the mask of allowed tokens: bit t % 32 of bits[t // 32] allows token t.
+
+        Raises GrammarFailed, this time and from then on, where no mask can be made.
+        """
+        self._check()
+        self.grammar.count_fill()
+        self.fill_raw(bits)
+        self.settle(bits)
+        known = self.grammar.known
+        if known is not None:
+            np.bitwise_and(bits, known, out=bits)
+
+    def fill_raw(self, bits: Bits) -> None:
+        """llguidance's mask, be it that of an error."""
+        self._ll.unsafe_compute_mask_ptr(*self.grammar.target(bits))
+
+    def settle(self, bits: Bits) -> None:
+        """After the mask was computed: make it again where a shared lexer had failed."""
+        if self._ll.is_error():
+            self._recover()
+            self.fill_raw(bits)
+            if self._ll.is_error():
+                self._fail()
+
+    def accept(self, token_id: int) -> bool:
+        """Go on with this token. False if it is not allowed here: then `error` is set and the
+        matcher is of no more use."""
+        self._check()
+        stopped = self._ll.is_stopped()
+        if not self._ll.consume_token(token_id) and not self._accept_again(token_id):
+            return False
+        if not stopped:  # an end token after the end is taken, and leaves no trace
+            self._token_ids.append(token_id)
+        return True
+
+    def _accept_again(self, token_id: int) -> bool:
+        """The token was refused: by the grammar, or by a shared lexer that had failed."""
+        error = self._ll.get_error()
+        if _is_limit(error) and not self._own_lexer:
+            if not self._is_sound():
+                return False
+            if self._ll.consume_token(token_id):
+                return True
+            error = self._ll.get_error()
+        refused = f"token {token_id} is not allowed after the {self.num_tokens} so far"
+        self._ended(_why(error, self.num_tokens) if _is_limit(error) else refused)
+        return False
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, could be accepted one after the other."""
+        self._check()
+        return self._ll.validate_tokens(list(token_ids))
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, spelled as the tokenizer spells their text.
+
+        Left out at their end is what a longer token might still cover: of '{"name":' the last
+        '":' is not forced while a token '": "' exists and a text may follow.
+        """
+        self._check()
+        if self.is_stopped:
+            return []
+        found = self._ll.compute_ff_tokens()
+        if self._ll.is_error() and self._is_sound():
+            found = self._ll.compute_ff_tokens()
+        return list(found)
+
+    def fork(self) -> GrammarMatcher:
+        """A matcher at the same place that goes its own way."""
+        if not self._is_sound():
+            self._check()
+        self._own_lexer = False  # from now on it is shared
+        return GrammarMatcher(self.grammar, self._ll.deep_copy(), self.share, self._token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forget the last tokens."""
+        self._check()
+        if not 0 <= num_tokens <= len(self._token_ids):
+            raise ValueError(f"cannot go back {num_tokens} of {len(self._token_ids)} tokens")
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        if num_tokens and not self._ll.rollback(num_tokens):
+            self._recover()
+
+    def give_up(self, why: str) -> GrammarFailed:
+        """End here; the error is raised from then on."""
+        return self._ended(why)
+
+    def _is_sound(self) -> bool:
+        """Whether llguidance can go on, if need be with a lexer of our own; else `error` is set."""
+        if self.error is None and self._ll.is_error():
+            try:
+                self._recover()
+            except GrammarFailed:
+                return False
+        return self.error is None
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _recover(self) -> None:
+        """Begin again with a lexer of our own."""
+        if self._own_lexer:
+            self._fail()
+        self.grammar.retire(self.share)
+        self._ll = self.grammar.build()
+        self._own_lexer = True
+        if self._token_ids and not self._ll.consume_tokens(self._token_ids):
+            self._fail()
+
+    def _fail(self) -> None:
+        raise self._ended(_why(self._ll.get_error(), len(self._token_ids)))
+
+    def _ended(self, why: str) -> GrammarFailed:
+        self.error = GrammarFailed(f"{self.grammar.kind}: {why}")
+        return self.error
+
+
+def _is_limit(error: str) -> bool:
+    """Whether llguidance ran into one of its limits, maybe on another row's behalf, rather than
+    into a token that the grammar does not allow."""
+    return "doesn't satisfy" not in error
+
+
+def _why(error: str, num_tokens: int) -> str:
+    first = error.split("\n", 1)[0][:200]
+    if first.startswith("NoExtension"):
+        return f"a dead end: no token can follow the {num_tokens} so far"
+    return (
+        f"after {num_tokens} tokens it needs more work for the next one than is allowed "
+        f"({first}); make it simpler"
+    )

@@ -1,0 +1,194 @@
+"""From StructuredOutputsParams to the text that llguidance compiles.
+
+Everything that can be judged without llguidance is judged here: what does not read, what is too
+large or too deep, what must be tried in another process first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.errors import InvalidGrammar
+from quire.grammar.endless import endless
+from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
+from quire.grammar.limits import GrammarLimits
+from quire.grammar.regex import in_slashes, one_of, translated
+from quire.grammar.schema import is_dear, prepare, read_schema, schema_text, size
+from quire.grammar.structural_tag import structural_tag_to_lark
+from quire.structured_params import StructuredOutputsParams
+
+# Where JSON allows white space: nothing, up to two blanks, or a new line with its indentation.
+# Without a bound a model may write blanks until its tokens run out.
+WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/', re.DOTALL)
+
+_ESCAPE = re.compile(
+    r"\\[xuU](\{[0-9a-fA-F]{1,8}\}|(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4})|\\(.)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKey:
+    """What was asked for, in full: two requests share a compiled grammar when this is equal."""
+
+    kind: str
+    text: str
+    whitespace: str | None
+    closed_objects: bool
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text) + len(self.whitespace or "")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """A grammar before it is compiled.
+
+    `text` is llguidance's, `schema` the JSON schema inside it, where there is one.
+    """
+
+    kind: str
+    text: str
+    needs_trial: bool
+    schema: Any = None
+
+
+def source_key(params: StructuredOutputsParams) -> SourceKey:
+    """The content of the parameters; cheap enough for the thread that adds requests."""
+    is_json = params.json is not None or params.json_object or params.structural_tag
+    whitespace = params.whitespace_pattern or WHITESPACE
+    return SourceKey(
+        *_kind_and_text(params),
+        whitespace=None if not is_json or params.disable_any_whitespace else whitespace,
+        closed_objects=bool(is_json and params.disable_additional_properties),
+    )
+
+
+def _kind_and_text(params: StructuredOutputsParams) -> tuple[str, str]:
+    if params.json is not None:
+        return "json", schema_text(params.json)
+    if params.json_object:
+        return "json", '{"type": "object"}'
+    if params.choice is not None:
+        return "choice", json.dumps(params.choice)
+    for kind in ("regex", "grammar", "structural_tag"):
+        value = getattr(params, kind)
+        if value is not None:
+            return kind, value
+    raise InvalidGrammar(
+        "structured outputs need one of json, regex, choice, grammar, json_object or "
+        "structural_tag, and all of them are None",
+        parameter="structured_outputs",
+    )
+
+
+def read_source(key: SourceKey, special: Collection[str], limits: GrammarLimits) -> GrammarSource:
+    """The grammar as llguidance reads it; `special` are the vocabulary's special tokens."""
+    _check_text(key, limits)
+    source = _read(key, special, limits)
+    return replace(source, text=_unforced(source)) if _spells(source, special) else source
+
+
+def _spells(source: GrammarSource, special: Collection[str]) -> bool:
+    """Whether the grammar has a text in which a special token is spelled out: "<s>" as letters.
+
+    Literals are put together as if they followed each other; to say yes too often costs no more
+    than a little time.
+    """
+    # Outside of literals, Lark names a token that is meant as one.
+    texts = "".join(literal[1:-1] for literal in _LITERAL.findall(source.text))
+    spelled = _ESCAPE.sub(lambda found: _character(*found.groups()), texts)
+    return any(token in spelled for token in special)
+
+
+def _character(in_hex: str | None, plain: str | None) -> str:
+    """What an escape stands for: \\x{3c}, \\u003c and \\< are all "<"."""
+    code = int(in_hex.strip("{}"), 16) if in_hex else 0
+    return plain or (chr(code) if code <= sys.maxunicode else "")
+
+
+def _unforced(source: GrammarSource) -> str:
+    """The same grammar, with no token forced ahead: the tokenizer, asked how to write a text in
+    which a special token is spelled out, would answer with that token."""
+    is_schema = source.schema is not None
+    text = f"start: %json {json.dumps(source.schema)}\n" if is_schema else source.text
+    return f'%llguidance {{"no_forcing": true}}\n{text}'
+
+
+def _read(key: SourceKey, special: Collection[str], limits: GrammarLimits) -> GrammarSource:
+    if key.kind == "json":
+        schema = _schema(read_schema(key.text), key, limits)
+        num_values, _ = size(schema)
+        large = len(key.text) > limits.trial_text or num_values > limits.trial_nodes
+        needs_trial = large or is_dear(schema) or key.whitespace not in (None, WHITESPACE)
+        text = json.dumps({"grammars": [{"json_schema": schema}]})
+        return GrammarSource("json", text, needs_trial, schema)
+    if key.kind == "choice":
+        text = f"start: {in_slashes(one_of(json.loads(key.text)))}\n"
+        return GrammarSource("choice", text, len(text) > limits.trial_text)
+    if key.kind == "regex":
+        text = f"start: {in_slashes(translated(key.text))}\n"
+    elif key.kind == "grammar":
+        text = gbnf_to_lark(key.text) if is_gbnf(key.text) else key.text
+    else:
+        text = structural_tag_to_lark(
+            key.text,
+            tokens=special,
+            json_rule=lambda schema: json.dumps(_schema(schema, key, limits)),
+        )
+    # A few bytes of regex or Lark may cost minutes, and there are seldom many of them.
+    return GrammarSource(key.kind, text, needs_trial=True)
+
+
+def _check_text(key: SourceKey, limits: GrammarLimits) -> None:
+    if len(key.text) > limits.max_text:
+        raise InvalidGrammar(
+            f"{key.kind} has {len(key.text):,} characters, and at most {limits.max_text:,} are "
+            "taken; make it smaller",
+            parameter=key.kind,
+        )
+    try:
+        key.text.encode()
+        (key.whitespace or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidGrammar(
+            f"{key.kind} holds half of a surrogate pair at character {error.start}; it is not "
+            "valid Unicode",
+            parameter=key.kind,
+        ) from None
+
+
+def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any]:
+    """The schema as llguidance is to read it, with our options in it and none of its own."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidGrammar(
+            f"a JSON schema is an object, not {json.dumps(schema)[:40]}", parameter=key.kind
+        )
+    _, depth = size(schema)
+    if depth > limits.max_depth:
+        raise InvalidGrammar(
+            f"the schema is {depth} brackets deep, and at most {limits.max_depth} are taken; "
+            "flatten it, or name its parts in $defs",
+            parameter=key.kind,
+        )
+    prepare(schema, closed_objects=key.closed_objects)
+    path = endless(schema)
+    if path is not None:
+        raise InvalidGrammar(
+            f"unsatisfiable schema: what $ref at {path} requires holds another of itself without "
+            "end; make one of its required properties optional",
+            parameter=key.kind,
+        )
+    options: dict[str, Any] = {"whitespace_flexible": False, "lenient": False}
+    if key.whitespace is not None:
+        options["whitespace_pattern"] = translated(key.whitespace)
+    return {**schema, "x-guidance": {"coerce_one_of": False, **options}}

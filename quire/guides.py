@@ -1,0 +1,81 @@
+"""Grammars of one LLM: compiled off the engine's path, masks filled while the device works.
+
+Nothing of it is made until the first request asks for a structured output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from quire.errors import InvalidRequest, NotSupported
+from quire.inputs.tokenizer import Tokenizer
+from quire.request import Ints
+from quire.sampling_params import SamplingParams
+from quire.sequence import Guide
+from quire.step import Masks
+
+if TYPE_CHECKING:
+    from quire.grammar.compiled import CompiledGrammar
+    from quire.grammar.compiler import GrammarCompiler
+    from quire.grammar.masks import MaskFiller
+    from quire.grammar.matcher import GrammarMatcher
+
+
+class Guides:
+    """What the scheduler and the run need of grammars."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, tuple(eos_ids)
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        from quire.grammar.compiler import GrammarCompiler
+        from quire.grammar.masks import mask_threads
+
+        if self._tokenizer is None:
+            raise NotSupported(
+                "structured outputs need a tokenizer, and skip_tokenizer_init=True left it out"
+            )
+        return GrammarCompiler(
+            self._tokenizer,
+            vocab_size=self._vocab_size,
+            eos_ids=self._eos_ids,
+            num_lexers=mask_threads(),
+        )
+
+    @cached_property
+    def _filler(self) -> MaskFiller:
+        from quire.grammar.masks import MaskFiller
+
+        return MaskFiller()
+
+    def compile(self, params: SamplingParams) -> Future[CompiledGrammar] | None:
+        """The grammar these parameters ask for, when it is ready; None if they ask for none."""
+        if params.structured_outputs is None:
+            return None
+        try:
+            return self._compiler.submit(params.structured_outputs)
+        except InvalidRequest as error:
+            # What can be seen at a glance is told where everything else is told.
+            refused: Future[CompiledGrammar] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def make_masks(self, rows: Ints, guides: Sequence[Guide]) -> Masks:
+        """Begin to fill the masks of these rows; whoever reads them waits for them."""
+        bits = np.zeros((len(rows), -(-self._vocab_size // 32)), np.uint32)
+        filling = self._filler.start(cast("Sequence[GrammarMatcher]", guides), bits)
+        return Masks(rows, bits, filling.result)
+
+    def close(self) -> None:
+        """Stop the threads and the trial process, if there are any."""
+        for name in ("_compiler", "_filler"):
+            if name in self.__dict__:
+                self.__dict__.pop(name).close()

@@ -1,0 +1,81 @@
+"""Bombs: each ends within its time, with its own error or as a grammar that can be followed."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.errors import GrammarFailed, InvalidGrammar
+from quire.grammar.compiler import GrammarCompiler
+from quire.structured_params import StructuredOutputsParams
+from tests.grammar.bombs import bombs
+from tests.grammar.walking import Walker
+
+BOMBS = bombs()
+# Five seconds each is the promise; a machine that does other things as well gets some more.
+SECONDS = 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def test_there_are_enough_bombs() -> None:
+    assert len(BOMBS) >= 50
+
+
+def test_no_bomb_outlives_its_time(compiler: GrammarCompiler, walker: Walker) -> None:
+    """One after the other, with the compiler and its child in the state the last one left."""
+    compiler.warm_up().result()
+    outcomes: dict[str, str] = {}
+    slow: dict[str, float] = {}
+    for name, params in BOMBS.items():
+        started = time.monotonic()
+        try:
+            grammar = compiler.compile(params)
+            walker.walk(grammar.matcher(), 0, max_tokens=20)
+            outcomes[name] = "followed"
+        except (InvalidGrammar, GrammarFailed) as error:
+            assert len(str(error)) < 700, name
+            assert "panic" not in str(error), name
+            outcomes[name] = type(error).__name__
+        took = time.monotonic() - started
+        if took > SECONDS:
+            slow[name] = took
+        compiler.warm_up().result()  # a child that was killed comes back, on nobody's time
+    assert slow == {}
+    assert sum(outcome == "InvalidGrammar" for outcome in outcomes.values()) >= 30
+    fine = compiler.compile(StructuredOutputsParams(choice=["yes", "no"]))
+    assert walker.walk(fine.matcher(), 0).ended
+
+
+def test_no_core_stays_busy_after_a_bomb_and_it_goes_off_once(compiler: GrammarCompiler) -> None:
+    bomb = StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_979})
+    with pytest.raises(InvalidGrammar, match="takes more than 2 s"):
+        compiler.compile(bomb)
+    before = _used()
+    time.sleep(0.5)
+    with pytest.raises(InvalidGrammar, match="takes more than 2 s"):
+        compiler.compile(bomb)
+    assert _used() - before < 0.3
+
+
+def _used() -> float:
+    """Processor seconds of this process and of its living children."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    total = used.ru_utime + used.ru_stime
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    for child in children:
+        fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def test_a_bomb_is_no_other_rows_problem(compiler: GrammarCompiler, walker: Walker) -> None:
+    """Small grammars compile while a bomb is being tried."""
+    bomb = compiler.submit(StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_953}))
+    for i in range(20):
+        grammar = compiler.compile(StructuredOutputsParams(json={"const": f"beside a bomb {i}"}))
+        assert walker.walk(grammar.matcher(), 0).ended
+    with pytest.raises(InvalidGrammar):
+        bomb.result()

@@ -1,0 +1,116 @@
+"""Regexes: what is written fully matches under Python's re, and what re refuses is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from quire.errors import InvalidGrammar
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.regex import escaped, in_slashes, one_of, translated
+from quire.structured_params import StructuredOutputsParams
+from tests.grammar.walking import Walker
+
+REGEXES = [
+    *("a", "abc", "a|b|c", "(ab)+", "a*b", "a?b?c", "a{3}", "a{2,4}", "a{2,}b", "a{,3}b"),
+    *("[abc]+", "[^abc]{1,3}", "[a-z]{2,5}", "[A-Za-z0-9_-]{1,8}", "[]a]{2}", "[^]a]{2}"),
+    *(r"\d{3}-\d{4}", r"\w{1,6}", r"\s\S{1,3}\s", r"\D\d", r"\W{1,2}", r"[\w.-]{1,9}"),
+    *(r"[\d\s]{2,4}", r"[^\d\s]{2}", r"[\W]x", r"(yes|no|maybe)!?", r"^anchored$", "^a|b$"),
+    *(r"\Aabc\Z", r"(?i)hello", r"(?i:yes) no", r"(?s).{1,3}", r".{1,4}", r"a*?b+?c??"),
+    *(r"\d{1,3}(\.\d{1,3}){3}", r"[0-9a-f]{8}-[0-9a-f]{4}", r"#[0-9A-F]{6}", r"\$\d+\.\d{2}"),
+    *(r"(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d)", r"[01]\d:[0-5]\d", r"v\d+(\.\d+){0,2}"),
+    *(r"https?://[a-z]{1,8}\.(com|org)(/[a-z]{1,4})?", r"[a-z]{1,6}@[a-z]{1,6}\.[a-z]{2,3}"),
+    *("é+ü?", "[äöü]{1,3}", "日本(語|人)", "[α-ω]{1,4}", "😀|🚀", "[😀-😎]{2}", r"é\x41\u00fc"),
+    *(r"a\/b/c", "x\ny", r"tab\tnew\nend", r"\{\}\[\]\(\)\*\+\?\.\\\|\^\$", "a{x", "[a&&b~~c]+"),
+    *("[[a]+", r"[\]\[]{2}", "(?P<year>[0-9]{4})", "(?:a|(?:b|c)d){2,3}", "(?#note)a(?#more)+b"),
+    *("(a|ab)(c|bcd)(d*)", "(x+x+)+y", "(a+)+b", "(|a)b", "a(b|)", '"quoted"', "'single'", " lead"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Possible")  # Python's own word on [a&&b] and [[a]
+@pytest.mark.parametrize("regex", REGEXES)
+def test_what_is_written_matches(regex: str, compiler: GrammarCompiler, walker: Walker) -> None:
+    if regex == "a{x":  # a brace that is a character to Python, and an error to Rust
+        with pytest.raises(InvalidGrammar):
+            compiler.compile(StructuredOutputsParams(regex=regex))
+        return
+    grammar = compiler.compile(StructuredOutputsParams(regex=regex))
+    finished = 0
+    for seed in range(6):
+        walk = walker.walk(grammar.matcher(), seed, max_tokens=150, forcing=seed % 2 == 1)
+        if walk.ended:
+            finished += 1
+            assert re.fullmatch(regex, walk.text), repr(walk.text)
+    assert finished >= 3
+
+
+def test_there_are_enough_regexes() -> None:
+    assert len(set(REGEXES)) >= 60
+
+
+@pytest.mark.parametrize(
+    ("regex", "message"),
+    [
+        ("(?=a)b", "look-around"),
+        ("(?<!a)b", "look-around"),
+        (r"(a)\1", "backreferences are not supported"),
+        (r"\bword\b", "lookarounds not supported"),
+        ("a++", "a quantifier after a quantifier"),
+        ("a{2}{3}", "a quantifier after a quantifier"),
+        ("a**", "a quantifier after a quantifier"),
+        ("(a", "unclosed group"),
+        ("a)", "unopened group"),
+        ("a(?#b", "a comment that is not closed"),
+        ("[a", "a class that is not closed at character 0"),
+        ("ab\\", "a backslash with nothing behind it at character 2"),
+        ("*a", "repetition operator missing expression"),
+        ("a{4,2}", "invalid repetition count range"),
+        (r"\p{Nonsense}", "Unicode property not found"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(
+    regex: str, message: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidGrammar) as caught:
+        compiler.compile(StructuredOutputsParams(regex=regex))
+    assert message in str(caught.value)
+    assert caught.value.parameter == "regex"
+
+
+def test_the_dialects_meet() -> None:
+    assert translated("[a&&b]{,3}\\Z") == r"[a\&\&b]{0,3}\z"
+    assert translated(r"\d\W") == r"[0-9][^_\p{L}\p{N}]"
+    assert translated(r"[\d-z]") == r"[[0-9]-z]"
+    assert translated(r"\d\w", ascii_classes=True) == "[0-9][_0-9A-Za-z]"
+    assert translated("[[:alpha:]x]") == "[[:alpha:]x]"
+    assert translated("a(?#comment)+") == "a+"
+    assert translated("a{,}") == "a{,}"
+    assert in_slashes(r"a/b\/c\\/d") == r"/a\/b\/c\\\/d/"
+    assert in_slashes("a\nb\\\nc") == r"/a\nb\nc/"
+    assert escaped("a.b") == r"a\x{2e}b"
+    assert one_of(["a", "b", "a"]) == "(?:a|b)"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ["yes", "no"],
+        ["a", "ab", "abc"],
+        ["a.b", "a|b", "(x)", "[y]", "\\d", "/", '"', "'"],
+        ["日本", "日本語", "é", "🚀"],
+        ["line\nbreak", "tab\t", " spaced "],
+        ["one"],
+        [f"option {i}" for i in range(500)],
+    ],
+)
+def test_a_choice_is_made_exactly(
+    choice: list[str], compiler: GrammarCompiler, walker: Walker
+) -> None:
+    grammar = compiler.compile(StructuredOutputsParams(choice=choice))
+    walks = [walker.walk(grammar.matcher(), seed) for seed in range(60)]
+    assert all(walk.ended for walk in walks)
+    found = {walk.text for walk in walks}
+    assert found <= set(choice)
+    assert len(choice) > 8 or found == set(choice)

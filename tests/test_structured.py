@@ -1,0 +1,198 @@
+"""Structured outputs through LLM: any mix in one batch, valid whenever a row finishes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.errors import InvalidGrammar, InvalidParams
+from quire.sampling_params import GuidedDecodingParams
+from quire.scheduler.scheduler import Scheduler
+from tests.tiny_llm import tiny_llm
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+class Answer(BaseModel, extra="forbid"):
+    yes: bool
+    grade: Literal[1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
+        yield made
+
+
+def constrained(temperature: float = 1.0, **fields: Any) -> SamplingParams:
+    own = {"json", "regex", "choice", "grammar", "json_object", "disable_any_whitespace"}
+    constraint = StructuredOutputsParams(**{k: v for k, v in fields.items() if k in own})
+    rest = {k: v for k, v in fields.items() if k not in own}
+    usual = {"max_tokens": 200, "seed": 3, "temperature": temperature}
+    return SamplingParams(**{**usual, **rest}, structured_outputs=constraint)
+
+
+def texts(llm: LLM, params: SamplingParams | list[SamplingParams], **options: Any) -> list[str]:
+    many = params if isinstance(params, list) else [params]
+    outputs = llm.generate(["Say something."] * len(many), many, use_tqdm=False, **options)
+    return [answer.text for output in outputs for answer in output.outputs]
+
+
+def test_a_schema_is_followed(llm: LLM) -> None:
+    params = [constrained(json=PERSON, seed=s) for s in range(8)]
+    for text in texts(llm, params):
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_a_pydantic_model_and_json_text_are_schemas_too(llm: LLM) -> None:
+    for schema in (Answer, json.dumps(Answer.model_json_schema()), Answer.model_json_schema()):
+        (text,) = texts(llm, constrained(json=schema, max_tokens=400))
+        Answer.model_validate_json(text)
+
+
+def test_regexes_choices_and_grammars_are_followed(llm: LLM) -> None:
+    found = texts(
+        llm,
+        [
+            constrained(regex=r"\d{3}-[a-f]{2}"),
+            constrained(choice=["yes", "no", "maybe so"]),
+            constrained(grammar='start: "a" ("b" | "c")+ "d"', max_tokens=500),
+            constrained(grammar='root ::= "x" [0-9] "y"'),
+        ],
+    )
+    assert re.fullmatch(r"\d{3}-[a-f]{2}", found[0])
+    assert found[1] in ("yes", "no", "maybe so")
+    assert re.fullmatch(r"a[bc]+d", found[2])
+    assert re.fullmatch(r"x[0-9]y", found[3])
+
+
+def test_every_sample_follows_and_they_differ(llm: LLM) -> None:
+    found = texts(llm, constrained(regex=r"[a-z]{8}", n=5))
+    assert all(re.fullmatch(r"[a-z]{8}", text) for text in found)
+    assert len(set(found)) > 1
+
+
+def test_the_older_spelling_works(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, guided_decoding=GuidedDecodingParams(choice=["left"]))
+    assert texts(llm, params) == ["left"]
+
+
+def test_free_rows_beside_constrained_ones_are_as_if_alone(llm: LLM) -> None:
+    free = SamplingParams(temperature=1.0, seed=8, max_tokens=12)
+    (alone,) = texts(llm, free)
+    mixed = texts(llm, [constrained(json=PERSON), free, constrained(choice=["a", "b"]), free])
+    assert mixed[1] == mixed[3] == alone
+
+
+def test_a_bad_schema_costs_its_own_row(llm: LLM) -> None:
+    params = [
+        constrained(json={"type": "object", "properties": {"x": {"not": {"type": "null"}}}}),
+        constrained(choice=["fine"]),
+        constrained(regex=r"(?=a)b"),
+        constrained(grammar="start: nothing"),
+    ]
+    outputs = llm.generate(["a"] * 4, params, use_tqdm=False, on_error="return")
+    assert [type(o.error) for o in outputs] == [
+        InvalidGrammar, type(None), InvalidGrammar, InvalidGrammar,
+    ]  # fmt: skip
+    assert "'not' at $.properties.x" in str(outputs[0].error)
+    assert "prompt 0" in str(outputs[0].error)
+    assert outputs[1].outputs[0].text == "fine"
+
+
+def test_a_row_cut_inside_its_grammar_says_so(llm: LLM) -> None:
+    outputs = llm.generate(["a"], constrained(json=PERSON, max_tokens=4), use_tqdm=False)
+    answer = outputs[0].outputs[0]
+    assert answer.finish_reason == "length"
+    assert answer.stop_reason == "unfinished_structured_output"
+
+
+LONG = {
+    "type": "object",
+    "properties": {
+        "a_rather_long_name_that_is_forced": {"const": "and a constant that is forced as well"},
+        "another_long_name": {"type": "boolean"},
+    },
+    "required": ["a_rather_long_name_that_is_forced", "another_long_name"],
+    "additionalProperties": False,
+}
+
+
+def test_forced_tokens_cost_no_step_and_change_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [constrained(0.0, json=LONG, disable_any_whitespace=True), constrained(json=LONG)]
+    engine = llm._session.engine
+    before = engine.num_steps
+    jumped = texts(llm, params)
+    num_steps = engine.num_steps - before
+    monkeypatch.setattr(Scheduler, "_jump_ahead", lambda self, row: False)
+    before = engine.num_steps
+    assert texts(llm, params)[0] == jumped[0]
+    assert num_steps < 0.6 * (engine.num_steps - before)
+
+
+def test_stop_strings_logprobs_and_penalties_go_together(llm: LLM) -> None:
+    outputs = llm.generate(
+        ["a"] * 2,
+        [
+            constrained(regex=r"[a-z]{4}STOP[a-z]{4}", stop=["STOP"]),
+            constrained(regex=r"[a-z]{9}", logprobs=2, repetition_penalty=1.3),
+        ],
+        use_tqdm=False,
+    )
+    assert re.fullmatch(r"[a-z]{4}", outputs[0].outputs[0].text)
+    assert outputs[0].outputs[0].stop_reason == "STOP"
+    answer = outputs[1].outputs[0]
+    assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
+
+
+def test_preempted_rows_stay_valid_and_equal(llm: LLM) -> None:
+    params = [constrained(json=PERSON, seed=s) for s in range(5)]
+    expected = texts(llm, params)
+    scheduler = llm._session.engine.scheduler
+    schedule, turns = scheduler.schedule, iter(range(10**9))
+
+    def disturbed() -> Any:
+        if next(turns) % 3 == 2 and scheduler.num_running > 1:
+            scheduler._make_room()
+        return schedule()
+
+    scheduler.schedule = disturbed  # type: ignore[method-assign]
+    try:
+        before = scheduler.num_preemptions
+        assert texts(llm, params) == expected
+        assert scheduler.num_preemptions > before + 3
+    finally:
+        scheduler.schedule = schedule  # type: ignore[method-assign]
+
+
+def test_two_plans_in_flight_give_the_same_text(llm: LLM, tmp_path: Path) -> None:
+    params = [constrained(json=PERSON), constrained(choice=["yes", "no"]), SamplingParams(seed=1)]
+    with tiny_llm(tmp_path, async_scheduling=True) as deep:
+        assert texts(deep, params) == texts(llm, params)
+
+
+def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
+    with (
+        tiny_llm(tmp_path, skip_tokenizer_init=True, tokenizer=None) as bare,
+        pytest.raises(InvalidParams, match="structured_outputs"),
+    ):
+        bare.generate([[5]], constrained(choice=["a"]), use_tqdm=False)
