@@ -1,0 +1,45 @@
+"""The command `quire`: one file per verb, errors as one line, exit codes that scripts can trust.
+
+Verbs import what they need when they run, so that `quire --help` answers at once. Nothing else
+in quire imports this room.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from quire.cli import chat, doctor, exits, pull
+
+app = typer.Typer(
+    name="quire",
+    help="Generate text from language models in bulk.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: styled help alone would double the start-up time
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("pull")(pull.pull)
+app.command("chat")(chat.chat)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
+    """Generate text from language models in bulk."""
+    if show:
+        from quire import __version__
+
+        typer.echo(f"quire {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and exit with its code; never returns."""
+    with exits.reported():
+        app(args=arguments, prog_name="quire")
+
+
+__all__ = ["app", "main"]

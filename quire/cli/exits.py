@@ -1,0 +1,53 @@
+"""How a command ends: one line on stderr and a code that a script can act on.
+
+0 done · 1 a bug of ours · 2 usage · 69 model or device not usable · 74 read or write error ·
+130 interrupted. The message of an error already names the rule, the value and the way out.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.errors import EngineError, ModelError, QuireError
+
+BUG, USAGE, UNAVAILABLE, IO_ERROR, INTERRUPTED = 1, 2, 69, 74, 130
+
+
+def code_of(error: QuireError) -> int:
+    """Whatever is not the model's or the device's fault is about what was asked."""
+    return UNAVAILABLE if isinstance(error, ModelError | EngineError) else USAGE
+
+
+def fail(message: str, code: int) -> None:
+    print(f"quire: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def save_traceback() -> str:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="quire-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        traceback.print_exc(file=file)
+    return file.name
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn whatever goes wrong inside into a line and an exit code."""
+    try:
+        yield
+    except QuireError as error:
+        fail(str(error), code_of(error))
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED)
+    except OSError as error:
+        fail(str(error), IO_ERROR)
+    except Exception as error:  # the outermost door: what no one foresaw must still be legible
+        fail(
+            f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",
+            BUG,
+        )

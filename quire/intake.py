@@ -1,0 +1,205 @@
+"""What a caller passed -> windows of requests.
+
+A list is read and checked whole, so that a bad prompt is told before any work. Anything else
+that can be iterated is read window by window, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from quire.errors import InvalidParams, NotSupported, QuireError
+from quire.inputs.chat import render_conversations
+from quire.inputs.prompt import RequestMaker, is_single
+from quire.inputs.tokenizer import Tokenizer
+from quire.request import Request
+from quire.run import Refused, Window
+from quire.sampling_params import SamplingParams
+
+# A plan sees at most this much at once; beyond it the gain is small and the memory is not.
+MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
+Params = SamplingParams | Sequence[SamplingParams]
+
+
+class Intake:
+    """Numbers and checks the requests of one LLM."""
+
+    def __init__(
+        self,
+        maker: RequestMaker,
+        default_params: Callable[[], SamplingParams],
+        *,
+        tokenizer: Tokenizer | None,
+        lazy_window: int,
+    ) -> None:
+        self._maker, self._default_params = maker, default_params
+        self._tokenizer, self._lazy_window = tokenizer, lazy_window
+        self._num_made = 0
+
+    def read(
+        self,
+        prompts: Any,
+        params: Params | None,
+        *,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        strict: bool = False,
+    ) -> tuple[Iterable[Window], int | None]:
+        """Windows of requests, and how many prompts there are, None if nobody knows.
+
+        A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
+        one by one.
+        """
+        given = [prompts] if is_single(prompts) else prompts
+        make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
+        return self._read(given, params, priority, strict, make)
+
+    def read_chats(
+        self,
+        conversations: Any,
+        params: Params | None,
+        *,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        strict: bool = False,
+        rendering: dict[str, Any],
+    ) -> tuple[Iterable[Window], int | None]:
+        """The same for conversations, written out with the chat template first."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise NotSupported("chat() needs a tokenizer, and skip_tokenizer_init=True left it out")
+        kwargs = {"add_special_tokens": False, **(tokenization_kwargs or {})}
+
+        def make(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
+            rendered = render_conversations(
+                some, tokenizer, first_index=more["first_index"], **rendering
+            )
+            return self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
+
+        return self._read(conversations, params, priority, strict, make)
+
+    def _read(
+        self,
+        given: Any,
+        params: Params | None,
+        priority: Sequence[int] | None,
+        strict: bool,
+        make: Callable[..., list[Request | QuireError]],
+    ) -> tuple[Iterable[Window], int | None]:
+        copies = _ParamCopies(self._default_params() if params is None else params)
+        if not isinstance(given, Sequence):
+            return self._lazily(iter(given), copies, priority, make), None
+        copies.check_count(len(given))
+        _check_priority(priority, len(given))
+        made = self._make(list(given), copies, 0, priority, make)
+        if strict:
+            for item in made:
+                if isinstance(item, Refused):
+                    raise item.error
+        return _windows(made), len(given)
+
+    def _make(
+        self,
+        prompts: list[Any],
+        copies: _ParamCopies,
+        first: int,
+        priority: Sequence[int] | None,
+        make: Callable[..., list[Request | QuireError]],
+    ) -> Window:
+        number, self._num_made = self._num_made, self._num_made + len(prompts)
+        made = make(
+            prompts,
+            [copies.at(first + i) for i in range(len(prompts))],
+            first_number=number,
+            first_index=first,
+            priorities=None if priority is None else list(priority[first : first + len(prompts)]),
+            arrival=time.time(),
+        )
+        return [
+            item if isinstance(item, Request) else Refused(number + i, item)
+            for i, item in enumerate(made)
+        ]
+
+    def _lazily(
+        self,
+        prompts: Iterator[Any],
+        copies: _ParamCopies,
+        priority: Sequence[int] | None,
+        make: Callable[..., list[Request | QuireError]],
+    ) -> Iterator[Window]:
+        first = 0
+        while some := list(islice(prompts, self._lazy_window)):
+            yield self._make(some, copies, first, priority, make)
+            first += len(some)
+
+
+class _ParamCopies:
+    """Private, checked copies of the caller's parameters, one per distinct object."""
+
+    def __init__(self, params: Params) -> None:
+        if not isinstance(params, (SamplingParams, Sequence)):
+            raise InvalidParams(
+                f"sampling_params is a SamplingParams or a list of them, not "
+                f"{type(params).__name__}",
+                parameter="sampling_params",
+                value=params,
+            )
+        self._params = params
+        self._copies: dict[int, SamplingParams] = {}
+
+    def check_count(self, num_prompts: int) -> None:
+        if isinstance(self._params, SamplingParams) or len(self._params) == num_prompts:
+            return
+        raise InvalidParams(
+            f"sampling_params has {len(self._params)} entries for {num_prompts} prompts; give "
+            "one for all, or one for each",
+            parameter="sampling_params",
+            value=len(self._params),
+        )
+
+    def at(self, index: int) -> SamplingParams:
+        params = self._params
+        if not isinstance(params, SamplingParams):
+            if index >= len(params):
+                raise InvalidParams(
+                    f"sampling_params has {len(params)} entries, and there are more prompts",
+                    parameter="sampling_params",
+                    value=len(params),
+                )
+            params = params[index]
+        if not isinstance(params, SamplingParams):
+            raise InvalidParams(
+                f"sampling_params[{index}] is a {type(params).__name__}, not a SamplingParams",
+                parameter="sampling_params",
+                value=params,
+            )
+        if id(params) not in self._copies:
+            self._copies[id(params)] = params.checked_copy()
+        return self._copies[id(params)]
+
+
+def _check_priority(priority: Sequence[int] | None, count: int) -> None:
+    if priority is not None and len(priority) != count:
+        raise InvalidParams(
+            f"priority has {len(priority)} entries for {count} prompts; give one for each",
+            parameter="priority",
+            value=len(priority),
+        )
+
+
+def _windows(items: Window) -> Iterator[Window]:
+    """Cut at so many prompts, or so many prompt tokens."""
+    window: Window = []
+    num_tokens = 0
+    for item in items:
+        window.append(item)
+        num_tokens += 0 if isinstance(item, Refused) else item.num_prompt
+        if len(window) >= MOST_PROMPTS or num_tokens >= MOST_TOKENS:
+            yield window
+            window, num_tokens = [], 0
+    if window:
+        yield window

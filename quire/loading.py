@@ -1,0 +1,174 @@
+"""From a model's name to a running engine: files, spec, decisions, weights, executor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.errors import InvalidOption, InvalidParams
+from quire.executor.executor import Executor, ExecutorFacts
+from quire.inputs.tokenizer import Tokenizer
+from quire.notes import note
+from quire.options import Options, resolve
+from quire.sampling_params import SamplingParams
+from quire.spec import ModelSpec
+from quire.weights.source import ModelFiles, locate
+
+# What a generation_config.json may set of a request's parameters, and our name for it.
+GENERATION_DEFAULTS = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    name: str
+    spec: ModelSpec
+    config: EngineConfig
+    executor: Executor
+    facts: ExecutorFacts
+    tokenizer: Tokenizer | None
+    generation_config: Mapping[str, Any]
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """What ends an answer as the end of the sequence."""
+        if self.tokenizer is not None and self.tokenizer.eos_ids:
+            return self.tokenizer.eos_ids
+        return self.spec.eos_ids[:1]
+
+    @property
+    def more_eos_ids(self) -> tuple[int, ...]:
+        """What else the model's files say ends an answer."""
+        return (*self.spec.eos_ids, *_eos_of(self.generation_config))
+
+    def default_params(self) -> SamplingParams:
+        """What the model's makers recommend; SamplingParams() where they say nothing."""
+        given = {
+            ours: self.generation_config[theirs]
+            for theirs, ours in GENERATION_DEFAULTS.items()
+            if self.generation_config.get(theirs) is not None
+        }
+        try:
+            return SamplingParams(**given)
+        except InvalidParams as error:
+            raise InvalidOption(
+                f"the model's generation_config.json sets {error.parameter} to {error.value!r}: "
+                f'{error.message} Pass generation_config="vllm" to leave it aside.',
+                parameter="generation_config",
+                value=error.value,
+            ) from error
+
+
+def load(model: str, options: Options) -> LoadedModel:
+    """Find the model, decide how to run it, and start the executor."""
+    _check_name(model)
+    dummy = options.load_format == "dummy"
+    files = locate(
+        model,
+        revision=options.revision,
+        download_dir=options.download_dir,
+        token=options.hf_token,
+        weights=not dummy,
+        trust_remote_code=options.trust_remote_code,
+    )
+    spec = files.spec(options.hf_overrides)
+    generation_config = _generation_config(files, options)
+    # The tokenizer is built by Rust and Python while the weights are read by torch.
+    with ThreadPoolExecutor(1) as aside:
+        reading = aside.submit(_tokenizer, files, options)
+        config, executor = _executor(files, spec, options)
+        facts = executor.start()
+        tokenizer = reading.result()
+    for line in (*config.notes, *facts.notes):
+        note(line)
+    return LoadedModel(model, spec, config, executor, facts, tokenizer, generation_config)
+
+
+def _check_name(model: object) -> None:
+    if not isinstance(model, (str, os.PathLike)) or not str(model).strip():
+        raise InvalidOption(
+            f"model must be a path, a Hub id or an alias, not {model!r}. "
+            'For a first try: LLM("smollm2").',
+            parameter="model",
+            value=model,
+        )
+
+
+def _executor(
+    files: ModelFiles, spec: ModelSpec, options: Options
+) -> tuple[EngineConfig, Executor]:
+    import torch
+
+    from quire.executor.probe import device_facts
+    from quire.weights.load import dummy_weights, load_weights
+
+    config = resolve(options, spec, device_facts(options.device))
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    warmup = None
+    if config.device == "cuda":
+        from quire.executor.warmup import Warmup
+
+        warmup = Warmup(config, spec)
+    if config.load_format == "dummy":
+        weights = dummy_weights(spec, dtype=dtype, device=device, seed=config.seed)
+    else:
+        weights = load_weights(files, spec, dtype=dtype, device=device)
+    if config.device == "cuda":
+        from quire.executor.cuda import CudaExecutor
+
+        return config, CudaExecutor(config, spec, weights, warmup)
+    from quire.executor.local import LocalExecutor
+
+    return config, LocalExecutor(config, spec, weights)
+
+
+def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
+    from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+    from quire.inputs.hf_tokenizer import load_hf_tokenizer
+
+    if options.skip_tokenizer_init:
+        return None
+    if options.tokenizer is not None and options.tokenizer != files.name:
+        files = locate(
+            options.tokenizer,
+            revision=options.tokenizer_revision,
+            download_dir=options.download_dir,
+            token=options.hf_token,
+            weights=False,
+        )
+    if files.kind == "gguf":
+        return load_gguf_tokenizer(files.gguf.metadata)
+    return load_hf_tokenizer(files.path)
+
+
+def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:
+    from quire.weights.hf_config import read_generation_config
+
+    source = options.generation_config
+    if source == "auto":
+        found = dict(files.generation_config)
+    elif source == "vllm":
+        found = {}
+    else:
+        found = dict(read_generation_config(Path(source)))
+    return {**found, **(options.override_generation_config or {})}
+
+
+def _eos_of(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    eos = generation_config.get("eos_token_id")
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,0 +1,54 @@
+"""The bar of a run: rows done, prompt and output tokens per second, time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from quire.outputs import RequestOutput
+
+
+class Progress:
+    """A tqdm bar (or one of the caller's making), or nothing at all."""
+
+    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int | None) -> None:
+        self._bar: Any = None
+        self._began = time.perf_counter()
+        self._prompt_tokens = self._output_tokens = 0
+        if use_tqdm:
+            from tqdm.auto import tqdm
+
+            make = use_tqdm if callable(use_tqdm) else tqdm
+            self._bar = make(
+                total=total,
+                desc="Processed prompts",
+                dynamic_ncols=True,
+                postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
+            )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def update(self, output: RequestOutput) -> None:
+        """One more row is done."""
+        if self._bar is None:
+            return
+        self._prompt_tokens += len(output.prompt_token_ids or ())
+        self._output_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        self._bar.postfix = (
+            f"est. speed input: {self._prompt_tokens / seconds:.2f} toks/s, "
+            f"output: {self._output_tokens / seconds:.2f} toks/s"
+        )
+        self._bar.update(1)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,178 @@
+"""From finished sequences to what the caller gets: text, logprobs, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TypeVar
+
+from quire.inputs.detokenize import Detokenizer, completion_texts
+from quire.inputs.tokenizer import Tokenizer
+from quire.logprobs import (
+    FlatLogprobs,
+    Logprob,
+    LogprobsOnePosition,
+    PromptLogprobs,
+    SampleLogprobs,
+)
+from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from quire.request import Ints, Request
+from quire.sequence import Sequence
+from quire.step import TokenLogprobs
+from quire.stop_strings import StopMatch, StopStrings
+
+Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
+
+
+class StopWatch:
+    """Follows one answer's text as it is written, and finds where a stop string cuts it."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+        params = request.params
+        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
+        self._text = Detokenizer(
+            tokenizer,
+            request.prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._pieces: list[str] = []
+        self._num_tokens, self._min_tokens = 0, params.min_tokens
+        self._match: StopMatch | None = None
+
+    def feed(self, token_ids: list[int]) -> str | None:
+        piece = self._text.push(token_ids)
+        self._pieces.append(piece)
+        self._num_tokens += len(token_ids)
+        if self._num_tokens < self._min_tokens:
+            self._stops.skip(piece)
+            return None
+        self._match = self._stops.feed(piece)
+        return self._match.stop if self._match else None
+
+    def text(self) -> str:
+        """The whole text so far, cut where a stop string was found."""
+        if self._match is not None:
+            return "".join(self._pieces)[: self._match.cut_at]
+        return "".join(self._pieces) + self._text.finish()
+
+
+class Results:
+    """Makes RequestOutputs; with no tokenizer, outputs without text."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def watch(self, request: Request) -> StopWatch | None:
+        """What finds the stop strings of one sample, if the request has any."""
+        if self._tokenizer is None or not request.params.stop:
+            return None
+        return StopWatch(self._tokenizer, request)
+
+    def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
+        """The result of one request, all samples of it ended."""
+        texts = self._texts(samples)
+        first = samples[0]
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids.tolist(),
+            self._prompt_logprobs(first),
+            [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
+            True,
+            _metrics(request, samples),
+            num_cached_tokens=first.num_cached,
+            error=next((s.error for s in samples if s.error), None),
+        )
+
+    def _texts(self, samples: Many[Sequence]) -> list[str]:
+        tokenizer, params = self._tokenizer, samples[0].request.params
+        if tokenizer is None or not params.detokenize:
+            return [""] * len(samples)
+        if isinstance(samples[0].watch, StopWatch):
+            return [s.watch.text() for s in samples if isinstance(s.watch, StopWatch)]
+        return completion_texts(
+            tokenizer,
+            [(s.request.prompt_ids, _shown_ids(s)) for s in samples],
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
+        logprobs = self._sample_logprobs(sequence)
+        return CompletionOutput(
+            index=sequence.sample,
+            text=text,
+            token_ids=sequence.output_ids.tolist(),
+            cumulative_logprob=(
+                None if logprobs is None else sum(e.logprob for e in sequence.logprobs)
+            ),
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
+        if sequence.request.params.prompt_logprobs is None:
+            return None
+        entries = self._positions(sequence, sequence.prompt_logprobs, ranked=True)
+        # Nothing comes before the first token that could predict it.
+        return _flat_if_asked(sequence, [None, *entries])
+
+    def _sample_logprobs(self, sequence: Sequence) -> SampleLogprobs | None:
+        params = sequence.request.params
+        if params.num_logprobs is None:
+            return None
+        ranked = params.logprob_token_ids is None
+        return _flat_if_asked(sequence, self._positions(sequence, sequence.logprobs, ranked=ranked))
+
+    def _positions(
+        self, sequence: Sequence, entries: Many[TokenLogprobs], *, ranked: bool
+    ) -> list[LogprobsOnePosition]:
+        named = self._tokenizer if sequence.request.params.detokenize else None
+        return [_position(entry, named, ranked) for entry in entries]
+
+
+def _flat_if_asked(sequence: Sequence, listed: Listed) -> Listed | FlatLogprobs:
+    if not sequence.request.params.flat_logprobs:
+        return listed
+    flat = FlatLogprobs()
+    flat.extend(listed)
+    return flat
+
+
+def _shown_ids(sequence: Sequence) -> Ints:
+    """The tokens that make the text: a token that stopped the answer is not part of it."""
+    request, ids = sequence.request, sequence.output_ids
+    if sequence.finish_reason != "stop" or request.params.include_stop_str_in_output:
+        return ids
+    stopped_by_token = int(ids[-1]) in request.eos_ids | request.stop_ids
+    return ids[:-1] if stopped_by_token else ids
+
+
+def _position(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None, ranked: bool
+) -> LogprobsOnePosition:
+    """The token itself first, then the likeliest (`ranked`), or those that were asked for."""
+    text = tokenizer.token_text if tokenizer is not None else lambda _: None
+    own = Logprob(entry.logprob, entry.rank, text(entry.token_id))
+    found: LogprobsOnePosition = {entry.token_id: own}
+    tops = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
+    for rank, (token_id, logprob) in enumerate(tops, start=1):
+        if token_id != entry.token_id:
+            found[token_id] = Logprob(logprob, rank if ranked else None, text(token_id))
+    return found
+
+
+def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:
+    timings = [s.timings for s in samples]
+    first, queued = min(t.first_token for t in timings), timings[0].queued
+    return RequestStateStats(
+        num_generation_tokens=sum(len(s.output_ids) for s in samples),
+        arrival_time=request.arrival,
+        queued_ts=queued,
+        scheduled_ts=timings[0].scheduled,
+        first_token_ts=first,
+        last_token_ts=max(t.last_token for t in timings),
+        first_token_latency=first - queued if first else 0.0,
+        is_corrupted=any(s.error is not None for s in samples),
+    )

@@ -1,0 +1,164 @@
+"""One loaded model with its engine, planner and intake: what an LLM holds, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
+
+from quire.cache.pool import BlockPool
+from quire.engine import Engine
+from quire.guides import Guides
+from quire.inputs.prompt import RequestMaker
+from quire.intake import Intake, Params
+from quire.loading import LoadedModel, load
+from quire.options import Options
+from quire.plan.lengths import OutputLengths
+from quire.plan.plan import Plan
+from quire.plan.planner import Planner
+from quire.plan.times import StepTimes
+from quire.results import Results
+from quire.run import Refused, Result, Run, Window
+from quire.scheduler.scheduler import Limits, Scheduler
+from quire.step import StepPlan
+from quire.turns import Turns
+from quire.views import EngineView, KvCacheView, ModelConfigView
+
+PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
+
+
+class Session:
+    """Everything that lives as long as an LLM."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.model = model
+        config, facts = model.config, model.facts
+        self._turns = Turns()
+        self._times = StepTimes.of(model.spec)
+        self._lengths = OutputLengths()
+        pool = BlockPool(
+            facts.num_blocks, block_size=config.block_size, caching=config.enable_prefix_caching
+        )
+        limits = Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_repeat=config.max_repeat,
+            max_wait=config.max_wait,
+            # Merging two partial results rounds differently from reading all at once.
+            prefix_groups=config.prefix_groups and not config.batch_invariant,
+        )
+        self._guides = Guides(
+            model.tokenizer, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids
+        )
+        scheduler = Scheduler(
+            pool,
+            limits,
+            expected_output=self._lengths.expected,
+            make_masks=self._guides.make_masks,
+        )
+        self.engine = Engine(
+            scheduler, model.executor, depth=config.depth, observe=self._observe_step
+        )
+        self._planner = Planner(
+            config,
+            model.spec,
+            num_blocks=facts.num_blocks,
+            times=self._times,
+            lengths=self._lengths,
+        )
+        self._results = Results(model.tokenizer)
+        maker = RequestMaker(
+            model.tokenizer,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=config.max_model_len,
+            pool_tokens=facts.num_blocks * config.block_size,
+            eos_ids=model.eos_ids,
+            more_eos_ids=model.more_eos_ids,
+            llm_seed=config.seed,
+            max_logprobs=config.max_logprobs,
+        )
+        self.intake = Intake(
+            maker,
+            model.default_params,
+            tokenizer=model.tokenizer,
+            lazy_window=4 * scheduler.rows.capacity,
+        )
+
+    @classmethod
+    def open(cls, model: str, options: Options) -> Session:
+        return cls(load(model, options))
+
+    def turn(self) -> AbstractContextManager[None]:
+        return self._turns.turn()
+
+    def run(self, windows: Iterable[Window], between_steps: Callable[[], None]) -> Iterator[Result]:
+        """Drive the engine over these windows."""
+        run = Run(
+            self.engine,
+            self._planner,
+            self._lengths,
+            self._results,
+            compile_grammar=self._guides.compile,
+            between_steps=between_steps,
+        )
+        return run.outputs(windows)
+
+    def plan(
+        self,
+        prompts: Any,
+        params: Params | None,
+        probe: int | None,
+        between_steps: Callable[[], None],
+    ) -> Plan:
+        """The plan of these prompts, after running `probe` of them where that is wanted."""
+        windows, _ = self.intake.read(prompts, params, strict=True)
+        requests = [r for window in windows for r in window if not isinstance(r, Refused)]
+        if probe is None:
+            probe = 0 if self._times.num_observed else PROBE_ROWS
+        if probe > 0 and requests:
+            evenly = range(0, len(requests), max(1, len(requests) // probe))
+            chosen: Window = []
+            chosen += [requests[i] for i in evenly][:probe]
+            for _ in self.run([chosen], between_steps):
+                pass
+        pool = self.engine.scheduler.pool
+        cached = [
+            len(pool.match(r.prompt_ids, salt=r.cache_salt)) * pool.block_size for r in requests
+        ]
+        plan = self._planner.plan(requests, cached=cached)
+        _ = plan.estimate  # made now, from what is known now
+        return plan
+
+    def _observe_step(self, plan: StepPlan, seconds: float) -> None:
+        starts = plan.decode.positions.astype("int64")
+        context = int(starts.sum() + len(starts)) * plan.repeat
+        tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
+        for s in plan.prefill:
+            length = len(s.token_ids)
+            tokens, sampled = tokens + length, sampled + len(s.sample_into)
+            context += length * s.start + length * (length + 1) // 2
+        self._times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
+
+    def view(self) -> EngineView:
+        """What scripts read of the engine."""
+        model = self.model
+        config = ModelConfigView(
+            model=model.name,
+            tokenizer=model.name,
+            max_model_len=model.config.max_model_len,
+            dtype=model.config.dtype,
+            seed=model.config.seed,
+            hf_config=asdict(model.spec),
+        )
+        return EngineView(config, lambda: self.engine.scheduler.num_unfinished)
+
+    def kv_cache(self) -> KvCacheView:
+        pool = self.engine.scheduler.pool
+        return KvCacheView(pool.num_blocks, pool.block_size, pool.peak_used)
+
+    def close(self) -> None:
+        if not self._turns.closed:
+            self._turns.closed = True
+            self.model.executor.close()
+            self._guides.close()

@@ -1,0 +1,49 @@
+"""One call at a time on an LLM: a second thread waits, a call from inside a call is refused."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from quire.errors import EngineBusy, EngineClosed
+
+
+class Turns:
+    """Whose turn it is. Made in the process that may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+        self._process = os.getpid()
+        self.closed = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the turn and hold it; raises where waiting would be for ever."""
+        self.check()
+        if self._owner == threading.get_ident():
+            raise EngineBusy(
+                "this LLM is already at work in this thread: it was called from a callback, or "
+                "while one of its streams is open. Finish or close() the stream first, or "
+                "collect what you need and call afterwards."
+            )
+        with self._lock:
+            self.check()
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+    def check(self) -> None:
+        """Refuse what cannot work: a closed engine, or one from before a fork."""
+        if self.closed:
+            raise EngineClosed("this LLM was closed; make a new one to go on")
+        if os.getpid() != self._process:
+            raise EngineBusy(
+                "this LLM was made before the process forked, and its threads and memory did not "
+                "come along. Make the LLM in the child, or start the child with "
+                'multiprocessing.get_context("spawn").'
+            )

@@ -1,0 +1,119 @@
+"""Tiny random models of every family, as Transformers has them and as quire takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.llama import LlamaConfig
+from transformers.models.mistral import MistralConfig
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen3 import Qwen3Config
+
+from quire.spec import ModelSpec
+from quire.weights.hf_config import spec_from_hf
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.25,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama untied, every bias": LlamaConfig(
+        **SIZES, tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
+    "llama3 rope": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "llama linear rope": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LINEAR),
+    "llama, one kv head": LlamaConfig(**{**SIZES, "num_key_value_heads": 1}),
+    "llama, no grouping": LlamaConfig(**{**SIZES, "num_key_value_heads": 6}),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "mistral, window 9": MistralConfig(**SIZES, sliding_window=9, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(
+        **{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True
+    ),
+    "qwen2, two layers with window 7": Qwen2Config(
+        **{k: v for k, v in SIZES.items() if k != "head_dim"},
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
+    "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "qwen3 untied": Qwen3Config(**SIZES, tie_word_embeddings=False),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One model, twice."""
+
+    oracle: Any
+    spec: ModelSpec
+    weights: dict[str, Tensor]
+
+    @torch.no_grad()
+    def expected(self, text: list[int]) -> Tensor:
+        """The oracle's logits after each token of a text. [len(text), V]"""
+        logits: Tensor = self.oracle(torch.tensor([text])).logits[0]
+        return logits
+
+
+def make_pair(name: str, dtype: torch.dtype = torch.float32) -> Pair:
+    """The model of that name with the same random weights on both sides."""
+    config = FAMILIES[name]
+    torch.manual_seed(0)
+    oracle = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            if parameter.dim() == 1:  # norms start at 1 and biases at 0; here they must matter
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    oracle = oracle.to(dtype)
+    names = {"LlamaConfig": "Llama", "MistralConfig": "Mistral", "Qwen2Config": "Qwen2"}
+    kind = names.get(type(config).__name__, "Qwen3")
+    spec = spec_from_hf({**config.to_dict(), "architectures": [f"{kind}ForCausalLM"]})
+    return Pair(oracle, spec, canonical(oracle.state_dict(), spec))
+
+
+def canonical(stored: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """Transformers' names to quire's, with q, k, v and gate, up put on top of each other."""
+    renamed = {"embed.weight": stored["model.embed_tokens.weight"]}
+    renamed["norm.weight"] = stored["model.norm.weight"]
+    if not spec.tied_embeddings:
+        renamed["head.weight"] = stored["lm_head.weight"]
+    for i in range(spec.num_layers):
+        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
+        renamed[f"{ours}attn_norm.weight"] = stored[f"{theirs}input_layernorm.weight"]
+        renamed[f"{ours}mlp_norm.weight"] = stored[f"{theirs}post_attention_layernorm.weight"]
+        for new, old in {
+            "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attn.o": ("self_attn.o_proj",),
+            "attn.q_norm": ("self_attn.q_norm",),
+            "attn.k_norm": ("self_attn.k_norm",),
+            "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "mlp.down": ("mlp.down_proj",),
+        }.items():
+            for kind in ("weight", "bias"):
+                parts = [stored.get(f"{theirs}{part}.{kind}") for part in old]
+                if parts[0] is not None:
+                    renamed[f"{ours}{new}.{kind}"] = torch.cat([p for p in parts if p is not None])
+    return {name: tensor.detach().clone() for name, tensor in renamed.items()}

@@ -1,0 +1,56 @@
+"""Every family, from a Hugging Face directory through LLM, against Transformers' own greedy."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from tests.parity.families import FAMILIES, make_pair
+
+NEAR_TIE = 1e-3
+NUM_TOKENS = 24
+
+
+@torch.no_grad()
+def check_against(oracle: Any, prompt: list[int], tokens: list[int], logprobs: list[float]) -> None:
+    """Each token is the oracle's likeliest, or within a near tie of it; logprobs agree."""
+    text = torch.tensor([[*prompt, *tokens]])
+    chances = oracle(text).logits[0].float().log_softmax(-1)
+    for i, token in enumerate(tokens):
+        at = chances[len(prompt) + i - 1]
+        assert abs(float(at[token]) - logprobs[i]) <= 1e-3
+        assert float(at.max() - at[token]) < NEAR_TIE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
+    pair = make_pair(name)
+    # Small shards, so that the index is read too.
+    pair.oracle.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    rng = random.Random(name)
+    shared = [rng.randrange(96) for _ in range(40)]
+    prompts = [
+        shared[: rng.choice([0, 40])] + [rng.randrange(96) for _ in range(rng.randint(1, 30))]
+        for _ in range(12)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    with LLM(
+        str(tmp_path),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=4 << 20,
+        max_num_batched_tokens=37,
+        max_num_seqs=8,
+    ) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        answer = output.outputs[0]
+        assert answer.logprobs is not None
+        lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
+        check_against(pair.oracle, prompt, list(answer.token_ids), lps)

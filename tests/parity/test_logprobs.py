@@ -1,0 +1,100 @@
+"""Logprobs of samples and prompts through LLM, against a plain softmax of Transformers' logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, FlatLogprobs, Logprob, SamplingParams
+from tests.parity.families import make_pair
+
+PROMPTS = [[5, 9, 33, 60, 2, 71, 8], list(range(40)), [7]]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    return make_pair("llama3 rope")
+
+
+@pytest.fixture(scope="module")
+def llm(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    directory = tmp_path_factory.mktemp("model")
+    pair.oracle.save_pretrained(directory)
+    with LLM(
+        str(directory), dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=4 << 20,
+        max_num_batched_tokens=16, max_num_seqs=8,
+    ) as made:  # fmt: skip
+        yield made
+
+
+@torch.no_grad()
+def chances(pair: Any, text: list[int]) -> torch.Tensor:
+    return pair.oracle(torch.tensor([text])).logits[0].float().log_softmax(-1)
+
+
+def check(position: dict[int, Logprob], at: torch.Tensor, token: int, k: int) -> None:
+    """The token and the k likeliest, with their values and ranks."""
+    ranked = at.argsort(descending=True).tolist()
+    expected = set(ranked[: len(at) if k == -1 else k]) | {token}
+    assert set(position) == expected
+    for i, entry in position.items():
+        assert abs(entry.logprob - float(at[i])) < 1e-4
+        assert entry.rank == ranked.index(i) + 1
+        assert entry.decoded_token is None
+
+
+@pytest.mark.parametrize("k", [0, 5, 20, 90, -1])
+def test_sample_logprobs_equal_a_plain_softmax(llm: LLM, pair: Any, k: int) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=6, logprobs=k, seed=3, ignore_eos=True)
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params, use_tqdm=False), strict=True):
+        answer = output.outputs[0]
+        at = chances(pair, [*prompt, *answer.token_ids])
+        assert answer.logprobs is not None and len(answer.logprobs) == 6
+        for i, token in enumerate(answer.token_ids):
+            check(answer.logprobs[i], at[len(prompt) + i - 1], token, k)
+        summed = sum(answer.logprobs[i][t].logprob for i, t in enumerate(answer.token_ids))
+        assert answer.cumulative_logprob == pytest.approx(summed)
+
+
+@pytest.mark.parametrize("k", [0, 3, -1])
+def test_prompt_logprobs_equal_a_plain_softmax_whatever_is_cached(
+    llm: LLM, pair: Any, k: int
+) -> None:
+    llm.generate(PROMPTS, SamplingParams(max_tokens=1), use_tqdm=False)  # fills the cache
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=k)
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params, use_tqdm=False), strict=True):
+        at = chances(pair, prompt)
+        assert output.prompt_logprobs is not None
+        assert len(output.prompt_logprobs) == len(prompt)
+        assert output.prompt_logprobs[0] is None
+        for i in range(1, len(prompt)):
+            position = output.prompt_logprobs[i]
+            assert position is not None
+            check(position, at[i - 1], prompt[i], k)
+
+
+def test_without_asking_there_are_none(llm: LLM) -> None:
+    (output,) = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert output.prompt_logprobs is None and output.outputs[0].logprobs is None
+    assert output.outputs[0].cumulative_logprob is None
+
+
+def test_flat_logprobs_and_chosen_ids(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, logprobs=2, flat_logprobs=True, seed=1)
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    assert isinstance(output.outputs[0].logprobs, FlatLogprobs)
+    params = SamplingParams(max_tokens=3, logprob_token_ids=[4, 80], seed=1)
+    (output,) = llm.generate([PROMPTS[0]], params, use_tqdm=False)
+    answer = output.outputs[0]
+    assert answer.logprobs is not None
+    for token, position in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert set(position or ()) == {4, 80, token}
+
+
+def test_samples_share_the_prompts_logprobs(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=2, prompt_logprobs=0, seed=1)
+    (output,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == 40
