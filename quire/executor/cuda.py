@@ -1,0 +1,159 @@
+"""CudaExecutor: the model on one GPU, fed by plans, computing while the host plans on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
+from quire.executor.cuda_memory import num_cuda_blocks
+from quire.executor.cuda_runner import CudaRunner
+from quire.executor.cuda_step import CudaStep
+from quire.executor.device_rows import DeviceColumns
+from quire.executor.executor import ExecutorFacts
+from quire.executor.local import DTYPES
+from quire.executor.memory import block_bytes, make_cache
+from quire.executor.prompts import most_captured
+from quire.executor.warmup import Warmup
+from quire.kernels.ops import HeadShape, kernels_for
+from quire.models.decoder import Decoder, head_shape
+from quire.models.registry import build_model
+from quire.sampling.sampler import Sampler
+from quire.spec import ModelSpec
+from quire.step import StepPlan
+from quire.tp import TensorParallel
+
+
+class CudaExecutor:
+    """Runs plans on one GPU; `submit` returns before they are computed.
+
+    It takes over `weights`, which are on the GPU already: the dict is emptied while the model
+    is built.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        weights: dict[str, Tensor],
+        warmup: Warmup | None = None,
+    ) -> None:
+        """`warmup`: kernels that are being compiled, if that was begun before."""
+        if config.kv_cache_dtype not in ("auto", config.dtype):
+            raise NotSupported(
+                f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
+                f"({config.dtype}). Leave it at 'auto'."
+            )
+        self.config, self.spec = config, spec
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._weights: dict[str, Tensor] | None = weights
+        self._warmup = warmup
+        self._runner: CudaRunner | None = None
+
+    def start(self) -> ExecutorFacts:
+        """Build the model, size the KV pool, and say what came of it."""
+        if self._weights is None:
+            raise EngineClosed("this executor was started or closed before; make a new one.")
+        weights, self._weights = self._weights, None
+        config, dtype = self.config, DTYPES[self.config.dtype]
+        with self._errors("while starting"):
+            shape = head_shape(self.spec, config.block_size, dtype)
+            model = self._build(weights, shape)
+            if self._warmup is not None:
+                self._warmup.wait()
+            torch.cuda.synchronize(self._device)
+            free, total = torch.cuda.mem_get_info(self._device)
+            count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
+            cache = make_cache(self.spec, count, config.block_size, dtype, self._device)
+            self._runner = self._make_runner(model, cache, shape)
+        size = count * block_bytes(self.spec, config.block_size, dtype) / (1 << 30)
+        name = torch.cuda.get_device_name(self._device)
+        return ExecutorFacts(
+            num_blocks=count,
+            device=str(self._device),
+            dtype=config.dtype,
+            notes=(f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",),
+        )
+
+    def submit(self, plan: StepPlan) -> CudaStep:
+        if self._runner is None:
+            raise EngineClosed("this executor does not run; call start() before submit().")
+        with self._errors("in a step"):
+            return self._runner.run(plan)
+
+    def reset(self) -> None:
+        """End every row; the model and the KV cache stay."""
+        if self._runner is not None:
+            with self._errors("in a reset"):
+                self._runner.end_all()
+
+    def close(self) -> None:
+        """Drop everything on the device; its memory goes back at once."""
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._weights = None
+        # Layers and closures hold each other in cycles.
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _build(self, weights: dict[str, Tensor], shape: HeadShape) -> Decoder:
+        from quire.layers.fused_attention import FusedAttention
+
+        config = self.config
+        kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
+        model = build_model(
+            self.spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
+        )
+        model.layers = tuple(
+            replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
+        )
+        return model
+
+    def _make_runner(self, model: Decoder, cache: Tensor, shape: HeadShape) -> CudaRunner:
+        from quire.executor.triton_ops import TritonOps
+
+        config, spec, device = self.config, self.spec, self._device
+        width = -(-config.max_model_len // config.block_size) + 3 & ~3  # 16 bytes divide a line
+        columns = DeviceColumns(
+            config.max_num_seqs, width, vocab_size=spec.vocab_size, device=device
+        )
+        sampler = Sampler(
+            vocab_size=spec.vocab_size,
+            max_rows=config.max_num_seqs,
+            device=device,
+            logprobs_mode=config.logprobs_mode,
+        )
+        return CudaRunner(
+            model,
+            cache,
+            columns,
+            sampler,
+            TritonOps(shape, columns, model.windows),
+            block_size=config.block_size,
+            max_repeat=config.max_repeat,
+            max_tokens=config.max_num_batched_tokens,
+            captured_tokens=most_captured(spec),
+            capture=not config.enforce_eager,
+        )
+
+    @contextmanager
+    def _errors(self, when: str) -> Iterator[None]:
+        """What the GPU refuses, in our words and with its numbers."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self._device)
+            raise NotEnoughMemory(
+                f"the GPU ran out of memory {when}: {free / 1e9:.2f} GB of {total / 1e9:.1f} GB "
+                "are free. Lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs."
+            ) from error
+        except torch.AcceleratorError as error:
+            raise EngineError(
+                f"the GPU failed {when}: {error}. The process must be started again."
+            ) from error

@@ -1,0 +1,199 @@
+"""CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
+
+Two ways through. Rows that ask for nothing but temperature and limits: the plan's decode steps
+(decoding.py), then a pass over its prompts (prompts.py), both as graphs. Where a row needs the
+sampler, or a mask, the whole plan is one eager pass after the other. Both ways read and change
+the same columns (device_rows.py), and a row always draws in the same way, so its tokens do not
+depend on the plan it is in. Nothing here waits for the device, the sampler excepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda_batch import EagerPass
+from quire.executor.cuda_step import CudaStep, Extras
+from quire.executor.decoding import Decoding, Parts
+from quire.executor.device_ops import DeviceOps
+from quire.executor.device_rows import NOWHERE, DeviceColumns
+from quire.executor.graphs import Graphs
+from quire.executor.outbox import Outbox
+from quire.executor.parcel import Parcel
+from quire.executor.prompts import Prompts
+from quire.models.decoder import Decoder
+from quire.request import Ints
+from quire.sampling.sampler import Sampler
+from quire.step import StepPlan, TokenLogprobs
+
+# Logits of prompt positions held at once.
+SCORED_BYTES = 64 << 20
+
+
+class CudaRunner:
+    """Runs plans one after the other on one model and one KV cache."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: Tensor,
+        columns: DeviceColumns,
+        sampler: Sampler,
+        ops: DeviceOps,
+        *,
+        block_size: int,
+        max_repeat: int,
+        max_tokens: int,
+        captured_tokens: int,
+        capture: bool,
+    ) -> None:
+        """A plan has at most `max_tokens`; of passes over prompts those of at most
+        `captured_tokens` are captured, if anything is."""
+        self.model, self.cache, self.columns = model, cache, columns
+        self.sampler, self.ops, self.block_size = sampler, ops, block_size
+        self.device, self.graphs = columns.device, Graphs(capture=capture)
+        parts = Parts(model, cache, columns, ops, self.graphs, block_size)
+        self._decoding = Decoding(parts, max_repeat=max_repeat)
+        self._prompts = Prompts(
+            parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
+        )
+        self._outbox = Outbox(self.device)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> CudaStep:
+        columns, parcel = self.columns, Parcel(self.device)
+        columns.pack(parcel, plan.ends, plan.starts, plan.assigned)
+        parcel.add("copies", np.array(plan.copies, np.int64))
+        if plan.masks is not None or columns.drawing(_all_rows(plan)).special:
+            return self._eager(plan, parcel)
+        seated = self._decoding.seat(plan, parcel) if len(plan.decode) else None
+        laid_out = self._prompts.lay_out(plan, parcel) if plan.prefill else None
+        self._change(plan, parcel)
+        blocks = []
+        if seated is not None:
+            # First: while the device decodes, the host launches what the prompts need.
+            blocks.append(self._decoding.run(seated, parcel))
+        if laid_out is not None:
+            blocks.insert(0, self._prompts.run(laid_out, parcel))
+        return CudaStep(self._outbox.send(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)))
+
+    @torch.inference_mode()
+    def end_all(self) -> None:
+        """Every row is free."""
+        self.columns.clear()
+        self.sampler.end(np.arange(self.columns.num_rows, dtype=np.int32))
+
+    def close(self) -> None:
+        self.graphs.close()
+        self._decoding.close()
+        self._prompts.close()
+
+    def _change(self, plan: StepPlan, parcel: Parcel) -> None:
+        """Send the parcel, and do what the plan says before its pass."""
+        parcel.send()
+        self.columns.change(parcel)
+        if len(plan.ends):
+            self.sampler.end(plan.ends)
+        for start in plan.starts:
+            if self.columns.special[start.row]:
+                self.sampler.start(start)
+        if plan.copies:
+            self.ops.copy_blocks(self.cache, parcel.take("copies").view(-1, 2))
+
+    def _eager(self, plan: StepPlan, parcel: Parcel) -> CudaStep:
+        """One pass, and where rows that need the sampler were to repeat, pass after pass."""
+        extras, blocks = Extras(), []
+        for k in range(plan.repeat):
+            one = plan if k == 0 else _later(plan, k)
+            sent = parcel if k == 0 else Parcel(self.device)
+            work = EagerPass(one, sent, self.block_size)
+            picked = self._pick(one, sent)
+            if k == 0:
+                self._change(plan, sent)
+            else:
+                sent.send()
+            batch = work.batch(self.columns)
+            hidden = self.model(batch, self.cache)
+            self._score(one, work, hidden, extras)
+            logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
+            logits = work.drawn_logits(batch, logits)
+            tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
+            rows, at = sent.take("sampled rows"), sent.take("drawn at")
+            blocks.append(self.columns.accept(rows, tokens, at, failed))
+        return CudaStep(self._outbox.send(torch.stack(blocks).to(torch.int32)), extras)
+
+    def _pick(self, plan: StepPlan, parcel: Parcel) -> Ints:
+        """Which of the drawing lines the sampler draws for."""
+        rows = plan.sampled_rows()
+        special = self.columns.special[rows]
+        if plan.masks is not None:
+            special = special | np.isin(rows, plan.masks.rows)
+        parcel.add("special lines", np.flatnonzero(special))
+        parcel.add("simple lines", np.flatnonzero(~special))
+        return np.flatnonzero(special).astype(np.int32)
+
+    def _draw_lines(
+        self,
+        plan: StepPlan,
+        work: EagerPass,
+        parcel: Parcel,
+        logits: Tensor,
+        picked: Ints,
+        extras: Extras,
+    ) -> tuple[Tensor, Tensor]:
+        """A token for every line: the sampler's for those that need it, else the kernel's."""
+        on_host = plan.sampled_rows()
+        truncated = self.columns.drawing(np.delete(on_host, picked)).truncated
+        rows, at = parcel.take("sampled rows"), parcel.take("drawn at").to(torch.int32)
+        drawing = torch.where(self.columns.live(rows), rows, NOWHERE).to(torch.int32)
+        draw: Any = partial(self.ops.draw, truncated=truncated)
+        if not len(picked):
+            return draw(logits, drawing, at) if len(rows) else _nothing(rows)
+        tokens, failed = torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
+        simple, special = parcel.take("simple lines"), parcel.take("special lines")
+        if len(simple):
+            theirs = draw(logits.index_select(0, simple), drawing[simple], at[simple])
+            tokens[simple], failed[simple] = theirs
+        sampled = self.sampler.sample(
+            logits.index_select(0, special), on_host[picked], work.drawn_at[picked], plan.masks
+        )
+        tokens[special] = sampled.tokens
+        failed[special[list(sampled.failed)]] = True
+        extras.add_logprobs({int(picked[i]): one for i, one in sampled.logprobs.items()})
+        return tokens, failed
+
+    def _score(self, plan: StepPlan, work: EagerPass, hidden: Tensor, extras: Extras) -> None:
+        """Logprobs of the targets of each slice that has some, in bounded pieces."""
+        step = max(1, SCORED_BYTES // (self.model.head.out_features * hidden.dtype.itemsize))
+        for i, piece in enumerate(plan.prefill):
+            if piece.targets is None:
+                continue
+            first = int(work.query_starts[i])
+            scored: list[TokenLogprobs] = []
+            for at in range(0, len(piece.targets), step):
+                part = piece.targets[at : at + step]
+                logits = self.model.logits(hidden[first + at : first + at + len(part)])
+                scored += self.sampler.score(logits, part, piece.row)
+            extras.scored[i] = scored
+
+
+def _all_rows(plan: StepPlan) -> Ints:
+    """Every row a plan computes something for."""
+    slices = np.array([piece.row for piece in plan.prefill], np.int32)
+    return np.concatenate([slices, plan.sampled_rows()])
+
+
+def _later(plan: StepPlan, k: int) -> StepPlan:
+    """Pass k of a plan of decode rows: nothing changes but where they stand."""
+    decode = replace(plan.decode, positions=plan.decode.positions + np.int32(k))
+    return StepPlan(decode=decode, groups=plan.groups, masks=plan.masks)
+
+
+def _nothing(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What nobody drew."""
+    return rows, rows.to(torch.bool)

@@ -1,0 +1,99 @@
+"""Decode rows that need nothing but temperature and limits: a step, repeated without the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda_batch import places_of
+from quire.executor.device_ops import DeviceOps
+from quire.executor.device_rows import DeviceColumns
+from quire.executor.graphs import DecodePlaces, GraphKey, Graphs, buckets
+from quire.executor.parcel import Parcel
+from quire.layers.attention import Pass
+from quire.models.decoder import Decoder
+from quire.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every pass works with."""
+
+    model: Decoder
+    cache: Tensor
+    columns: DeviceColumns
+    ops: DeviceOps
+    graphs: Graphs
+    block_size: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.columns.device
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The decode rows of a plan, each with a place in a bucket."""
+
+    places: DecodePlaces
+    key: GraphKey
+    num_rows: int
+    repeat: int
+
+
+class Decoding:
+    """Whole decode steps: feed, model, draw, judge."""
+
+    def __init__(self, parts: Parts, *, max_repeat: int) -> None:
+        self._parts, self._max_repeat = parts, max_repeat
+        self._buckets = buckets(parts.columns.num_rows)
+        self._places: dict[int, DecodePlaces] = {}
+
+    def seat(self, plan: StepPlan, parcel: Parcel) -> Seated:
+        """Before the parcel is sent: find places, and capture their step if it is new."""
+        columns, num_rows = self._parts.columns, len(plan.decode)
+        places = self._bucket(num_rows)
+        prefixes = self._parts.ops.list_prefixes(places.size, plan.groups, places_of(plan))
+        key = GraphKey("decode", places.size, columns.drawing(plan.decode.rows).truncated, prefixes)
+        self._parts.graphs.prepare(key, lambda: self._step(places, key))
+        resting = np.full(places.size - num_rows, columns.resting, np.int32)
+        parcel.add("seated", np.concatenate([plan.decode.rows, resting]))
+        return Seated(places, key, num_rows, plan.repeat)
+
+    def run(self, seated: Seated, parcel: Parcel) -> Tensor:
+        """After the plan's changes: what became of every row in every step. int32 [K, rows]"""
+        places, key = seated.places, seated.key
+        places.rows.copy_(parcel.take("seated"))
+        places.step.zero_()
+        self._parts.graphs.run(key, lambda: self._step(places, key), seated.repeat)
+        # A copy: the next plan may write here before this one's tokens are home.
+        block = places.made[: seated.repeat, : seated.num_rows].clone()
+        # Everybody rests, so that the step can be run for another capture.
+        places.rows.fill_(self._parts.columns.resting)
+        places.step.zero_()
+        return block
+
+    def _bucket(self, num_rows: int) -> DecodePlaces:
+        size = next(size for size in self._buckets if size >= num_rows)
+        if size not in self._places:
+            columns = self._parts.columns
+            with torch.inference_mode(False):
+                self._places[size] = DecodePlaces.make(
+                    size, self._max_repeat, columns.resting, columns.device
+                )
+        return self._places[size]
+
+    def _step(self, places: DecodePlaces, key: GraphKey) -> None:
+        """Feed every row's last token, draw the next, judge it."""
+        parts = self._parts
+        fed = parts.ops.feed(places, key.prefixes)
+        shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
+        logits = parts.model.logits(parts.model.compute(fed.token_ids, shared, parts.cache))
+        tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, truncated=key.truncated)
+        parts.ops.accept(places, tokens, failed)
+
+    def close(self) -> None:
+        self._places.clear()

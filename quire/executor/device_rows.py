@@ -1,0 +1,224 @@
+"""What a decode step needs of every row, kept on the device as columns.
+
+A row's last token, where that token stands, how much it has written, when it must stop and how
+it draws: with these a step copies nothing from the host. Changes come with a plan's parcel.
+
+One row more than asked for rests for ever; the empty places of a batch that was rounded up
+point to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.parcel import Parcel
+from quire.request import Ints
+from quire.sampling_params import SamplingParams
+from quire.step import Assigned, RowStart
+
+NOWHERE = -1
+# More stop ids than these are judged by the host; the scheduler looks at such a row each step.
+STOP_COLUMNS = 8
+GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token
+# What a result block says instead of a token.
+RESTS, FAILED = -1, -2
+
+
+class Column(IntEnum):
+    """Lines of the integer matrix. The first four change with every token."""
+
+    LAST_TOKEN = 0
+    POSITION = 1  # where the last token stands: its KV is written when it is fed
+    NUM_OUTPUTS = 2
+    FROZEN = 3
+    MIN_TOKENS = 4
+    MAX_TOKENS = 5
+    STOP_IDS = 6  # the first of STOP_COLUMNS
+
+
+NUM_CHANGING = 4
+NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
+NUM_KNOBS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """How each row draws. Off is: temperature 0 (greedy), top_k 0, top_p 1, log_min_p -inf."""
+
+    temperature: Tensor  # float32 [rows]
+    top_k: Tensor  # int32
+    top_p: Tensor  # float64
+    log_min_p: Tensor  # float32
+    noise_key: Tensor  # int64, the bits of the unsigned key
+    sample: Tensor  # int32
+
+    def columns(self) -> tuple[Tensor, ...]:
+        return (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.log_min_p,
+            self.noise_key,
+            self.sample,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a set of rows asks of sampling, known on the host."""
+
+    special: bool  # some need more than the device's sampling
+    truncated: bool  # some have top_k, top_p or min_p
+
+
+class DeviceColumns:
+    """The state of `num_rows` rows and their block tables.
+
+    ints [NUM_COLUMNS, num_rows + 1] int64; tables [num_rows + 1, table_width] int32.
+    """
+
+    def __init__(
+        self, num_rows: int, table_width: int, *, vocab_size: int, device: torch.device
+    ) -> None:
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_rows + 1, dtype=dtype, device=device)
+
+        self.device, self.num_rows, self.vocab_size = device, num_rows, vocab_size
+        self.resting = num_rows  # the row that never does anything
+        self.ints = torch.zeros(NUM_COLUMNS, num_rows + 1, dtype=torch.int64, device=device)
+        self.knobs = Knobs(
+            temperature=column(torch.float32),
+            top_k=column(torch.int32),
+            top_p=column(torch.float64),
+            log_min_p=column(torch.float32),
+            noise_key=column(torch.int64),
+            sample=column(torch.int32),
+        )
+        shape = (num_rows + 1, table_width)
+        self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
+        self.special = np.zeros(num_rows + 1, np.bool_)
+        self.truncated = np.zeros(num_rows + 1, np.bool_)
+        self.clear()
+
+    def clear(self) -> None:
+        """No row belongs to anybody."""
+        self.ints[Column.FROZEN] = 1
+        self.ints[Column.STOP_IDS :] = NOWHERE
+        self.tables.fill_(NOWHERE)
+
+    def drawing(self, rows: Ints) -> Drawing:
+        return Drawing(bool(self.special[rows].any()), bool(self.truncated[rows].any()))
+
+    def pack(
+        self, parcel: Parcel, ends: Ints, starts: Sequence[RowStart], assigned: Assigned
+    ) -> None:
+        """Put what a plan changes into a parcel; `change` then applies it."""
+        parcel.add("ends", ends)
+        parcel.add("starts", [start.row for start in starts])
+        parcel.add("start ints", np.array([_ints(start) for start in starts], np.int64).T)
+        for i, numbers in enumerate(zip(*(self._knobs(s) for s in starts), strict=True)):
+            parcel.add(f"knob {i}", np.array(numbers))
+        parcel.add("assigned rows", assigned.rows)
+        parcel.add("assigned indices", assigned.indices)
+        parcel.add("assigned blocks", assigned.blocks)
+        for start in starts:
+            self.special[start.row] = needs_sampler(start)
+            self.truncated[start.row] = self._truncates(start.params)
+
+    def change(self, parcel: Parcel) -> None:
+        """Ends, then starts, then assigned blocks."""
+        ends, starts = parcel.take("ends"), parcel.take("starts")
+        if len(ends):
+            self.ints[Column.FROZEN].index_fill_(0, ends, 1)
+            self.tables.index_fill_(0, ends, NOWHERE)
+        if len(starts):
+            self.ints.index_copy_(1, starts, parcel.take("start ints").view(-1, len(starts)))
+            for i, column in enumerate(self.knobs.columns()):
+                column.index_copy_(0, starts, parcel.take(f"knob {i}").to(column.dtype))
+        blocks = parcel.take("assigned blocks")
+        if len(blocks):
+            at = (parcel.take("assigned rows"), parcel.take("assigned indices"))
+            self.tables.index_put_(at, blocks.to(torch.int32))
+
+    def live(self, rows: Tensor) -> Tensor:
+        """Which of these rows still write."""
+        return self.ints[Column.FROZEN].index_select(0, rows) == 0
+
+    def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
+        """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
+        the token, or FAILED, or RESTS for a row that drew nothing.
+
+        A row freezes at a stop id once min_tokens outputs exist, at max_tokens, and when its
+        logits failed.
+        """
+        ints = self.ints.index_select(1, rows)
+        live = ints[Column.FROZEN] == 0
+        written = ints[Column.NUM_OUTPUTS] + live
+        stops = (ints[Column.STOP_IDS :] == tokens).any(0) & (written >= ints[Column.MIN_TOKENS])
+        ends = stops | (written >= ints[Column.MAX_TOKENS]) | failed
+        changed = torch.stack(
+            [
+                torch.where(live, tokens, ints[Column.LAST_TOKEN]),
+                torch.where(live, positions, ints[Column.POSITION]),
+                written,
+                ints[Column.FROZEN] | ends,
+            ]
+        )
+        self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
+        return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)
+
+    def _knobs(self, start: RowStart) -> tuple[float, int, float, float, int, int]:
+        """A row's knobs, in the order of Knobs."""
+        params, key = start.params, start.noise_key & (2**64 - 1)
+        return (
+            params.temperature if params.temperature >= GREEDY_BELOW else 0.0,
+            params.top_k if 0 < params.top_k < self.vocab_size else 0,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            key - 2**64 if key >= 2**63 else key,
+            start.sample,
+        )
+
+    def _truncates(self, params: SamplingParams) -> bool:
+        top_k = 0 < params.top_k < self.vocab_size
+        limited = top_k or params.top_p < 1 or params.min_p > 0
+        return params.temperature >= GREEDY_BELOW and limited
+
+
+def needs_sampler(start: RowStart) -> bool:
+    """Whether a row asks for more than temperature, top_k, top_p and min_p."""
+    params = start.params
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return (
+        penalties != (1, 0, 0)
+        or bool(params.logit_bias)
+        or params.allowed_token_ids is not None
+        or bool(params.bad_words)
+        or (params.min_tokens > 0 and bool(start.stop_ids))
+        or params.num_logprobs is not None
+        or params.prompt_logprobs is not None
+        or params.structured_outputs is not None
+    )
+
+
+def _ints(start: RowStart) -> list[int]:
+    """A row's integer columns, in the order of Column."""
+    stops = list(start.stop_ids[:STOP_COLUMNS])
+    last = start.output_ids if len(start.output_ids) else start.prompt_ids
+    return [
+        int(last[-1]),
+        len(start.prompt_ids) + len(start.output_ids) - 1,
+        len(start.output_ids),
+        0,
+        start.params.min_tokens,
+        start.max_tokens,
+        *stops,
+        *[NOWHERE] * (STOP_COLUMNS - len(stops)),
+    ]

@@ -1,0 +1,119 @@
+"""Whole passes as CUDA graphs, one per bucket, captured when they are needed.
+
+A graph reads and writes tensors at fixed addresses; for decode steps these are `DecodePlaces`.
+Which rows sit in the places, how long they are and where their blocks lie is data, so a graph
+of 64 places serves any 33 to 64 rows; in the others sits the row that rests for ever.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALL_BUCKETS = (1, 2, 4, 8, 16, 32)
+_OURS = "thread_local"  # other threads may use the device while this one captures
+
+
+def buckets(max_rows: int) -> tuple[int, ...]:
+    """How many rows graphs are made for: few enough graphs, little padding.
+
+    max_rows 300 -> 1 2 4 8 16 32 64 96 .. 256 300
+    """
+    sizes = [*SMALL_BUCKETS, *range(64, 257, 32), *range(384, max_rows, 128)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlaces:
+    """The fixed tensors of one bucket: `rows` [places] int32 sit there; pass k writes line k of
+    `made` [max_repeat, places] int32, and `step` [1] int32 is k."""
+
+    rows: Tensor
+    made: Tensor
+    step: Tensor
+
+    @staticmethod
+    def make(num_places: int, max_repeat: int, resting: int, device: torch.device) -> DecodePlaces:
+        return DecodePlaces(
+            torch.full((num_places,), resting, dtype=torch.int32, device=device),
+            torch.full((max_repeat, num_places), -1, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+        )
+
+    @property
+    def size(self) -> int:
+        return self.rows.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    """What a graph was captured for: anything that changes which kernels run."""
+
+    kind: str  # "decode" or "prompts"
+    size: int  # places or tokens
+    truncated: bool
+    prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
+
+
+class Graphs:
+    """Runs work as often as asked: captured where that is wanted, else eagerly."""
+
+    def __init__(self, *, capture: bool) -> None:
+        self._capture = capture
+        self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def prepare(self, key: GraphKey, work: Callable[[], None]) -> None:
+        """Capture the work if it is new. It is done for real first, so that its kernels are
+        compiled and loaded; whoever calls sees to it that this changes nothing."""
+        if not self._capture or key in self._graphs:
+            return
+        work()
+        graph = torch.cuda.CUDAGraph()
+        with _capturing(graph, self._pool):
+            work()
+        self._pool = graph.pool()
+        self._graphs[key] = graph
+
+    def run(self, key: GraphKey, work: Callable[[], None], repeat: int) -> None:
+        """The work, `repeat` times in a row."""
+        graph = self._graphs.get(key)
+        again = work if graph is None else graph.replay
+        for _ in range(repeat):
+            again()
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture on a stream of its own. Unlike `torch.cuda.graph` it neither collects garbage
+    (a tenth of a second, with a million prompt ids around) nor empties torch's cache; it only
+    keeps the collector from freeing something on the device meanwhile."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode=_OURS)
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
+    torch.cuda.current_stream().wait_stream(stream)

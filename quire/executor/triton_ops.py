@@ -1,0 +1,141 @@
+"""DeviceOps in Triton: the ends of a decode step, its attention and its sampling, bound to rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.executor.device_ops import Feed
+from quire.executor.device_rows import DeviceColumns
+from quire.executor.graphs import DecodePlaces
+from quire.kernels.ops import AttentionStep, HeadShape
+from quire.kernels.triton.blocks import copy_blocks
+from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
+from quire.kernels.triton.heads import rope_store
+from quire.kernels.triton.prefix import PrefixSize, PrefixWork
+from quire.kernels.triton.sample import SampleBuffers, SamplingColumns, sample
+from quire.kernels.triton.steps import Fed, accept, feed
+from quire.request import Ints
+from quire.step import PrefixGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDecode:
+    """The attention of a decode step at fixed addresses."""
+
+    attention: DecodeAttention
+    slots: Tensor
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        return rope_store(qk, v, cos, sin, self.slots, keys, values, self.attention.shape)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self.attention.attend(q, keys, values)
+
+
+class TritonOps:
+    """The kernels a decode step needs beside the model's, with their buffers."""
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        columns: DeviceColumns,
+        windows: frozenset[int | None],
+        *,
+        max_rows: int | None = None,
+    ) -> None:
+        self._shape, self._columns, self._windows = shape, columns, windows
+        knobs, rows = columns.knobs, max_rows or columns.num_rows
+        self._sampling = SamplingColumns(
+            temperature=knobs.temperature,
+            top_k=knobs.top_k,
+            log_min_p=knobs.log_min_p,
+            top_p=knobs.top_p,
+            noise_key=knobs.noise_key,
+            sample=knobs.sample,
+        )
+        self._buffers = DecodeBuffers.make(
+            shape, rows, columns.device, prefix_parts=PrefixSize.of(shape, rows).parts
+        )
+        self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
+        self._fed: dict[int, Fed] = {}
+        self._work: dict[int, PrefixWork] = {}
+        self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
+        self._copied: dict[int, torch.cuda.Event] = {}
+        self._attention: dict[tuple[int, PrefixSize | None, int | None], DecodeAttention] = {}
+
+    def list_prefixes(
+        self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
+    ) -> PrefixSize | None:
+        if not groups:
+            return None
+        work = self._work.get(num_places)
+        if work is None:
+            size = PrefixSize.of(self._shape, num_places)
+            work = PrefixWork(self._shape, num_places, self._columns.device, size)
+            self._work[num_places] = work
+        seats = b"".join(some.tobytes() for some in members)
+        last = self._listed.get(num_places)
+        # The scheduler hands out the same tuple until its groups change.
+        if last is None or last[0] is not groups or last[1] != seats:
+            if num_places in self._copied:
+                # Two plans may be on their way, and the list is staged in one place. Over by
+                # now: it was copied before the plan that is being computed began.
+                self._copied[num_places].synchronize()
+            work.fill([(group.blocks, some) for group, some in zip(groups, members, strict=True)])
+            if self._columns.device.type == "cuda":
+                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                copied.record()
+                self._copied[num_places] = copied
+            self._listed[num_places] = groups, seats
+        return work.size
+
+    def feed(self, places: DecodePlaces, prefixes: PrefixSize | None) -> Feed:
+        fed, columns = self._fed_of(places.size), self._columns
+        size = self._shape.block_size
+        feed(columns.ints, places.rows, columns.tables, fed, block_size=size)
+        planned: dict[int | None, AttentionStep] = {}
+        for window in self._windows:
+            attention = self._attention_of(places.size, prefixes, window)
+            attention.plan(fed.context_lens, columns.tables, places.rows)
+            planned[window] = PlannedDecode(attention, fed.slots)
+        return Feed(fed.token_ids, fed.positions, fed.slots, fed.rows, fed.next_at, planned)
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        out, count = self._drawn, logits.shape[0]
+        sample(logits, rows, next_at, self._sampling, out, truncated=truncated)
+        return out.tokens[:count], out.failed[:count]
+
+    def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
+        accept(self._columns.ints, places.rows, tokens, failed, places.made, places.step)
+
+    def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
+        copy_blocks(cache, pairs.to(torch.int32))
+
+    def _fed_of(self, num_places: int) -> Fed:
+        if num_places not in self._fed:
+            # Six allocations, not slices of one: each begins at an address kernels like.
+            types = [torch.int64] * 3 + [torch.int32] * 3
+            with torch.inference_mode(False):
+                self._fed[num_places] = Fed(
+                    *(torch.zeros(num_places, dtype=t, device=self._columns.device) for t in types)
+                )
+        return self._fed[num_places]
+
+    def _attention_of(
+        self, num_places: int, prefixes: PrefixSize | None, window: int | None
+    ) -> DecodeAttention:
+        key = (num_places, prefixes, window)
+        if key not in self._attention:
+            work = None if prefixes is None else self._work[num_places]
+            with torch.inference_mode(False):
+                self._attention[key] = DecodeAttention(
+                    self._shape, self._buffers, num_places, window=window, prefixes=work
+                )
+        return self._attention[key]

@@ -1,0 +1,117 @@
+"""RMSNorm, alone or after adding to the residual stream, and the gate of an MLP.
+
+Arithmetic in float32, rounded where the reference rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.jit import kernel, part, power_of_two, rows_of
+
+_COLUMNS = 1024
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    rows = rows_of(x)
+    out = torch.empty_like(rows)
+    width = rows.shape[1]
+    block = power_of_two(width)
+    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, BLOCK=block, num_warps=_warps(block))
+    return out.view(x.shape)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """residual += x, then rms_norm(residual); both [T, H] and contiguous."""
+    out = torch.empty_like(residual)
+    width = residual.shape[1]
+    block = power_of_two(width)
+    _add_rms_norm[(residual.shape[0],)](
+        x, residual, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=_warps(block)
+    )
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2 I] = gate | up -> silu(gate) * up [T, I]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    grid = (rows, triton.cdiv(width, _COLUMNS))
+    _silu_mul[grid](gate_up, out, gate_up.stride(0), width, BLOCK=_COLUMNS, num_warps=4)
+    return out
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // 512))
+
+
+@part
+def _normed(
+    x: tl.tensor, weight: tl.tensor, width: tl.tensor, eps: tl.tensor, dtype: tl.constexpr
+) -> Any:
+    scale = tl.rsqrt(tl.sum(x * x) / width + eps)
+    # Rounded before the weight is applied, as the reference does.
+    return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+
+
+@kernel("width")
+def _rms_norm(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
+    eps: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    values = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = out.dtype.element_ty
+    made = _normed(values, scale, width, eps, dtype)
+    tl.store(out + row * width + at, made, mask=inside)
+
+
+@kernel("stride", "width")
+def _add_rms_norm(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    width: tl.tensor,
+    eps: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    dtype: tl.constexpr = out.dtype.element_ty
+    added = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(residual + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    total = (added + before).to(dtype)
+    tl.store(residual + row * width + at, total, mask=inside)
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    made = _normed(total.to(tl.float32), scale, width, eps, dtype)
+    tl.store(out + row * width + at, made, mask=inside)
+
+
+@kernel("stride", "width")
+def _silu_mul(
+    gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    dtype: tl.constexpr = out.dtype.element_ty
+    gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    tl.store(out + row * width + at, (opened * up).to(dtype), mask=inside)

@@ -1,0 +1,69 @@
+"""The code that runs on the device for prefix.py."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from quire.kernels.triton.jit import kernel
+from quire.kernels.triton.softmax import NOTHING, absorb, fetch, finished
+
+
+@kernel("part_base", "q_stride", "window")
+def attend_prefixes(
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    items: tl.tensor,
+    members: tl.tensor,
+    block_ids: tl.tensor,
+    lengths: tl.tensor,
+    parts: tl.tensor,
+    sums: tl.tensor,
+    part_base: tl.tensor,
+    q_stride: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> None:
+    """One tile of members x GROUP queries against one stretch of their prefix."""
+    item, head = items + tl.program_id(0) * 8, tl.program_id(1)
+    count, num_tokens = tl.load(item + 1), tl.load(item + 3)
+    if num_tokens > 0:
+        query, at, step = tl.arange(0, QUERIES), tl.arange(0, PADDED), tl.arange(0, KEYS)
+        number = query // GROUP
+        known = number < tl.minimum(count, QUERIES // GROUP)
+        row = tl.load(members + tl.load(item) + number, mask=known, other=0).to(tl.int64)
+        heads = head * GROUP + query % GROUP
+        inside = known[:, None] & (at < WIDTH)[None, :]
+        place = q + row[:, None] * q_stride + heads[:, None] * WIDTH + at[None, :]
+        mine = tl.load(place, mask=inside, other=0.0)
+        blocks, position = block_ids + tl.load(item + 2), tl.load(item + 4)
+        m = tl.full([QUERIES], NOTHING, tl.float32)
+        mass = tl.zeros([QUERIES], tl.float32)
+        acc = tl.zeros([QUERIES, PADDED], tl.float32)
+        if HAS_WINDOW:
+            first_seen = tl.load(lengths + row, mask=known, other=0) - window - position
+        for base in range(0, num_tokens, KEYS):
+            index = base + step
+            real = index < num_tokens
+            block = tl.load(blocks + index // SLOTS, mask=real, other=0)
+            k = fetch(keys, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, True)
+            scores = tl.dot(mine, k, input_precision=PRECISION) * scale
+            scores = tl.where(real[None, :], scores, NOTHING)
+            if HAS_WINDOW:
+                scores = tl.where(index[None, :] >= first_seen[:, None], scores, NOTHING)
+            v = fetch(values, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
+            m, mass, acc = absorb(scores, v, m, mass, acc, PRECISION)
+        mean, log_sum = finished(m, mass, acc)
+        part = part_base + tl.load(item + 5) + number * tl.load(item + 6)
+        out = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
+        tl.store(parts + out[:, None] * WIDTH + at[None, :], mean, mask=inside)
+        tl.store(sums + out, log_sum, mask=known)

@@ -1,0 +1,229 @@
+"""DeviceOps in plain torch, and engines over them: what the CUDA runner does, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.cache.pool import BlockPool
+from quire.config import EngineConfig
+from quire.engine import Engine
+from quire.executor.cuda_runner import CudaRunner
+from quire.executor.cuda_step import CudaStep
+from quire.executor.device_ops import Feed
+from quire.executor.device_rows import NOWHERE, Column, DeviceColumns
+from quire.executor.executor import Executor, ExecutorFacts
+from quire.executor.graphs import DecodePlaces
+from quire.executor.memory import make_cache
+from quire.kernels.ops import AttentionInputs, HeadShape
+from quire.kernels.reference import ReferenceAttention, ReferenceKernels
+from quire.models.decoder import head_shape
+from quire.models.registry import build_model
+from quire.request import Ints, Request
+from quire.sampling.draw import draw_among, draw_from_all
+from quire.sampling.sampler import Sampler
+from quire.sampling.scan import best
+from quire.sampling.seeds import NoiseKeys
+from quire.sampling.truncation import NO_TOP_K, Limits, truncate
+from quire.scheduler.scheduler import Limits as StepLimits
+from quire.scheduler.scheduler import Scheduler
+from quire.sequence import Sequence
+from quire.spec import ModelSpec
+from quire.step import PrefixGroup, StepPlan
+from quire.tp import TensorParallel
+
+
+class RestingAttention(ReferenceAttention):
+    """The reference, with tokens that have no slot."""
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        stored = self.inputs.slots >= 0
+        some = replace(self.inputs, slots=self.inputs.slots[stored])
+        writer = ReferenceAttention(self.shape, some, self.window)
+        writer.rope_and_store(qk[stored], v[stored], cos[stored], sin[stored], keys, values)
+        probe = replace(self.inputs, slots=self.inputs.slots[:0])
+        reader = ReferenceAttention(self.shape, probe, self.window)
+        return reader.rope_and_store(qk, v, cos, sin, keys, values)
+
+
+class RestingKernels(ReferenceKernels):
+    """The reference kernels, with rows that rest."""
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> RestingAttention:
+        return RestingAttention(self.shape, inputs, window)
+
+
+class PlainOps:
+    """DeviceOps without a kernel of its own."""
+
+    def __init__(
+        self, shape: HeadShape, columns: DeviceColumns, windows: frozenset[int | None]
+    ) -> None:
+        self.shape, self.columns, self.windows = shape, columns, windows
+
+    def list_prefixes(
+        self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
+    ) -> None:
+        return None
+
+    def feed(self, places: DecodePlaces, prefixes: object) -> Feed:
+        columns, size = self.columns, self.shape.block_size
+        rows = places.rows.long()
+        live, position = columns.live(rows), columns.ints[Column.POSITION][rows]
+        block = columns.tables[rows, position // size].long()
+        slots = torch.where(live, block * size + position % size, NOWHERE)
+        inputs = AttentionInputs(
+            query_starts=torch.arange(places.size + 1),
+            context_lens=torch.where(live, position + 1, 0),
+            tables=columns.tables[rows],
+            slots=slots,
+            num_prefill=0,
+        )
+        return Feed(
+            token_ids=columns.ints[Column.LAST_TOKEN][rows],
+            positions=position,
+            slots=slots,
+            rows=torch.where(live, rows, NOWHERE).int(),
+            next_at=(position + 1).int(),
+            attention={w: RestingAttention(self.shape, inputs, w) for w in self.windows},
+        )
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        knobs, at = self.columns.knobs, rows.long().clamp(min=0)
+        temperature = knobs.temperature[at]
+        tokens, top = best(logits)
+        failed = ~top.isfinite() & (rows >= 0)
+        for line in ((temperature > 0) & (rows >= 0) & ~failed).nonzero()[:, 0].tolist():
+            one = slice(line, line + 1)
+            key = knobs.noise_key[at[one]]
+            keys = NoiseKeys(
+                key & 0xFFFFFFFF,
+                key >> 32 & 0xFFFFFFFF,
+                knobs.sample[at[one]].long(),
+                next_at[one].long(),
+            )
+            scores, highest = logits[one].float() / temperature[one, None], top[one]
+            highest = highest / temperature[one]
+            top_k = knobs.top_k[at[one]].long()
+            limits = Limits(
+                torch.where(top_k > 0, top_k, NO_TOP_K),
+                knobs.log_min_p[at[one]],
+                knobs.top_p[at[one]],
+            )
+            is_open = int(top_k) == 0 and float(limits.top_p) == 1 and float(limits.min_p) < -1e30
+            if is_open:
+                tokens[one] = draw_from_all(scores, highest, tokens[one], keys)
+                continue
+            assert truncated, "a row with limits in a plan that has none"
+            (kept,) = truncate(scores, highest, limits)
+            tokens[one] = draw_among(kept.values, kept.tokens, kept.num_kept, keys)
+        return tokens, failed
+
+    def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
+        rows = places.rows.long()
+        next_at = self.columns.ints[Column.POSITION][rows] + 1
+        told = self.columns.accept(rows, tokens, next_at, failed)
+        places.made[int(places.step)] = told.int()
+        places.step.add_(1)
+
+    def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
+        for old, new in pairs.tolist():
+            cache[:, :, new] = cache[:, :, old]
+
+
+@dataclass
+class PlainExecutor:
+    """A CudaRunner over plain ops, behind the protocol of executors."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    weights: dict[str, Tensor]
+    rounded: bool = False  # passes over prompts are rounded up as for graphs
+    make_kernels: type[RestingKernels] = RestingKernels
+    make_ops: type[PlainOps] = PlainOps
+
+    def __post_init__(self) -> None:
+        config, spec, device = self.config, self.spec, torch.device("cpu")
+        dtype = self.weights["embed.weight"].dtype
+        shape = head_shape(spec, config.block_size, dtype)
+        model = build_model(
+            spec,
+            dict(self.weights),
+            self.make_kernels(shape),
+            shape,
+            max_len=config.max_model_len,
+            tp=TensorParallel(),
+        )
+        assert config.num_blocks is not None
+        cache = make_cache(spec, config.num_blocks, config.block_size, dtype, device)
+        cache.fill_(torch.nan)
+        width = -(-config.max_model_len // config.block_size)
+        columns = DeviceColumns(
+            config.max_num_seqs, width, vocab_size=spec.vocab_size, device=device
+        )
+        sampler = Sampler(
+            vocab_size=spec.vocab_size,
+            max_rows=config.max_num_seqs,
+            device=device,
+            logprobs_mode=config.logprobs_mode,
+        )
+        self.runner = CudaRunner(
+            model,
+            cache,
+            columns,
+            sampler,
+            self.make_ops(shape, columns, model.windows),
+            block_size=config.block_size,
+            max_repeat=config.max_repeat,
+            max_tokens=config.max_num_batched_tokens,
+            captured_tokens=0,
+            capture=False,
+        )
+
+        self.runner._prompts.captured_tokens = 10**6 if self.rounded else 0
+
+    def start(self) -> ExecutorFacts:
+        return ExecutorFacts(self.config.num_blocks or 0, "cpu", self.config.dtype)
+
+    def submit(self, plan: StepPlan) -> CudaStep:
+        return self.runner.run(plan)
+
+    def reset(self) -> None:
+        self.runner.end_all()
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def answers(
+    executor: Executor,
+    config: EngineConfig,
+    requests: list[Request],
+    *,
+    prefix_groups: bool = True,
+) -> list[Sequence]:
+    """Every sample of every request, in order, after an engine ran them."""
+    facts = executor.start()
+    pool = BlockPool(facts.num_blocks, block_size=config.block_size)
+    limits = StepLimits(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        max_repeat=config.max_repeat,
+        prefix_groups=prefix_groups,
+    )
+    engine = Engine(Scheduler(pool, limits), executor, depth=config.depth)
+    everyone = []
+    for order, request in enumerate(requests):
+        samples = [Sequence(request, i, order) for i in range(request.params.n)]
+        engine.add(samples)
+        everyone += samples
+    while not engine.idle:
+        engine.step()
+    assert pool.num_free == pool.num_blocks
+    return everyone

@@ -1,0 +1,104 @@
+"""The real kernels under the real runner, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tests.kernels.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.config import EngineConfig
+from quire.executor.device_rows import FAILED, RESTS, Column, DeviceColumns
+from quire.executor.graphs import DecodePlaces
+from quire.request import Request
+from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
+from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
+from tests.executor.harness import small_config
+
+# In the interpreter numpy does the arithmetic, and says so where a GPU goes on with infinity.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def columns_of(num_rows: int) -> DeviceColumns:
+    """Rows that are all different: one rests, one is about to be full, two have stop ids."""
+    columns = DeviceColumns(num_rows, 8, vocab_size=50, device=DEVICE)
+    numbers = torch.arange(num_rows, device=DEVICE)
+    columns.ints[Column.FROZEN, :num_rows] = (numbers == 2).long()
+    columns.ints[Column.LAST_TOKEN, :num_rows] = numbers + 10
+    columns.ints[Column.POSITION, :num_rows] = numbers * 3 % 16
+    columns.ints[Column.NUM_OUTPUTS, :num_rows] = numbers
+    columns.ints[Column.MIN_TOKENS, :num_rows] = 3
+    columns.ints[Column.MAX_TOKENS, :num_rows] = torch.where(numbers == 5, 6, 40)
+    columns.ints[Column.STOP_IDS, :num_rows] = 21
+    columns.ints[Column.STOP_IDS + 3, 1] = 22
+    columns.tables[:num_rows] = (numbers[:, None] * 8 + torch.arange(8, device=DEVICE)).int()
+    return columns
+
+
+def test_the_ends_of_a_step_are_what_plain_torch_says() -> None:
+    from quire.executor.triton_ops import TritonOps
+    from quire.kernels.ops import HeadShape
+
+    shape = HeadShape(2, 1, 16, 4, torch.float32)
+    rows = torch.tensor([3, 0, 7, 2, 5, 1, 8, 8], dtype=torch.int32, device=DEVICE)
+    tokens = torch.tensor([21, 21, 5, 21, 6, 22, 0, 0], device=DEVICE)
+    failed = torch.tensor([0, 0, 1, 0, 0, 0, 0, 0], device=DEVICE).bool()
+    seen = []
+    for make in (TritonOps, PlainOps):
+        columns = columns_of(8)  # row 8 rests for ever
+        places = DecodePlaces.make(8, 2, columns.resting, DEVICE)
+        places.rows.copy_(rows)
+        ops = make(shape, columns, frozenset())
+        fed = ops.feed(places, None)
+        live = fed.rows >= 0  # the token and position of a row that rests mean nothing
+        before = [fed.token_ids[live], fed.positions[live], fed.next_at[live]]
+        before += [fed.slots.clone(), fed.rows.clone()]
+        ops.accept(places, tokens, failed)
+        after = [ops.feed(places, None).rows, places.made[0], places.step, columns.ints]
+        seen.append(before + after)
+    for ours, plain in zip(*seen, strict=True):
+        assert ours.tolist() == plain.tolist()
+    assert seen[0][6].tolist() == [21, 21, FAILED, RESTS, 6, 22, RESTS, RESTS]
+    # Rows 3 (a stop id), 7 (failed), 5 (full) froze; 0 and 1 are too short to stop.
+    assert seen[0][5].tolist() == [-1, 0, -1, -1, -1, 1, -1, -1]
+
+
+class InterpretedExecutor(PlainExecutor):
+    """The kernels of a GPU instead of plain torch."""
+
+    def __post_init__(self) -> None:
+        from quire.executor.triton_ops import TritonOps
+        from quire.kernels.triton.kernels import TritonKernels
+        from quire.layers.fused_attention import FusedAttention
+
+        self.make_kernels, self.make_ops = TritonKernels, TritonOps  # type: ignore[assignment]
+        super().__post_init__()
+        model = self.runner.model
+        model.layers = tuple(
+            replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
+        )
+
+
+def few(config: EngineConfig) -> list[Request]:
+    """A handful of short requests: the interpreter runs some hundred programs a second."""
+    return [replace(r, max_tokens=min(r.max_tokens, 4)) for r in requests(PLAIN, count=4)]
+
+
+def test_the_kernels_draw_the_tokens_of_the_plain_runner() -> None:
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    got = answers(InterpretedExecutor(config, SPEC, WEIGHTS), config, few(config))
+    wanted = expected(few(config), config)
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+def test_every_kernel_is_warmed_up_without_an_error() -> None:
+    from quire.executor.warmup import _Calls
+
+    calls = _Calls(
+        small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE
+    )
+    with torch.inference_mode():
+        for call in calls.all():
+            call()

@@ -1,0 +1,96 @@
+"""The small parts of the CUDA executor, each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import NotEnoughMemory
+from quire.executor.cuda_memory import num_cuda_blocks, step_bytes
+from quire.executor.device_rows import needs_sampler
+from quire.executor.graphs import buckets
+from quire.executor.memory import block_bytes
+from quire.executor.parcel import Parcel
+from quire.executor.prompts import most_captured
+from quire.sampling_params import SamplingParams
+from tests.executor.cuda.test_runner import SPEC
+from tests.executor.harness import row_start, small_config
+
+GIB = 1 << 30
+
+
+def test_a_parcel_carries_integers_and_floats() -> None:
+    parcel = Parcel(torch.device("cpu"))
+    parcel.add("one", np.array([7], np.int32))
+    parcel.add("none", [])
+    parcel.add("floats", np.array([0.95, -np.inf]))
+    parcel.add("matrix", np.array([[1, 2], [3, 4]]).T)
+    parcel.send()
+    assert parcel.take("one").tolist() == [7]
+    assert parcel.take("none").tolist() == []
+    assert parcel.take("floats").tolist() == [0.95, -np.inf]
+    assert parcel.take("matrix").tolist() == [1, 3, 2, 4]
+    first = parcel.take("one").data_ptr()
+    assert all((parcel.take(n).data_ptr() - first) % 16 == 0 for n in ("floats", "matrix"))
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 32, 256, 300, 1024])
+def test_every_number_of_rows_has_a_bucket(max_rows: int) -> None:
+    sizes = buckets(max_rows)
+    assert sizes[-1] == max_rows
+    assert list(sizes) == sorted(set(sizes))
+    for num_rows in range(33, max_rows):
+        assert next(s for s in sizes if s >= num_rows) <= max(num_rows + 32, num_rows * 1.5)
+
+
+def test_large_models_capture_no_large_passes() -> None:
+    small = replace(SPEC, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16)
+    large = replace(SPEC, num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32)
+    assert most_captured(replace(small, num_kv_heads=8, head_dim=128)) > 16384
+    assert 512 < most_captured(replace(large, num_kv_heads=8, head_dim=128)) < 4096
+
+
+def test_the_pool_leaves_room_for_steps_and_for_others() -> None:
+    config = small_config(device="cuda", num_blocks=None, gpu_memory_utilization=0.75)
+    needed = step_bytes(config, SPEC, torch.bfloat16)
+    count = num_cuda_blocks(config, SPEC, torch.bfloat16, free=60 * GIB, total=80 * GIB)
+    size = block_bytes(SPEC, config.block_size, torch.bfloat16)
+    assert 0 <= 60 * GIB - 20 * GIB - needed - count * size < size
+
+
+def test_the_pools_size_can_be_given() -> None:
+    size = block_bytes(SPEC, 4, torch.bfloat16)
+    given = small_config(num_blocks=None, kv_cache_memory_bytes=10 * size + 1)
+    assert num_cuda_blocks(given, SPEC, torch.bfloat16, free=0, total=GIB) == 10
+    assert num_cuda_blocks(small_config(num_blocks=7), SPEC, torch.bfloat16, free=0, total=1) == 7
+
+
+def test_no_room_for_a_block_is_an_error_with_numbers() -> None:
+    config = small_config(num_blocks=None, gpu_memory_utilization=0.9)
+    with pytest.raises(NotEnoughMemory, match=r"1\.000 GiB free of 80\.000 GiB"):
+        num_cuda_blocks(config, SPEC, torch.bfloat16, free=GIB, total=80 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("params", "stop_ids", "special"),
+    [
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3}, (2,), False),
+        ({"temperature": 0.0, "stop_token_ids": [4]}, (4,), False),
+        ({"min_tokens": 3}, (), False),
+        ({"min_tokens": 3}, (2,), True),
+        ({"presence_penalty": 0.1}, (), True),
+        ({"logprobs": 0}, (), True),
+        ({"prompt_logprobs": 1}, (), True),
+        ({"logit_bias": {1: 2.0}}, (), True),
+        ({"allowed_token_ids": [1]}, (), True),
+        ({"bad_words": ["x"]}, (), True),
+    ],
+)
+def test_rows_that_need_the_sampler_are_known(
+    params: dict[str, object], stop_ids: tuple[int, ...], special: bool
+) -> None:
+    start = row_start(0, [1], params=SamplingParams(**params), stop_ids=stop_ids)  # type: ignore[arg-type]
+    assert needs_sampler(start) is special
