@@ -1,0 +1,236 @@
+"""Everything that is measured on a GPU, within a time budget, each part written as it ends.
+
+    python benchmarks/gpu.py check small profile large start --out results --seconds 540
+
+    check    the CUDA executor's tests, without pytest
+    small    the table of Qwen3-0.6B, large: of Llama-3.1-8B (random weights, bf16)
+    profile  one decode step of 0.6B at 256 and 1,024 rows, kernel by kernel
+    start    a new process to 4 x 32 tokens: kernels not compiled yet, then compiled
+
+Parts run in the order they are named; when the budget is used up the rest is named and left
+out. Words of the form key=value are options of `LLM`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import shapes, workloads
+from benchmarks.budget import Budget
+from benchmarks.gpu_checks import check
+from benchmarks.gpu_profile import profile
+from benchmarks.offline import OPTION, machine, measure, option
+
+if TYPE_CHECKING:
+    from quire import LLM
+
+PARTS = ("check", "small", "large", "profile", "start")
+MODELS = {"small": "qwen3-0.6b", "large": "llama-3.1-8b"}
+VLLM = Path(__file__).parent / "vllm_h200.json"
+# Seconds.
+GOALS = {
+    "qwen3-0.6b": {
+        "mixed": 4.3,
+        "prefill": 6.5,
+        "decode": 11.3,
+        "fewshot": 2.2,
+        "subjects": 1.2,
+        "samples": 6.2,
+        "tail": 4.9,
+        "nucleus": 2.2,
+    },
+    "llama-3.1-8b": {
+        "mixed": 11.8,
+        "prefill": 29.5,
+        "decode": 24.5,
+        "fewshot": 10.4,
+        "subjects": 7.9,
+        "samples": 18.0,
+        "tail": 20.8,
+        "nucleus": 7.4,
+    },
+}
+
+
+def to_beat(model: str, workload: str) -> float:
+    """vLLM's better figure: with its defaults, or tuned."""
+    known = json.loads(VLLM.read_text())
+    figures = (known[kind].get(model, {}) for kind in ("seconds_default", "seconds_tuned"))
+    return min(float(found[workload]) for found in figures if workload in found)
+
+
+@contextmanager
+def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
+    from quire import LLM
+
+    with shapes.opened(model, **options) as shape:
+        started = time.perf_counter()
+        with LLM(shape.path, **shape.options) as llm:
+            print(f"{model}: ready after {time.perf_counter() - started:.2f} s", flush=True)
+            yield llm
+
+
+def table(part: str, budget: Budget, options: dict[str, Any], names: Sequence[str]) -> None:
+    """Every GPU workload, the second of two runs where the budget allows."""
+    model, rows = MODELS[part], []
+    with opened(model, options) as llm:
+        clock = Clock(llm)
+        for name in names:
+            vllm, goal = to_beat(model, name), GOALS[model][name]
+            if budget.left < 1.1 * vllm:
+                print(f"{name}: not run, {budget.left:.0f} s are left", flush=True)
+                continue
+            runs = 2 if budget.left > 3 * vllm + 20 else 1
+            try:
+                items = workloads.build(name)
+                for _ in range(runs - 1):
+                    measure(llm, name, items, 1)
+                clock.reset()
+                found = measure(llm, name, items, 1)
+            except Exception:  # noqa: BLE001 - the other workloads still count
+                traceback.print_exc()
+                continue
+            ours = found.seconds
+            rows.append({**asdict(found), "vllm": vllm, "goal": goal, "ratio": vllm / ours})
+            every = " ".join(f"{s:.2f}" for s in found.all_seconds)
+            print(
+                f"{model} {name:<9} {every} s  vLLM {vllm:.2f}  goal {goal:.1f}  "
+                f"{vllm / ours:.2f}x  {found.steps} steps  {found.cached_tokens} cached",
+                flush=True,
+            )
+            print(clock.line(), flush=True)
+            budget.write(part, {"machine": machine(), "rows": rows})
+    if rows:
+        mean = statistics.geometric_mean(row["ratio"] for row in rows)
+        print(f"{model}: geometric mean {mean:.2f}x over {len(rows)} workloads", flush=True)
+
+
+class Clock:
+    """Where the time of an engine goes: host seconds by what it does, and the device's by plan."""
+
+    def __init__(self, llm: LLM) -> None:
+        engine = llm._session.engine
+        self.host: defaultdict[str, float] = defaultdict(float)
+        self.device: defaultdict[str, float] = defaultdict(float)
+        self.plans: Counter[str] = Counter()
+        for owner, name in (
+            (engine.scheduler, "schedule"),
+            (engine.scheduler, "commit"),
+            (engine.executor, "submit"),
+            (engine, "_land"),
+        ):
+            setattr(owner, name, self._timed(name, getattr(owner, name)))
+        observe = engine._observe
+
+        def observed(plan: Any, seconds: float) -> None:
+            kind = "decode" if not plan.prefill else "mixed" if len(plan.decode) else "prefill"
+            self.device[kind] += seconds
+            self.plans[kind] += 1
+            before = time.perf_counter()
+            observe(plan, seconds)
+            self.host["observe"] += time.perf_counter() - before
+
+        engine._observe = observed
+
+    def _timed(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> Any:
+            before = time.perf_counter()
+            try:
+                return act(*given)
+            finally:
+                self.host[name] += time.perf_counter() - before
+
+        return timed
+
+    def reset(self) -> None:
+        self.host.clear()
+        self.device.clear()
+        self.plans.clear()
+
+    def line(self) -> str:
+        """`_land` waits and then commits: what is left of it is waiting."""
+        host = dict(self.host)
+        host["wait"] = host.pop("_land", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
+        parts = [f"{name} {seconds:.2f}" for name, seconds in host.items()]
+        plans = [f"{n} {kind} {self.device[kind]:.2f} s" for kind, n in self.plans.items()]
+        return f"    host: {', '.join(parts)}; plans: {', '.join(plans)}"
+
+
+START = """
+import time, sys
+from quire import LLM, SamplingParams
+llm = LLM({path!r}, **{options!r})
+ready = time.time()
+params = SamplingParams(max_tokens=32, ignore_eos=True, detokenize=False)
+llm.generate([{{"prompt_token_ids": list(range(10, 74))}}] * 4, params, use_tqdm=False)
+print("ready", ready - {begun}, "done", time.time() - {begun}, flush=True)
+"""
+
+
+def start(budget: Budget, options: dict[str, Any]) -> None:
+    """A new process, from its start to 4 x 32 tokens."""
+    report = {}
+    root = str(Path(__file__).resolve().parents[1])
+    for model in MODELS.values():
+        with tempfile.TemporaryDirectory() as cache, shapes.opened(model, **options) as shape:
+            for state in ("nothing compiled", "compiled"):
+                if budget.left < 15:
+                    return
+                env = {**os.environ, "TRITON_CACHE_DIR": cache, "PYTHONPATH": root}
+                code = START.format(path=shape.path, options=shape.options, begun=time.time())
+                run = subprocess.run(
+                    [sys.executable, "-c", code], env=env, capture_output=True, text=True
+                )
+                said = run.stdout.strip() or run.stderr[-1500:]
+                report[f"{model}, {state}"] = said
+                print(f"start of {model}, {state}: {said}", flush=True)
+                budget.write("start", report)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--only", nargs="+", default=[], help="workloads")
+    parser.add_argument("--checks", nargs="+", default=[], help="words of the checks to run")
+    given = list(sys.argv[1:] if words is None else words)
+    arguments = parser.parse_args([word for word in given if not OPTION.match(word)])
+    options = dict(option(word) for word in given if OPTION.match(word))
+    budget = Budget(arguments.seconds, arguments.out)
+    names = arguments.only or [build.__name__ for build in workloads.GPU]
+    for part in arguments.parts:
+        print(f"== {part}, {budget.left:.0f} s left", flush=True)
+        try:
+            if part in MODELS:
+                table(part, budget, options, names)
+            elif part == "check":
+                check(budget, arguments.checks)
+            elif part == "profile":
+                with opened(MODELS["small"], options) as llm:
+                    profile(llm, budget)
+            else:
+                start(budget, options)
+        except Exception:  # noqa: BLE001 - the other parts still count
+            traceback.print_exc()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Every example runs as a user runs it, and so do the README's lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What each example's output cannot do without.
+EXPECTED = {
+    "offline.py": ["'The three primary colours are' -> '"],
+    "chat.py": ["What is the capital of France?\n", "Paris"],
+    "per_prompt_params.py": ["three different answers:", "(stop)", "(length)", "': -"],
+    "streaming_results.py": ["0: '", "5: '", "6: prompt 6: the prompt is empty", "callback"],
+    "structured.py": ['"country": "', "The country is France.", "1914"],
+    "plan.py": ["1 group of 26 prompts", "KV blocks", "time"],
+}
+HAVE_THEIR_OWN_TEST = {"shared_prefix.py", "demo.py"}
+
+
+def run(script: Path, *arguments: str, cwd: Path) -> str:
+    """What the script prints, with every warning an error."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def example(name: str) -> Path:
+    return ROOT / "examples" / name
+
+
+def prompts() -> list[dict[str, Any]]:
+    lines = example("prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_example_has_a_test_and_is_named_in_the_readme() -> None:
+    names = {path.name for path in (ROOT / "examples").glob("*.py")}
+    assert names == EXPECTED.keys() | HAVE_THEIR_OWN_TEST
+    assert names == set(re.findall(r"\(examples/(\w+\.py)\)", readme()))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_example_runs(name: str, default_model: Path, tmp_path: Path) -> None:
+    printed = run(example(name), str(default_model), cwd=tmp_path)
+    for words in EXPECTED[name]:
+        assert words in printed
+
+
+def test_the_shared_prefix_is_computed_once(default_model: Path, tmp_path: Path) -> None:
+    printed = run(example("shared_prefix.py"), str(default_model), cwd=tmp_path)
+    assert re.search(r"Japan +Tokyo", printed)
+    [(cached, total)] = re.findall(r"(\d+) of (\d+) prompt tokens", printed)
+    # Five of six prompts find the whole blocks of the preamble.
+    assert int(cached) > 0.6 * int(total)
+
+
+def test_the_demo_answers_every_prompt(default_model: Path, tmp_path: Path) -> None:
+    printed = run(example("demo.py"), str(default_model), "4", cwd=tmp_path)
+    written = (tmp_path / "results" / "demo.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in written]
+    assert [row["id"] for row in rows] == [row["id"] for row in prompts()]
+    assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+    assert str(tmp_path / "results" / "demo.jsonl") in printed.replace("\n", "")
+    [share] = re.findall(r"(\d+)% of the prompts from the cache", printed)
+    assert int(share) > 40
+
+
+def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "readme.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme(), re.S)[0], encoding="utf-8")
+    claimed = readme().split("What comes out:")[1].split("```")[1]
+    assert run(script, cwd=tmp_path).strip() == claimed.strip()
+
+
+def test_the_prompts_are_as_many_and_as_varied_as_promised() -> None:
+    rows = prompts()
+    assert f"answers {len(rows)} prompts" in readme()
+    assert len(rows) >= 72
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert len({row["task"] for row in rows}) >= 8
+    assert len({row["language"] for row in rows}) >= 5
+    preambles = [row["messages"][0]["content"] for row in rows if len(row["messages"]) > 1]
+    assert max(preambles.count(preamble) for preamble in preambles) >= 24
+
+
+def test_the_prompts_fit_and_share_their_preamble(default_model: Path) -> None:
+    from quire.tokenizers import get_tokenizer
+
+    tokenizer = get_tokenizer(default_model)
+    rendered = {
+        row["id"]: tokenizer.apply_chat_template(
+            row["messages"], add_generation_prompt=True, return_dict=False
+        )
+        for row in prompts()
+    }
+    assert max(len(token_ids) for token_ids in rendered.values()) <= 300
+    few_shot = [rendered[row["id"]] for row in prompts() if len(row["messages"]) > 2]
+    assert len(few_shot) >= 24
+    assert len(os.path.commonprefix(few_shot)) > 64

@@ -1,0 +1,215 @@
+"""The house rules that can be checked: what may stand in the tree, and what the docs claim."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "quire"
+DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+# Modules that run code from data; none of them has a place in quire.
+RUNS_CODE_FROM_DATA = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+OPENS_URLS = {"urllib.request", "http.client", "requests", "httpx", "aiohttp", "urllib3"}
+# The two doors that may open a URL: one for models, one for media. Neither exists unless listed.
+MAY_OPEN_URLS = {"quire/weights/pull.py", "quire/inputs/fetch.py"}
+
+# Files behind the door whose asserts, each with a message, state what we ourselves promised.
+STATES_A_PROMISE = {"quire/scheduler/rows.py"}
+
+
+def tracked_files() -> list[Path]:
+    """What git has or would take in; in an unpacked archive, the source files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+        return [path for path in paths if path.is_file()]
+    folders = ("quire", "tests", "docs", "examples", "scripts", "benchmarks")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    return [path for path in found if path.is_file() and path.suffix != ".pyc"]
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Every module an import names; `from a import b` may name the module a.b, so both count."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_machine_of_ours_is_named_in_the_tree() -> None:
+    # Put together here, so that this file does not hold what it looks for.
+    folders = [f"/{name}" for name in ("work/", "farm/", "root/", "opt/wheels", "tmp/[a-z]")]
+    hosts = ["py" + "pi\\.org", "python" + "hosted\\."]
+    # A path starts a word: "tests/work/x" is somebody's folder, not a machine's.
+    pattern = re.compile(r"(?<![\w.~$}*-])(" + "|".join(folders) + ")|" + "|".join(hosts))
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {hit.group()}" for hit in pattern.finditer(text)]
+    assert found == []
+
+
+def test_no_assert_guards_what_a_caller_passed() -> None:
+    """`python -O` drops asserts, so none may stand between a caller and a wrong result."""
+    asserts = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) and not (name in STATES_A_PROMISE and node.msg)
+    ]
+    assert asserts == []
+
+
+def test_nothing_runs_code_from_data() -> None:
+    found = []
+    for name, tree in modules():
+        found += [f"{name}: {m}" for m in imported_names(tree) if m in RUNS_CODE_FROM_DATA]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
+                found.append(f"{name}:{node.lineno}: {node.func.id}")
+            if ast.unparse(node.func) == "torch.load":
+                found.append(f"{name}:{node.lineno}: torch.load unpickles")
+    assert found == []
+
+
+def test_urls_are_opened_by_the_fetchers_alone() -> None:
+    found = [
+        f"{name}: {module}"
+        for name, tree in modules()
+        if name not in MAY_OPEN_URLS
+        for module in imported_names(tree)
+        if module in OPENS_URLS or module.split(".")[0] in OPENS_URLS
+    ]
+    assert found == []
+
+
+def test_no_broad_except_but_at_the_command_line_door() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules()
+        if name != "quire/cli/exits.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
+        and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    ]
+    assert found == []
+
+
+def test_there_is_no_utils_room() -> None:
+    names = {path.stem for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts}
+    assert names.isdisjoint({"utils", "util", "helpers", "helper", "common", "misc"})
+
+
+def test_every_module_states_its_contract() -> None:
+    silent = [name for name, tree in modules() if tree.body and ast.get_docstring(tree) is None]
+    assert silent == []
+
+
+def test_import_contracts_cover_every_torch_free_room() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [contract] = [
+        c for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "forbidden"
+    ]
+    free = {"scheduler", "cache", "grammar", "plan", "inputs", "step", "spec", "jobs"}
+    there = {
+        f"quire.{name}"
+        for name in free
+        if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name / "__init__.py").exists()
+    }
+    assert there <= set(contract["source_modules"])
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_architecture_page_names_every_room_and_no_other() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = page.split("## The rooms")[1].split("```")[1]
+    named = set(re.findall(r"^  ([a-z_]+(?:/|\.py))", tree, flags=re.MULTILINE))
+    rooms = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
+    files = {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
+    assert named == rooms | files
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:quire|tests|docs|scripts|examples|benchmarks)/[\w./-]+)`", page)
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_changelog_knows_this_version() -> None:
+    import quire
+
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{quire.__version__}]" in changelog
+
+
+def test_the_readme_example_is_the_one_that_is_run() -> None:
+    """The README's Python is offline.py's idea in ten lines; tests/test_examples.py runs it."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)[:1]
+    compile(code, "README.md", "exec")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+def test_sizes_stay_within_their_fences() -> None:
+    run = subprocess.run(
+        [sys.executable, "scripts/size", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", ["demo", "test", "check", "size", "setup"])
+def test_scripts_are_executable_and_parse(name: str) -> None:
+    script = ROOT / "scripts" / name
+    assert script.stat().st_mode & 0o111
+    if script.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash"):
+        assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+
+
+def test_importing_quire_is_instant_and_brings_no_torch() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import quire;"
+        "print(time.process_time() - start);"
+        "from quire import LLM, SamplingParams, RequestOutput;"
+        "heavy = {'torch', 'transformers', 'pyarrow', 'pydantic', 'rich', 'typer'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    seconds, heavy = run.stdout.split("\n", 1)
+    assert heavy.strip() == "[]"
+    assert float(seconds) < 0.1  # of CPU: the wall clock would measure who else is running
