@@ -7,16 +7,16 @@ from typing import Any, Literal, Self
 
 from quire.errors import BatchError, EngineError, Interrupted, InvalidOption, NotSupported
 from quire.inputs.chat import is_conversation, read_template
-from quire.intake import Params
-from quire.interrupts import CtrlC
 from quire.options import EngineArgs, parse_options
 from quire.outputs import RequestOutput
 from quire.plan.plan import Plan
-from quire.progress import Progress
 from quire.run import Result, Window
 from quire.sampling_params import SamplingParams
-from quire.session import Session
-from quire.views import EngineView, KvCacheView, NotBuiltMethods
+from quire.session.intake import Params
+from quire.session.interrupts import CtrlC
+from quire.session.progress import Progress
+from quire.session.session import Session
+from quire.session.views import EngineView, KvCacheView, NotBuiltMethods
 
 OnError = Literal["raise", "return"]
 OnResult = Callable[[int, RequestOutput], object]

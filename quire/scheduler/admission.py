@@ -54,8 +54,7 @@ class Admission:
     def num_unclaimed_rows(self) -> int:
         """Free rows, less those that prompts in progress will fork into."""
         rows = self.rows
-        prompts = rows.running[~rows.drawn[rows.running]].tolist()
-        return rows.num_free - sum(len(rows.sequence(row).siblings) for row in prompts)
+        return rows.num_free - int(rows.num_siblings[rows.running].sum())
 
     def cached_blocks(self, sequence: Sequence) -> Ints:
         """Published blocks that begin this sequence, as far as it may read them."""
@@ -79,10 +78,7 @@ class Admission:
             return False
         whole = -(-left // size)
         at = rows.running
-        siblings = [len(rows.sequence(row).siblings) for row in at[~rows.drawn[at]].tolist()]
-        counts = np.ones(len(at) + 1)
-        counts[:-1][~rows.drawn[at]] += siblings
-        counts[-1] += len(sequence.siblings)
+        counts = np.append(1.0 + rows.num_siblings[at], 1.0 + len(sequence.siblings))
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
         remaining = np.append(self._remaining(at), max(expected, 1))
         own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)

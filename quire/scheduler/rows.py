@@ -63,6 +63,7 @@ class Rows:
         self.least = ints()  # the length before which nothing may stop it
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
+        self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
         self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
@@ -92,6 +93,7 @@ class Rows:
         self.token_ids[row] = sequence.token_ids
         self.computed[row] = 0
         self.drawn[row] = False
+        self.num_siblings[row] = len(sequence.siblings)
         self.limit[row] = request.num_prompt + request.max_tokens
         self.least[row] = request.num_prompt + request.params.min_tokens
         self.expected[row] = request.num_prompt + expected

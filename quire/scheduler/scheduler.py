@@ -276,6 +276,7 @@ class Scheduler:
         """Rows for the other samples of this prompt; those that find none queue by themselves."""
         sequence = self.rows.sequence(lead)
         siblings, sequence.siblings = sequence.siblings, []
+        self.rows.num_siblings[lead] = 0
         forked = []
         for sibling in siblings:
             if self.rows.num_free:

@@ -9,10 +9,7 @@ from typing import Any
 
 from quire.cache.pool import BlockPool
 from quire.engine import Engine
-from quire.guides import Guides
 from quire.inputs.prompt import RequestMaker
-from quire.intake import Intake, Params
-from quire.loading import LoadedModel, load
 from quire.options import Options
 from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Plan
@@ -21,9 +18,12 @@ from quire.plan.times import StepTimes
 from quire.results import Results
 from quire.run import Refused, Result, Run, Window
 from quire.scheduler.scheduler import Limits, Scheduler
+from quire.session.guides import Guides
+from quire.session.intake import Intake, Params
+from quire.session.loading import LoadedModel, load
+from quire.session.turns import Turns
+from quire.session.views import EngineView, KvCacheView, ModelConfigView
 from quire.step import StepPlan
-from quire.turns import Turns
-from quire.views import EngineView, KvCacheView, ModelConfigView
 
 PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
 
