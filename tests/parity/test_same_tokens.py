@@ -24,7 +24,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "blocks of 32": {"block_size": 32},
     "blocks of 4": {"block_size": 4},
     "no prefix cache": {"enable_prefix_caching": False},
-    "two plans in flight": {"async_scheduling": True},
+    "two plans in flight": {"depth": 2},
+    "three plans in flight": {"depth": 3},
     "someone preempted every second step": {"num_gpu_blocks_override": 30},
 }
 NUM_TOKENS = 12
@@ -49,7 +50,7 @@ def preempt_every_second_step(scheduler: Scheduler) -> None:
     scheduler.schedule = disturbed  # type: ignore[method-assign]
 
 
-def run(model: Path, prompts: list[str], **options: Any) -> list[RequestOutput]:
+def run(model: Path, prompts: list[str], *, depth: int = 1, **options: Any) -> list[RequestOutput]:
     usual = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
     greedy = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
     seeded = SamplingParams(
@@ -57,6 +58,7 @@ def run(model: Path, prompts: list[str], **options: Any) -> list[RequestOutput]:
     )
     params = [greedy if i % 3 else seeded for i in range(len(prompts))]
     with LLM(str(model), **{**usual, **options}) as llm:
+        llm._session.engine.depth = depth
         scheduler = llm._session.engine.scheduler
         if "num_gpu_blocks_override" in options:
             preempt_every_second_step(scheduler)
