@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 
 from quire.errors import BatchError, EngineError, Interrupted, InvalidOption, NotSupported
 from quire.inputs.chat import is_conversation, read_template
+from quire.inputs.prompt import merge_prompts
+from quire.lora.request import LORA_WAY_OUT
 from quire.options import EngineArgs, parse_options
 from quire.outputs import RequestOutput
 from quire.plan.plan import Plan
@@ -69,10 +71,9 @@ class LLM(NotBuiltMethods):
         output)` is called as each result comes.
         """
         _refuse_media(lora_request, mm_processor_kwargs)
-        given = prompt_token_ids if prompts is None else prompts
         with self._session.turn():
             windows, total = self._session.intake.read(
-                given,
+                merge_prompts(prompts, prompt_token_ids),
                 sampling_params,
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
@@ -288,6 +289,6 @@ def _raises(on_error: str) -> bool:
 
 def _refuse_media(lora_request: Any, mm_processor_kwargs: Any) -> None:
     if lora_request is not None:
-        raise NotSupported("LoRA is not built. Merge the adapter into the model's weights first.")
+        raise NotSupported(LORA_WAY_OUT)
     if mm_processor_kwargs:
         raise NotSupported("images and audio are not built: leave mm_processor_kwargs out.")

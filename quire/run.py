@@ -78,7 +78,6 @@ class Run:
         self._compiling: deque[tuple[Compiling, _Pending]] = deque()
         self._pending: dict[int, _Pending] = {}
         self._num_seen = 0
-        self.num_duplicates = 0
 
     def outputs(self, windows: Iterable[Window]) -> Iterator[Result]:
         """Each prompt's result when it is there; refused prompts at once."""
@@ -113,10 +112,8 @@ class Run:
         if not requests:
             return
         plan = self._planner.plan(requests)
-        self.num_duplicates += len(plan.duplicates)
         for place, i in enumerate(plan.order):
-            if i not in plan.duplicates:
-                self._add(indices[i], requests[i], order=first + place)
+            self._add(indices[i], requests[i], order=first + place)
         for i, original in plan.duplicates.items():
             pending = self._pending[requests[original].number]
             pending.copies.append((indices[i], requests[i]))

@@ -45,7 +45,6 @@ class Column(IntEnum):
 
 NUM_CHANGING = 4
 NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
-NUM_KNOBS = 6
 
 
 @dataclass(frozen=True, slots=True)

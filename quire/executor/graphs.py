@@ -69,10 +69,6 @@ class Graphs:
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
-    @property
-    def num_captured(self) -> int:
-        return len(self._graphs)
-
     def prepare(self, key: GraphKey, work: Callable[[], None]) -> None:
         """Capture the work if it is new. It is done for real first, so that its kernels are
         compiled and loaded; whoever calls sees to it that this changes nothing."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.errors import InvalidPrompt, InvalidRequest, NotSupported
+from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.tokenizer import check_text
 from quire.request import Ints
 
@@ -88,21 +88,6 @@ def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
         {"prompt_token_ids": row, "prompt": text if isinstance(text, str) else None}
         for text, row in zip(texts, rows, strict=True)
     ]
-
-
-def one_each(name: str, value: Any, count: int) -> list[Any]:
-    """`value` for each of `count` prompts: a list must have as many entries, anything else is
-    meant for all."""
-    if not isinstance(value, list | tuple):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidRequest(
-            f"{name} has {len(value)} entries for {count} prompts; pass one for all, or a list "
-            "with one for each",
-            parameter=name,
-            value=len(value),
-        )
-    return list(value)
 
 
 def parse_prompt(given: Any, vocab_size: int) -> ParsedPrompt:

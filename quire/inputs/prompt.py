@@ -26,7 +26,6 @@ from quire.inputs.parse import (
     ParsedPrompt,
     is_single,
     merge_prompts,
-    one_each,
     parse_prompt,
     split_prompts,
 )
@@ -35,7 +34,7 @@ from quire.request import Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
 from quire.sampling_params import SamplingParams, check_vocabulary
 
-__all__ = ["RequestMaker", "is_single", "merge_prompts", "one_each", "split_prompts"]
+__all__ = ["RequestMaker", "is_single", "merge_prompts", "split_prompts"]
 
 _TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "

@@ -11,7 +11,7 @@ class Linear:
     """x [T, K] -> [T, N]."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
+        self.out_features = weight.shape[0]
         self.multiply = kernels.make_linear(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.errors import InvalidParams, NotSupported, QuireError
 from quire.inputs.chat import render_conversations
-from quire.inputs.prompt import RequestMaker, is_single
+from quire.inputs.prompt import RequestMaker, split_prompts
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Request
 from quire.run import Refused, Window
@@ -54,7 +54,7 @@ class Intake:
         A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
         one by one.
         """
-        given = [prompts] if is_single(prompts) else prompts
+        given = split_prompts(prompts)
         make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
         return self._read(given, params, priority, strict, make)
 
@@ -80,7 +80,7 @@ class Intake:
             )
             return self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
 
-        return self._read(conversations, params, priority, strict, make)
+        return self._read(split_prompts(conversations), params, priority, strict, make)
 
     def _read(
         self,
@@ -94,7 +94,8 @@ class Intake:
         if not isinstance(given, Sequence):
             return self._lazily(iter(given), copies, priority, make), None
         copies.check_count(len(given))
-        _check_priority(priority, len(given))
+        if priority is not None and len(priority) != len(given):
+            raise _wrong_priorities(f"has {len(priority)} entries for {len(given)} prompts")
         made = self._make(list(given), copies, 0, priority, make)
         if strict:
             for item in made:
@@ -110,13 +111,14 @@ class Intake:
         priority: Sequence[int] | None,
         make: Callable[..., list[Request | QuireError]],
     ) -> Window:
+        priorities = None if priority is None else _priorities(priority, first, len(prompts))
         number, self._num_made = self._num_made, self._num_made + len(prompts)
         made = make(
             prompts,
             [copies.at(first + i) for i in range(len(prompts))],
             first_number=number,
             first_index=first,
-            priorities=None if priority is None else list(priority[first : first + len(prompts)]),
+            priorities=priorities,
             arrival=time.time(),
         )
         return [
@@ -182,13 +184,21 @@ class _ParamCopies:
         return self._copies[id(params)]
 
 
-def _check_priority(priority: Sequence[int] | None, count: int) -> None:
-    if priority is not None and len(priority) != count:
-        raise InvalidParams(
-            f"priority has {len(priority)} entries for {count} prompts; give one for each",
-            parameter="priority",
-            value=len(priority),
-        )
+def _priorities(priority: Sequence[int], first: int, count: int) -> list[int]:
+    """The priorities of prompts first .. first + count."""
+    some = list(priority[first : first + count])
+    if len(some) < count:
+        raise _wrong_priorities(f"has {len(priority)} entries, and there are more prompts")
+    for value in some:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _wrong_priorities(f"has {value!r}, which is no whole number")
+    return some
+
+
+def _wrong_priorities(what: str) -> InvalidParams:
+    return InvalidParams(
+        f"priority {what}; give each prompt a whole number, lower first", parameter="priority"
+    )
 
 
 def _windows(items: Window) -> Iterator[Window]:

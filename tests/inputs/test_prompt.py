@@ -13,7 +13,6 @@ from quire.inputs.prompt import (
     RequestMaker,
     is_single,
     merge_prompts,
-    one_each,
     split_prompts,
 )
 from quire.inputs.tokenizer import Tokenizer
@@ -111,13 +110,6 @@ def test_prompt_token_ids_of_older_scripts() -> None:
     assert merge_prompts(["a"], [[1]]) == [{"prompt_token_ids": [1], "prompt": "a"}]
     with pytest.raises(InvalidPrompt, match="2 entries and prompt_token_ids 1"):
         merge_prompts(["a", "b"], [[1]])
-
-
-def test_lists_go_with_prompts_one_by_one() -> None:
-    assert one_each("priority", 3, 2) == [3, 3]
-    assert one_each("priority", [1, 2], 2) == [1, 2]
-    with pytest.raises(InvalidRequest, match="priority has 1 entries for 2 prompts"):
-        one_each("priority", [1], 2)
 
 
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [

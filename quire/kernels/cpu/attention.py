@@ -76,17 +76,34 @@ class Prefix:
     indices: tuple[Tensor, ...]  # each [kv_heads * blocks]
 
 
-class CpuAttention:
+class KvStore:
+    """Where the tokens of one pass put their keys and values."""
+
+    def __init__(self, shape: HeadShape, slots: Longs) -> None:
+        size, heads = shape.block_size, np.arange(shape.num_kv_heads)
+        places = (slots // size)[:, None] * shape.num_kv_heads + heads
+        self.shape, self.num_tokens = shape, len(slots)
+        self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        turned = rotate(qk, cos, sin)
+        n, width = self.num_tokens, self.shape.head_dim
+        k = turned[:n, self.shape.num_heads :]
+        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
+        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
+        return turned[:, : self.shape.num_heads]
+
+
+class CpuAttention(KvStore):
     """One pass: slices as pieces, decode rows as prefixes and buckets."""
 
     def __init__(
         self, shape: HeadShape, scratch: Scratch, inputs: AttentionInputs, window: int | None
     ) -> None:
-        self.shape, self.scratch, self.window = shape, scratch, window
-        slots, size, heads = inputs.slots.numpy(), shape.block_size, np.arange(shape.num_kv_heads)
-        places = (slots // size)[:, None] * shape.num_kv_heads + heads
-        self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
-        self.num_tokens = len(slots)
+        super().__init__(shape, inputs.slots.numpy())
+        self.scratch, self.window = scratch, window
         starts, lengths = inputs.query_starts.numpy(), inputs.context_lens.numpy()
         tables = inputs.tables.numpy()
         self.pieces = [
@@ -211,16 +228,6 @@ class CpuAttention:
         mask = np.repeat(mask, self.shape.num_kv_heads, axis=0)[:, None]
         dtype = torch.float32 if first < self.num_grouped else self.shape.dtype
         return Bucket(first, last, index, torch.from_numpy(mask).to(dtype))
-
-    def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        turned = rotate(qk, cos, sin)
-        n, width = self.num_tokens, self.shape.head_dim
-        k = turned[:n, self.shape.num_heads :]
-        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
-        return turned[:, : self.shape.num_heads]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self.shape

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import NotSupported
-from quire.kernels.cpu.attention import Scratch, rotate
+from quire.kernels.cpu.attention import KvStore, Scratch
 from quire.kernels.cpu.fast import CpuKernels
 from quire.kernels.cpu.linear import make_linear
 from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
@@ -162,7 +162,7 @@ class Tiles:
     hidden: Tensor  # [P, 1, t, rows, TILE] what must not be seen
 
 
-class InvariantAttention:
+class InvariantAttention(KvStore):
     """One pass, tile by tile."""
 
     def __init__(
@@ -173,11 +173,10 @@ class InvariantAttention:
         inputs: AttentionInputs,
         window: int | None,
     ) -> None:
-        self.shape, self.scratch, self.window = shape, scratch, window
+        super().__init__(shape, inputs.slots.numpy())
+        self.scratch, self.window = scratch, window
         # The cache is read in pieces that both a block and a tile consist of.
         self.granule = int(np.gcd(shape.block_size, TILE))
-        self.num_tokens = inputs.slots.shape[0]
-        self.store_index = torch.from_numpy(self._places(inputs.slots.numpy(), 1).reshape(-1))
         starts, lengths = inputs.query_starts.numpy(), inputs.context_lens.numpy()
         tables = inputs.tables.numpy()
         by_shape: dict[tuple[int, int], list[tuple[int, int, int, Longs]]] = {}
@@ -244,16 +243,6 @@ class InvariantAttention:
     def _spare(self, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Rows beyond the last whole token, as np.pad wants them."""
         return (0, rows % self.shape.group), (0, 0)
-
-    def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        turned = rotate(qk, cos, sin)
-        n, width = self.num_tokens, self.shape.head_dim
-        k = turned[:n, self.shape.num_heads :]
-        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
-        return turned[:, : self.shape.num_heads]
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self.shape
