@@ -16,10 +16,16 @@ QuireError
 ├── RowError                  one row went wrong while it ran; the others did not
 │   ├── InvalidLogits         the model gave NaN or infinite logits
 │   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
+│   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
 │   └── DoesNotFit            the row outgrew the whole KV pool
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
 ├── EngineError               the engine cannot go on; .outputs has what was finished
 │   └── NotEnoughMemory       too little memory, with the numbers
+├── JobError                  a job that cannot begin or go on
+│   ├── JobChanged            what is asked for is not what the job on disk was made from
+│   ├── JobLocked             another writer holds the job
+│   ├── JobStopped            it stopped before its end; the same command continues it
+│   └── CorruptJob            its files contradict themselves
 ├── EngineClosed              used after close()
 └── EngineBusy                called from inside its own callback, or after fork()
 Interrupted                   Ctrl-C, with .outputs (a KeyboardInterrupt)
@@ -111,6 +117,10 @@ class GrammarFailed(RowError):
     """The row's grammar came to a dead end, or to a limit on its time or memory."""
 
 
+class ProcessorFailed(RowError):
+    """One of the row's logits processors raised, never returned, or gave nothing of use."""
+
+
 class DoesNotFit(RowError):
     """The row needs more KV blocks than the whole pool has."""
 
@@ -141,6 +151,26 @@ class EngineError(_WithOutputs):
 
 class NotEnoughMemory(EngineError):
     """Too little memory for the model or for its KV pool."""
+
+
+class JobError(QuireError):
+    """A job cannot begin or go on."""
+
+
+class JobChanged(JobError):
+    """What is asked for is not what the job on disk was made from."""
+
+
+class JobLocked(JobError):
+    """Another writer holds the job."""
+
+
+class JobStopped(JobError):
+    """The job stopped before its end; its results are on disk, the same command continues."""
+
+
+class CorruptJob(JobError):
+    """The files of a job contradict themselves."""
 
 
 class EngineClosed(QuireError):

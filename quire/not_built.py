@@ -40,12 +40,6 @@ class AsyncLLMEngine(AsyncLLM):
     """The older name of AsyncLLM."""
 
 
-class Job(_NotBuilt):
-    """A dataset run that survives being killed."""
-
-    way_out = "Use LLM.stream(prompts, params) and write each result as it comes."
-
-
 class ModelRegistry:
     """Model classes by architecture; quire knows its families and takes no others yet."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from quire.cli import chat, doctor, exits, pull
+from quire.cli import batch, chat, doctor, evaluate, exits, export, pull, report, run, score, show
 
 app = typer.Typer(
     name="quire",
@@ -21,6 +21,15 @@ app = typer.Typer(
 )
 app.command("pull")(pull.pull)
 app.command("chat")(chat.chat)
+app.command("run")(run.run)
+app.command("batch")(batch.batch)
+app.command("score")(score.score)
+app.command("eval")(evaluate.evaluate)
+app.command("report")(report.report)
+app.command("export")(export.export)
+app.command("ls")(show.ls)
+app.command("show")(show.show)
+app.command("diff")(show.diff)
 app.command("doctor")(doctor.doctor)
 
 

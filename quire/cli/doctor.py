@@ -39,7 +39,7 @@ def doctor(
 ) -> None:
     """Say what this machine can do, and what is missing."""
     checks: list[Callable[[], Finding]] = [
-        _python, _packages, _torch, _device, _cuda, _disk, _hub, _models,
+        _python, _packages, _torch, _device, _kernels, _cuda, _disk, _hub, _models,
     ]  # fmt: skip
     findings = [check() for check in checks]
     if as_json:
@@ -96,6 +96,19 @@ def _device() -> Finding:
         f"{facts.device}, {facts.num_cores} cores, {free:.1f} of {total:.1f} GB free, "
         f"faster than float32: {fast}",
     )
+
+
+def _kernels() -> Finding:
+    try:
+        from quire.kernels.native.library import loaded
+    except (ImportError, OSError):
+        return Finding("kernels", "note", "unknown without torch")
+    found = loaded()
+    if found.library is None:
+        return Finding(
+            "kernels", "note", f"{found.text}; a C compiler (gcc, clang) makes it faster"
+        )
+    return Finding("kernels", "ok", found.text)
 
 
 def _cuda() -> Finding:

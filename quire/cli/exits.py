@@ -1,7 +1,9 @@
 """How a command ends: one line on stderr and a code that a script can act on.
 
-0 done · 1 a bug of ours · 2 usage · 69 model or device not usable · 74 read or write error ·
-130 interrupted. The message of an error already names the rule, the value and the way out.
+0 done · 1 a bug of ours · 2 usage, or a job that changed · 3 finished, some rows failed ·
+69 model or device not usable · 73 another writer holds the job · 74 read or write error ·
+75 stopped, the same command continues · 130 interrupted. The message of an error already names
+the rule, the value and the way out.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quire.errors import EngineError, ModelError, QuireError
+from quire.errors import EngineError, JobLocked, JobStopped, ModelError, QuireError
 
-BUG, USAGE, UNAVAILABLE, IO_ERROR, INTERRUPTED = 1, 2, 69, 74, 130
+BUG, USAGE, SOME_FAILED, UNAVAILABLE, IO_ERROR, INTERRUPTED = 1, 2, 3, 69, 74, 130
+LOCKED, STOPPED = 73, 75
 
 
 def code_of(error: QuireError) -> int:
     """Whatever is not the model's or the device's fault is about what was asked."""
+    if isinstance(error, JobLocked):
+        return LOCKED
+    if isinstance(error, JobStopped):
+        return STOPPED
     return UNAVAILABLE if isinstance(error, ModelError | EngineError) else USAGE
 
 

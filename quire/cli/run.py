@@ -1,0 +1,179 @@
+"""`quire run`: a table in, every result out, and the same command goes on after any stop."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from quire.cli import exits
+from quire.cli import job_options as o
+from quire.errors import Interrupted, InvalidOption, JobStopped
+
+if TYPE_CHECKING:
+    from quire.jobs.job import Job, JobReport
+
+
+def run(
+    context: typer.Context,
+    input: o.Inputs = None,
+    output: o.Output = None,
+    model: o.Model = None,
+    prompt: o.Prompt = None,
+    messages: o.Messages = None,
+    system: o.System = None,
+    few_shot: o.FewShot = None,
+    few_shot_answer: o.FewShotAnswer = None,
+    continuations: o.Continuations = None,
+    chat: o.Chat = None,
+    schema: o.Schema = None,
+    regex: o.Regex = None,
+    choice: o.Choice = None,
+    grammar: o.Grammar = None,
+    max_tokens: o.MaxTokens = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    n: o.Answers = None,
+    stop: o.Stop = None,
+    param: o.Param = None,
+    option: o.Option = None,
+    id: o.Id = None,
+    where: o.Where = None,
+    limit: o.Limit = None,
+    shard: o.Shard = None,
+    format: o.Format = None,
+    seed: o.Seed = None,
+    output_column: o.OutputColumn = None,
+    timings: o.Timings = None,
+    job: o.JobDir = None,
+    config: o.Config = None,
+    overwrite: o.Overwrite = False,
+    reuse: o.Reuse = False,
+    retry_failed: o.RetryFailed = False,
+    plan: o.ShowPlan = False,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+) -> None:
+    """Answer every row of a table; run it again and it goes on."""
+    given = {name: value for name, value in context.params.items() if value not in (None, [], ())}
+    for name in ("config", "plan", "as_json", "quiet"):
+        given.pop(name, None)
+    options = {**read_config(config), **_parsed(given)}
+    _run(options, plan=plan, as_json=as_json, quiet=quiet)
+
+
+def read_config(path: str | None) -> dict[str, Any]:
+    """The options of a TOML file, under the names they have on the command line."""
+    if path is None:
+        return {}
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{path} is no TOML: {error}", parameter="config") from None
+    return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def _parsed(given: dict[str, Any]) -> dict[str, Any]:
+    options = dict(given)
+    if "choice" in options:
+        options["choice"] = [each.strip() for each in options["choice"].split(",")]
+    for flag, name in (("param", "sampling"), ("option", "options")):
+        if flag in options:
+            options[name] = assignments(options.pop(flag), flag)
+    for name in ("overwrite", "reuse", "retry_failed"):
+        if not options.get(name):
+            options.pop(name, None)
+    return options
+
+
+def assignments(given: Sequence[str], flag: str) -> dict[str, Any]:
+    return dict(_assignment(each, flag) for each in given)
+
+
+def _assignment(given: str, flag: str) -> tuple[str, Any]:
+    """ "top_k=5" -> ("top_k", 5); a value that is no JSON is text."""
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"--{flag} is NAME=VALUE, not {given!r}", parameter=flag, value=given)
+    try:
+        return name.strip().replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.strip().replace("-", "_"), value
+
+
+def _run(options: dict[str, Any], *, plan: bool, as_json: bool, quiet: bool) -> None:
+    from quire.jobs.job import Job
+
+    for name in ("input", "output", "model"):
+        if name not in options:
+            raise InvalidOption(
+                f"{name} is missing: quire run INPUT --model M --prompt TEMPLATE -o OUTPUT",
+                parameter=name,
+            )
+    job = Job(
+        options.pop("input"),
+        options.pop("output"),
+        model=options.pop("model"),
+        command=["quire", *sys.argv[1:]],
+        **options,
+    )
+    if plan:
+        typer.echo(job.plan())
+        return
+    execute(job, as_json=as_json, quiet=quiet)
+
+
+def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
+    """Run the job and say how it ended."""
+    try:
+        report = job.run(progress=not quiet)
+    except Interrupted as stopped:  # as a KeyboardInterrupt it would end the command in silence
+        raise JobStopped(str(stopped)) from None
+    finish(report, as_json=as_json)
+
+
+def finish(report: JobReport, *, as_json: bool) -> None:
+    """Say how it ended, and leave with 3 if some rows failed."""
+    if as_json:
+        typer.echo(json.dumps(facts(report)))
+    else:
+        typer.echo(summary(report), err=True)
+    if report.num_failed:
+        raise typer.Exit(exits.SOME_FAILED)
+
+
+def summary(report: JobReport) -> str:
+    again = f", {report.num_before:,} of them before" if report.num_before else ""
+    restarts = f"; the engine was restarted {report.num_restarts}x" if report.num_restarts else ""
+    rate = report.output_tokens / report.seconds if report.seconds else 0.0
+    failed = (
+        f"; {report.num_failed:,} failed (--retry-failed tries them again)"
+        if report.num_failed
+        else ""
+    )
+    return (
+        f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{again}{failed} in "
+        f"{report.seconds:.1f} s, {rate:,.0f} output tok/s{restarts}: {report.output}"
+    )
+
+
+def facts(report: JobReport) -> dict[str, Any]:
+    return {
+        "output": str(report.output),
+        "job": str(report.job_dir),
+        "rows": report.num_rows,
+        "ok": report.num_ok,
+        "failed": report.num_failed,
+        "before": report.num_before,
+        "seconds": round(report.seconds, 3),
+        "prompt_tokens": report.prompt_tokens,
+        "output_tokens": report.output_tokens,
+        "restarts": report.num_restarts,
+    }

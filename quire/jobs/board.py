@@ -1,0 +1,74 @@
+"""A small piece of memory that supervisor and engine share, readable after the engine died.
+
+The engine writes what it is at, when it last moved, and which rows are on the device; whoever
+finds it dead or silent reads there whom to suspect.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Iterable
+from enum import IntEnum
+
+MOST_ROWS = 1 << 14
+_HEADER = struct.Struct("=qqqq")  # phase, nanoseconds of the last move, median step, row count
+_SIZE = _HEADER.size + 8 * MOST_ROWS
+
+
+class Phase(IntEnum):
+    LOADING = 0
+    IDLE = 1  # it waits for rows
+    WORKING = 2
+
+
+class Board:
+    """One engine's board. Times are of the monotonic clock, which processes share."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory = mmap.mmap(file, _SIZE)
+
+    @classmethod
+    def create(cls) -> Board:
+        """A fresh board in a file without a name; `inherit` gives its number to a child."""
+        with tempfile.TemporaryFile(prefix="quire-board-") as file:
+            number = os.dup(file.fileno())
+        os.ftruncate(number, _SIZE)
+        return cls(number)
+
+    @property
+    def number(self) -> int:
+        return self._file
+
+    def move(self, phase: Phase, median_step: float = 0.0) -> None:
+        """Say what the engine is at, now."""
+        _, _, _, count = _HEADER.unpack_from(self._memory)
+        _HEADER.pack_into(
+            self._memory, 0, phase, time.monotonic_ns(), int(median_step * 1e9), count
+        )
+
+    def show_rows(self, rows: Iterable[int]) -> None:
+        """Say which rows the engine holds from now on."""
+        shown = list(rows)[:MOST_ROWS]
+        struct.pack_into(f"={len(shown)}q", self._memory, _HEADER.size, *shown)
+        struct.pack_into("=q", self._memory, _HEADER.size - 8, len(shown))
+
+    def rows(self) -> list[int]:
+        count = min(max(_HEADER.unpack_from(self._memory)[3], 0), MOST_ROWS)
+        return list(struct.unpack_from(f"={count}q", self._memory, _HEADER.size))
+
+    def phase(self) -> Phase:
+        return Phase(_HEADER.unpack_from(self._memory)[0])
+
+    def silent_for(self) -> tuple[float, float]:
+        """Seconds since the last move, and the median step, in seconds."""
+        _, moved, median, _ = _HEADER.unpack_from(self._memory)
+        return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0, median / 1e9
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self._file)

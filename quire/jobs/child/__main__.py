@@ -1,0 +1,128 @@
+"""Start the engine, say that it is ready, answer runs until the supervisor closes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Any, Protocol
+
+from quire.errors import ModelError, QuireError
+from quire.jobs.board import Board, Phase
+from quire.jobs.child.feed import Feed, Inbox, Rows, Send
+from quire.jobs.wire import Message, pack
+
+
+class JobEngine(Protocol):
+    """What answers the rows of a job."""
+
+    def facts(self) -> Message:
+        """What the supervisor is told when it is ready."""
+
+    def run(self, feed: Feed, send: Send) -> None:
+        """Answer every row of the feed with a "result"."""
+
+    def plan(self, rows: Rows) -> str:
+        """What answering these rows would take, in words."""
+
+
+def main() -> int:
+    arguments = _arguments()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
+    board, inbox, send = Board(arguments.board), Inbox(_private(0)), _sender(_private(1))
+    opening = inbox.get()
+    if opening is None:
+        return 2
+    try:
+        engine = _made(arguments.engine, opening, board)
+    except QuireError as error:
+        send({"kind": "failed", "error": str(error), "error_type": _family(error)})
+        return 1
+    facts = engine.facts()
+    send({"kind": "ready", **facts})
+    while True:
+        board.move(Phase.IDLE)
+        message = inbox.get()
+        if message is None or message["kind"] == "close":
+            return 0
+        feed = Feed(inbox, message, board, window=4 * int(facts["capacity"]))
+        try:
+            if message.get("plan"):
+                send({"kind": "plan", "text": engine.plan(feed.rest())})
+            else:
+                engine.run(feed, send)
+        except QuireError as error:
+            send({"kind": "failed", "error": str(error), "error_type": _family(error)})
+            return 1
+        board.show_rows(())
+        send({"kind": "drained"})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m quire.jobs.child")
+    parser.add_argument("--board", type=int, required=True, help="the shared file's number")
+    # Tests put an engine without a model here; nothing in quire passes it.
+    parser.add_argument("--engine", help="MODULE:FACTORY that makes the engine")
+    return parser.parse_args()
+
+
+def _private(number: int) -> int:
+    """Our own copy of a stream; whoever prints or reads from here on gets another one."""
+    own = os.dup(number)
+    if number == 0:
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
+    else:
+        os.dup2(2, number)
+    return own
+
+
+def _sender(file: int) -> Send:
+    def send(message: Message) -> None:
+        view = memoryview(pack(message))
+        while view:
+            view = view[os.write(file, view) :]
+
+    return send
+
+
+def _made(factory: str | None, opening: Message, board: Board) -> JobEngine:
+    board.move(Phase.LOADING)
+    if factory is not None:
+        module, name = factory.split(":")
+        made: JobEngine = getattr(import_module(module), name)(opening, board)
+        return made
+    from quire.jobs.child.files import files_of
+
+    model, options = opening["model"], dict(opening["options"])
+    files = files_of(model, options)
+    from quire.options import parse_options
+    from quire.session.session import Session
+
+    session = Session.open(model, parse_options(options))
+    if opening["job"] == "choices":
+        from quire.jobs.child.choices import ContinuationEngine
+
+        return ContinuationEngine(session, opening, board, files)
+    from quire.jobs.child.generate import SessionEngine
+
+    return SessionEngine(session, opening, board, files)
+
+
+def _family(error: QuireError) -> str:
+    """What the supervisor makes of it: whether the model is to blame, memory, or the request."""
+    from quire.errors import InvalidRequest, NotEnoughMemory, NotSupported
+
+    families: dict[str, Any] = {
+        "memory": NotEnoughMemory,
+        "model": ModelError,
+        "usage": InvalidRequest | NotSupported,
+    }
+    return next((name for name, kind in families.items() if isinstance(error, kind)), "engine")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

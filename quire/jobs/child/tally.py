@@ -1,0 +1,69 @@
+"""What an engine says about itself: what it is when it is ready, and how it goes, once a second."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire.jobs.child.feed import Send
+from quire.jobs.wire import Message
+
+if TYPE_CHECKING:
+    from quire.outputs import RequestOutput
+    from quire.session.session import Session
+
+
+def session_facts(session: Session) -> Message:
+    """How much it runs at once, and in which arithmetic."""
+    scheduler = session.engine.scheduler
+    return {
+        "capacity": scheduler.rows.capacity,
+        "num_blocks": scheduler.pool.num_blocks,
+        "arithmetic": _arithmetic(session),
+    }
+
+
+def _arithmetic(session: Session) -> dict[str, Any]:
+    """The options that give the same numbers again, whatever another machine would choose."""
+    config = session.model.config
+    chosen: dict[str, Any] = {"device": config.device, "batch_invariant": config.batch_invariant}
+    if config.quantization is not None:
+        return {**chosen, "quantization": config.quantization}
+    return {**chosen, "quantization": "none", "dtype": config.dtype}
+
+
+class Tally:
+    """Counts what was done, and tells it once a second."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._next = session, time.monotonic() + 1
+        self._began = time.time()  # names this engine among those that a job may have had
+        self._finished = self._prompt = self._cached = self._output = 0
+
+    def count(self, output: RequestOutput) -> None:
+        self._finished += 1
+        self._prompt += len(output.prompt_token_ids or ())
+        self._cached += output.num_cached_tokens or 0
+        self._output += sum(len(answer.token_ids) for answer in output.outputs)
+
+    def tell(self, send: Send, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if now < self._next and not at_once:
+            return
+        self._next = now + 1
+        scheduler = self._session.engine.scheduler
+        send(
+            {
+                "kind": "metrics",
+                "time": time.time(),
+                "began": self._began,
+                "running": scheduler.num_running,
+                "waiting": len(scheduler.waiting),
+                "kv_use": round(scheduler.pool.num_used / scheduler.pool.num_blocks, 4),
+                "prefix_hits": round(self._cached / self._prompt, 4) if self._prompt else 0.0,
+                "prompt_tokens": self._prompt,
+                "output_tokens": self._output,
+                "finished": self._finished,
+                "steps": self._session.engine.num_steps,
+            }
+        )

@@ -1,0 +1,182 @@
+"""The engine's process as the supervisor sees it: messages out, messages in, and how it ended.
+
+Nothing here blocks: a process that stopped reading must not stop the one that watches it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from quire.jobs.board import Board, Phase
+from quire.jobs.wire import Lines, Message, pack
+
+COMMAND = (sys.executable, "-m", "quire.jobs.child")
+SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
+_CHUNK = 1 << 16
+_LAST_WORDS = 20  # lines of its stderr that are kept
+
+
+class EngineProcess:
+    """One life of the engine."""
+
+    def __init__(
+        self, opening: Message, *, command: Sequence[str] = COMMAND, hear: Callable[[str], None]
+    ) -> None:
+        """Start it. `hear` is told each line it writes to stderr."""
+        self.board = Board.create()
+        self._hear = hear
+        self._process = subprocess.Popen(
+            [*command, "--board", str(self.board.number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[self.board.number],
+            process_group=0,  # a Ctrl-C in the terminal is the supervisor's to act on
+        )
+        self._in, self._out, self._err = (
+            pipe.fileno()
+            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
+            if pipe is not None
+        )
+        for number in (self._in, self._out, self._err):
+            os.set_blocking(number, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._out, selectors.EVENT_READ)
+        self._selector.register(self._err, selectors.EVENT_READ)
+        self._outgoing: deque[memoryview] = deque()
+        self._lines, self._half_line = Lines(), b""
+        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self.ended = False
+        self._code: int | None = None
+        self.send(opening)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Queue a message."""
+        self._outgoing.append(memoryview(pack(message)))
+        if len(self._outgoing) == 1 and not self.ended:
+            self._selector.register(self._in, selectors.EVENT_WRITE)
+
+    def poll(self, timeout: float) -> list[Message]:
+        """Wait at most so long for something to happen; the messages that came."""
+        messages: list[Message] = []
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._in:
+                self._write()
+            elif key.fd == self._out:
+                messages += self._read()
+            else:
+                self._listen()
+        return messages
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                written = os.write(self._in, self._outgoing[0])
+                if written < len(self._outgoing[0]):
+                    self._outgoing[0] = self._outgoing[0][written:]
+                else:
+                    self._outgoing.popleft()
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # it died; the end of its output will tell
+            self._outgoing.clear()
+        self._selector.unregister(self._in)
+
+    def _read(self) -> list[Message]:
+        data = _available(self._out)
+        if data == b"":
+            self._selector.unregister(self._out)
+            self.ended = True
+        try:
+            return self._lines.feed(data or b"")
+        except ValueError:
+            # Half a message and then something else: it is not in its right mind any more.
+            self.kill()
+            self.ended = True
+            return []
+
+    def _listen(self) -> bool:
+        """Hear what it wrote to stderr; whether there may be more."""
+        data = _available(self._err)
+        if data == b"" and self._err in self._selector.get_map():
+            self._selector.unregister(self._err)
+        *lines, self._half_line = (self._half_line + (data or b"")).split(b"\n")
+        for line in lines:
+            text = line.decode(errors="replace")
+            self._last_words.append(text)
+            self._hear(text)
+        return bool(data)
+
+    def is_hung(self) -> bool:
+        """Whether it works on rows and has not moved for far too long."""
+        if self.board.phase() != Phase.WORKING:
+            return False
+        silent, median = self.board.silent_for()
+        return silent > max(SILENCE, SLOW_STEPS * median)
+
+    def kill(self) -> None:
+        if self._code is None:  # once it was waited for, its number may be somebody else's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Make sure that it is gone; its exit code, negative for a signal. Twice is fine."""
+        if self._code is not None:
+            return self._code
+        if self.ended:
+            self._await_exit()
+        self.kill()  # with whatever it started; if it left by itself, its own code stands
+        self._code = code = self._process.wait()
+        while self._listen():
+            pass
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        self.board.close()
+        return code
+
+    def _await_exit(self, seconds: float = 10.0) -> None:
+        """Let it finish leaving, without taking its number away from it yet."""
+        deadline = time.monotonic() + seconds
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self._process.pid, look) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+
+    @property
+    def last_words(self) -> str:
+        """What it wrote last, for whoever wants to know why it died."""
+        return "\n".join(self._last_words)
+
+
+def _available(number: int) -> bytes | None:
+    """What can be read now: None if nothing, b"" at the end."""
+    try:
+        return os.read(number, _CHUNK)
+    except BlockingIOError:
+        return None
+
+
+def told(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,41 @@
+"""How many rows there will be, counted aside for whoever shows the time left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from quire.errors import InvalidOption
+from quire.jobs.input.arrow import count_rows
+from quire.jobs.input.files import InputFile
+
+_CHUNK = 1 << 20
+
+
+class Counting(threading.Thread):
+    """Counts while other work goes on. Lines are counted for rows, so a file with blank lines or
+    line breaks inside its fields has a few less; who reads the rows will know."""
+
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        super().__init__(name="quire-counting", daemon=True)
+        self._files = tuple(files)
+        self.num_rows: int | None = None
+        self.start()
+
+    def run(self) -> None:
+        # A file that cannot be read is told by who reads its rows.
+        with suppress(OSError, InvalidOption):
+            self.num_rows = sum(_count(file) for file in self._files)
+
+
+def _count(file: InputFile) -> int:
+    if file.format == "arrow":
+        return count_rows(file.path)
+    num_lines, last = 0, b"\n"
+    with file.open_bytes() as stream:
+        while chunk := stream.read(_CHUNK):
+            num_lines += chunk.count(b"\n")
+            last = chunk[-1:]
+    num_lines += last != b"\n"
+    return num_lines if file.format == "jsonl" else max(0, num_lines - 1)

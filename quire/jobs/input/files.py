@@ -1,0 +1,138 @@
+"""From what a user names to files with a format: paths, folders, data sets, the Hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from quire.errors import InvalidOption
+from quire.jobs.input.arrow import read_arrow
+from quire.jobs.input.delimited import read_delimited
+from quire.jobs.input.hub import PREFIX, files_of_hub
+from quire.jobs.input.jsonl import open_bytes, read_jsonl
+from quire.jobs.rows import BadRow, InputRow
+
+Format = Literal["jsonl", "csv", "tsv", "arrow"]
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "arrow",
+    ".pq": "arrow",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file of the input."""
+
+    path: Path
+    format: Format
+
+    def open_bytes(self) -> IO[bytes] | gzip.GzipFile:
+        return open_bytes(self.path)
+
+    def rows(self, wanted: Callable[[int], bool]) -> Iterator[dict[str, Any] | BadRow | None]:
+        if self.format == "jsonl":
+            return read_jsonl(self.path, wanted)
+        if self.format == "arrow":
+            return read_arrow(self.path, wanted)
+        return read_delimited(self.path, wanted, "\t" if self.format == "tsv" else ",")
+
+
+def read_rows(
+    files: Sequence[InputFile], wanted: Callable[[int], bool] = lambda number: True
+) -> Iterator[InputRow]:
+    """Every row of every file, numbered; those not wanted come without their values."""
+    number = 0
+    for i, file in enumerate(files):
+        first = number
+        for values in file.rows(lambda n, first=first: wanted(first + n)):  # type: ignore[misc]
+            if isinstance(values, BadRow):
+                yield InputRow(number, i, number - first, None, values)
+            else:
+                yield InputRow(number, i, number - first, values)
+            number += 1
+
+
+def find_files(inputs: Sequence[str], format: str | None = None) -> list[InputFile]:
+    """The files that `inputs` name, in that order; a folder's in the order of their names."""
+    if format is not None and format not in get_args(Format):
+        raise InvalidOption(
+            f"the format is one of {', '.join(get_args(Format))}, not {format!r}",
+            parameter="format",
+            value=format,
+        )
+    paths = [path for each in inputs for path in _paths(each)]
+    return [InputFile(path, _format_of(path, format)) for path in paths]
+
+
+def _paths(name: str) -> list[Path]:
+    if name.startswith(PREFIX):
+        return files_of_hub(name)
+    path = Path(name)
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.exists():
+        raise InvalidOption(
+            f"there is no input {name!r}. Give a file (JSONL, CSV, TSV, Parquet, Arrow), a folder "
+            f'of such files, "-" for stdin, or {PREFIX}owner/name:split for the Hub.',
+            parameter="input",
+            value=name,
+        )
+    return [path]
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """The files of a data set that was saved to disk, or all files of one known kind."""
+    if (folder / "dataset_dict.json").exists():
+        splits = json.loads((folder / "dataset_dict.json").read_bytes()).get("splits", [])
+        raise InvalidOption(
+            f"{folder} holds several splits; give one: "
+            + ", ".join(str(folder / split) for split in splits),
+            parameter="input",
+            value=str(folder),
+        )
+    if (folder / "state.json").exists():
+        state = json.loads((folder / "state.json").read_bytes())
+        return [folder / each["filename"] for each in state["_data_files"]]
+    found = sorted(path for path in folder.iterdir() if _suffix(path) in _FORMATS)
+    kinds = {_FORMATS[_suffix(path)] for path in found}
+    if len(kinds) != 1:
+        what = "no file of a known kind" if not kinds else f"files of {len(kinds)} kinds"
+        raise InvalidOption(
+            f"the folder {folder} holds {what}; give the files themselves",
+            parameter="input",
+            value=str(folder),
+        )
+    return found
+
+
+def _suffix(path: Path) -> str:
+    """The ending that tells the format: ".jsonl" of "a.jsonl.gz"."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def _format_of(path: Path, given: str | None) -> Format:
+    for known in get_args(Format):
+        if given == known:
+            return known  # type: ignore[no-any-return]
+    suffix = _suffix(path)
+    if suffix not in _FORMATS:
+        raise InvalidOption(
+            f"the ending of {path.name!r} tells no format; name it with --format "
+            f"({', '.join(get_args(Format))})",
+            parameter="input",
+            value=str(path),
+        )
+    return _FORMATS[suffix]

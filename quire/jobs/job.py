@@ -1,0 +1,104 @@
+"""Job: a table in, every result out. Python's twin of `quire run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption
+from quire.jobs.engine_process import COMMAND
+from quire.jobs.job_run import JobReport, run_job
+from quire.jobs.options import JobOptions, as_tuple, parse_shard
+from quire.jobs.planning import plan_job
+from quire.sampling_params import SamplingParams
+
+__all__ = ["Job", "JobReport"]
+
+
+class Job:
+    """A data set to be answered by a model, durably: kill it anywhere, run it again, it goes on.
+
+    >>> report = Job("reviews.csv", "labels.jsonl", model="smollm2",
+    ...              prompt="Sentiment of: {{ text }}", choice=["positive", "negative"]).run()
+
+    `input` is a path or several, rows as an iterable of dicts, or a table (pyarrow, polars, pandas,
+    datasets). Every further option has the
+    name and the meaning it has for `quire run` (docs/jobs.md); sampling parameters go by their
+    own names, engine options into `options`.
+    """
+
+    def __init__(
+        self,
+        input: str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]],
+        output: str | Path,
+        *,
+        model: str,
+        command: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = make_options(input, output, model, options)
+        self._command = tuple(sys.argv if command is None else command)
+        self._engine_command: Sequence[str] = COMMAND
+
+    def run(self, *, progress: bool = True) -> JobReport:
+        """Go on from wherever the job stands until every row has its result.
+
+        Raises JobChanged, JobLocked or an OSError where it cannot begin, JobStopped where it had
+        to stop, and Interrupted at Ctrl-C; in the last two cases, run it again to continue.
+        """
+        return run_job(
+            self.options, self._command, engine_command=self._engine_command, show=progress
+        )
+
+    def plan(self) -> str:
+        """What the job would take, in words, after a short probe; nothing is kept."""
+        return plan_job(self.options, engine_command=self._engine_command)
+
+
+def make_options(input: Any, output: str | Path, model: str, given: dict[str, Any]) -> JobOptions:
+    """Options as a caller writes them, checked and complete."""
+    options = {name: value for name, value in given.items() if value is not None}
+    params = set(SamplingParams.__struct_fields__) - {"seed"}
+    sampling = dict(options.pop("sampling", {}))
+    sampling |= {name: options.pop(name) for name in params & options.keys()}
+    for name in ("choice", "settings"):
+        if name in options:
+            options[name] = as_tuple(options[name])
+    if isinstance(options.get("continuations"), list):
+        options["continuations"] = tuple(options["continuations"])
+    if isinstance(options.get("shard"), str):
+        options["shard"] = parse_shard(options["shard"])
+    for name in ("schema", "grammar", "few_shot", "job"):
+        if isinstance(options.get(name), Path):
+            options[name] = str(options[name])
+    if isinstance(options.get("schema"), dict):
+        options["schema"] = json.dumps(options["schema"])
+    options |= _input(input)
+    try:
+        return JobOptions(output=str(output), model=str(model), sampling=sampling, **options)
+    except TypeError:
+        known = set(JobOptions.__dataclass_fields__)
+        strange = sorted(options.keys() - known)
+        if not strange:
+            raise
+        raise InvalidOption(
+            f"a job has no option {strange[0]!r}; docs/jobs.md lists them, and engine options go "
+            "into options={...}",
+            parameter=strange[0],
+        ) from None
+
+
+def _input(given: Any) -> dict[str, Any]:
+    if isinstance(given, str | Path):
+        return {"input": (str(given),)}
+    if isinstance(given, Sequence) and given and all(isinstance(x, str | Path) for x in given):
+        return {"input": tuple(str(each) for each in given)}
+    if isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__"):
+        return {"rows": given}
+    raise InvalidOption(
+        f"input is a path, several paths, rows as dicts or a table, not a {type(given).__name__}",
+        parameter="input",
+    )

@@ -1,0 +1,293 @@
+"""One run of a job: everything between taking the lock and giving the output its name."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import Interrupted, JobChanged, JobStopped
+from quire.jobs import beginning
+from quire.jobs.batch import BatchAsking, write_batch
+from quire.jobs.engine_process import COMMAND, EngineProcess
+from quire.jobs.input.count import Counting
+from quire.jobs.input.files import InputFile
+from quire.jobs.journal import FULL, Journal
+from quire.jobs.lock import JobLock
+from quire.jobs.manifest import Manifest
+from quire.jobs.metrics import MetricsFile
+from quire.jobs.options import JobOptions
+from quire.jobs.output import write_output
+from quire.jobs.progress import Progress
+from quire.jobs.prompts import PromptMaker
+from quire.jobs.record import ResultRecord
+from quire.jobs.reuse import reused
+from quire.jobs.stamps import FileStamp, Hashing
+from quire.jobs.stopping import StopSignals
+from quire.jobs.supervisor import Supervisor
+from quire.jobs.wire import Message
+from quire.jobs.work import Asking, Done, Work
+
+_HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """How a job ended."""
+
+    output: Path
+    job_dir: Path
+    num_rows: int
+    num_failed: int
+    num_before: int  # rows that were there already
+    seconds: float = 0.0
+    prompt_tokens: int = 0  # of this run
+    output_tokens: int = 0
+    num_restarts: int = 0
+
+    @property
+    def num_ok(self) -> int:
+        return self.num_rows - self.num_failed
+
+
+def run_job(
+    options: JobOptions,
+    command: Sequence[str],
+    *,
+    engine_command: Sequence[str] = COMMAND,
+    show: bool = True,
+) -> JobReport:
+    """Begin the job or go on with it, until every row has its result."""
+    job_dir = beginning.job_directory(options)
+    lock = JobLock.take(job_dir)
+    try:
+        before = beginning.manifest_before(options, job_dir)
+        files = beginning.input_files(options, job_dir)
+        now = beginning.manifest_of(options, files, command)
+        manifest = beginning.agreed(before, now, lock.epoch, reuse=options.reuse)
+        if before is not None and beginning.is_finished(before, manifest, options):
+            num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
+            return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
+        with StopSignals() as signals:
+            run = JobRun(options, job_dir, lock, files, manifest, show=show)
+            return run.run(signals, engine_command)
+    finally:
+        lock.release()
+
+
+class JobRun:
+    """A run that has the lock and knows what the job is. Also the watcher of its supervisor."""
+
+    def __init__(
+        self,
+        options: JobOptions,
+        job_dir: Path,
+        lock: JobLock,
+        files: list[InputFile],
+        manifest: Manifest,
+        *,
+        show: bool,
+    ) -> None:
+        self._options, self._job_dir, self._lock = options, job_dir, lock
+        self._files, self._manifest = files, manifest
+        self._progress = Progress(MetricsFile(job_dir), show=show)
+        self._hashing: dict[str, Hashing] = {}
+        self._counting: Counting | None = None
+        self._work: Work | None = None
+
+    def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
+        began = time.monotonic()
+        opening = opening_message(self._manifest)
+        # The engine first: while it loads, everything else is made ready.
+        engine = EngineProcess(opening, command=engine_command, hear=self.note)
+        try:
+            beginning.check_columns(self._files, self._manifest.columns)
+            self._manifest.save(self._job_dir)
+            journal = self._opened_journal()
+            num_before = sum(journal.index.counts())
+            work = make_work(self._options, self._manifest, self._files, journal.index)
+            self._work, self._counting = work, Counting(self._files)
+            supervisor = self._supervisor(journal, work, opening, signals, engine_command, engine)
+            try:
+                supervisor.run()
+            finally:
+                journal.close()
+            num_failed = self._finish(journal, work)
+            return JobReport(
+                Path(self._manifest.output),
+                self._job_dir,
+                work.num_rows,
+                num_failed,
+                num_before,
+                time.monotonic() - began,
+                self._progress.prompt_tokens,
+                self._progress.output_tokens,
+                supervisor.num_restarts,
+            )
+        except JobStopped as stopped:
+            raise self._stopped(stopped, signals) from stopped
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            full = JobStopped(f"no room left: {error}")
+            raise self._stopped(full, signals) from error
+        finally:
+            engine.end()
+            self._progress.close()
+
+    def _opened_journal(self) -> Journal:
+        manifest = self._manifest
+        journal = Journal.open(
+            self._job_dir,
+            self._lock,
+            first_epoch=manifest.first_epoch,
+            reuse_from=manifest.reuse_from,
+            retry=self._options.retry_failed,
+        )
+        for damage in journal.damages:
+            self.note(f"quire: {damage} is damaged; its row is computed again")
+        self._progress.before = sum(journal.index.counts())
+        self._hash("inputs", manifest.inputs)
+        return journal
+
+    def _supervisor(
+        self,
+        journal: Journal,
+        work: Work,
+        opening: Message,
+        signals: StopSignals,
+        engine_command: Sequence[str],
+        engine: EngineProcess,
+    ) -> Supervisor:
+        def keep(record: ResultRecord) -> None:
+            journal.append(record)
+            self.result(record)
+
+        rows = work.rows()
+        if journal.older:
+            rows = reused(rows, self._job_dir, journal.older, keep, self._lock.epoch)
+        return Supervisor(
+            journal,
+            rows,
+            opening,
+            epoch=self._lock.epoch,
+            watcher=self,
+            on_ready=self._check_model,
+            should_stop=signals.asked,
+            command=engine_command,
+            engine=engine,
+        )
+
+    def _finish(self, journal: Journal, work: Work) -> int:
+        """Write the output and close the books; how many rows failed."""
+        write = write_batch if self._manifest.kind == "batch" else write_output
+        write(self._job_dir, self._manifest, journal.index, work.num_rows)
+        num_failed = journal.index.counts()[1]
+        deadline = time.monotonic() + _HASH_PATIENCE
+        for hashing in self._hashing.values():
+            hashing.join(max(0.0, deadline - time.monotonic()))
+        self._take_hashes()
+        self._change(status="finished", num_rows=work.num_rows, num_failed=num_failed)
+        return num_failed
+
+    def _stopped(self, stopped: JobStopped, signals: StopSignals) -> BaseException:
+        """The same, with what is on disk and how to go on; a Ctrl-C goes on as one."""
+        self._take_hashes()
+        with suppress(OSError):  # of a full disk: the manifest stays as it is
+            self._change(status="stopped")
+        done = self._progress.before + self._progress.num_ok + self._progress.num_failed
+        told = (
+            f"{stopped}: {done:,} rows are on disk. To continue:\n  "
+            f"{shlex.join(self._manifest.command)}"
+        )
+        return Interrupted(told) if signals.received == signal.SIGINT else JobStopped(told)
+
+    def _check_model(self, facts: Message) -> None:
+        """The engine's model must be the one that the rows before came from."""
+        found = {
+            name: tuple(FileStamp(**each) for each in facts.get(name, ()))
+            for name in ("model_files", "tokenizer_files")
+        }
+        differences, _ = self._manifest.differences(self._manifest.changed(**found))
+        if differences:
+            listed = "\n  ".join(differences)
+            raise JobChanged(
+                f"the model is not the one this job began with:\n  {listed}\nPass --overwrite to "
+                "begin again, or give another OUTPUT."
+            )
+        known = {f.path: f for name in found for f in getattr(self._manifest, name) if f.sha256}
+        for name, files in found.items():
+            self._hash(name, tuple(known.get(file.path, file) for file in files))
+        self._change(**found, arithmetic=facts.get("arithmetic", {}))
+
+    def _hash(self, name: str, files: tuple[FileStamp, ...]) -> None:
+        if files:
+            self._hashing[name] = Hashing(files)
+
+    def _take_hashes(self) -> None:
+        for name, hashing in list(self._hashing.items()):
+            if not hashing.is_alive():
+                self._manifest = self._manifest.changed(**{name: hashing.files})
+                del self._hashing[name]
+
+    def _change(self, **values: Any) -> None:
+        self._manifest = self._manifest.changed(**values)
+        self._manifest.save(self._job_dir)
+
+    def note(self, line: str) -> None:
+        self._progress.note(line)
+
+    def result(self, record: ResultRecord) -> None:
+        self._progress.result(record)
+
+    def metrics(self, message: Message) -> None:
+        self._progress.metrics(message)
+
+    def tick(self) -> None:
+        if self._hashing and not any(h.is_alive() for h in self._hashing.values()):
+            self._take_hashes()
+            self._manifest.save(self._job_dir)
+        if self._work is not None and self._counting is not None:
+            self._progress.total = self._work.total(self._counting.num_rows)
+        self._progress.tick()
+
+
+def opening_message(manifest: Manifest) -> Message:
+    """What an engine is told first: everything that is the same for all rows."""
+    return {
+        "kind": "open",
+        "job": manifest.kind,
+        "model": manifest.model,
+        "options": {**manifest.arithmetic, **manifest.options},
+        "chat": manifest.chat,
+        "system": manifest.system,
+        "few_shot": manifest.few_shot,
+        "settings": [_params(s) for s in manifest.settings] or [dict(manifest.sampling)],
+    }
+
+
+def _params(setting: Any) -> dict[str, Any]:
+    return {name: value for name, value in setting.items() if name != "name"}
+
+
+def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
+    asking: Asking = BatchAsking()
+    if not options.batch:
+        asking = PromptMaker(
+            prompt=options.prompt, messages=options.messages, continuations=options.continuations
+        )
+    return Work(
+        files,
+        asking,
+        options.sampling_settings(),
+        options.selection(),
+        seed=options.seed,
+        common=[manifest.kind, manifest.system, manifest.few_shot, manifest.chat],
+        reserved=frozenset(manifest.columns),
+        done=done,
+    )

@@ -1,0 +1,83 @@
+"""What names a row for good, and what is made from names: seeds, content hashes, tables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+_EMPTY = 0
+
+
+def row_seed(job_seed: int, key: str) -> int:
+    """The seed of a row's noise: a function of the job's seed and the row's key alone, so that
+    no order, shard or resumption changes what is drawn."""
+    digest = hashlib.blake2b(f"{job_seed}\0{key}".encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") >> 1
+
+
+class ContentHash:
+    """Hashes everything that is asked of a row; what all rows have in common is hashed once."""
+
+    def __init__(self, common: Any) -> None:
+        self._common = hashlib.blake2b(_canonical(common), digest_size=16)
+
+    def of(self, asked: Mapping[str, Any], seed: int | None) -> tuple[str, int]:
+        """The hash, and how many bytes went into it."""
+        digest, data = self._common.copy(), _canonical([asked, seed])
+        digest.update(data)
+        return digest.hexdigest(), len(data)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode("ascii")
+
+
+class KeyTable:
+    """Positions by 64-bit fingerprints of keys, 16 bytes an entry where a dict has two hundred.
+
+    Two of a million keys have the same fingerprint with a probability of 3 in 10^8; whoever must
+    be certain compares what is at the position.
+    """
+
+    def __init__(self) -> None:
+        self._prints, self._values = array("Q", [_EMPTY]) * 1024, array("Q", [0]) * 1024
+        self._count = 0
+
+    def put(self, key: str, value: int) -> bool:
+        """Set the key's value; whether it was there before."""
+        if 2 * self._count >= len(self._prints):
+            self._grow()
+        found = self._slot(_fingerprint(key))
+        was_there = self._prints[found] != _EMPTY
+        self._prints[found], self._values[found] = _fingerprint(key), value
+        self._count += not was_there
+        return was_there
+
+    def get(self, key: str) -> int | None:
+        slot = self._slot(_fingerprint(key))
+        return None if self._prints[slot] == _EMPTY else self._values[slot]
+
+    def _slot(self, fingerprint: int) -> int:
+        """Where the fingerprint is, or belongs."""
+        mask = len(self._prints) - 1
+        slot = fingerprint & mask
+        while self._prints[slot] not in (_EMPTY, fingerprint):
+            slot = slot + 1 & mask
+        return slot
+
+    def _grow(self) -> None:
+        prints, values = self._prints, self._values
+        size = 2 * len(prints)
+        self._prints, self._values = array("Q", [_EMPTY]) * size, array("Q", [0]) * size
+        for fingerprint, value in zip(prints, values, strict=True):
+            if fingerprint != _EMPTY:
+                slot = self._slot(fingerprint)
+                self._prints[slot], self._values[slot] = fingerprint, value
+
+
+def _fingerprint(key: str) -> int:
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") | 1  # never _EMPTY

@@ -1,0 +1,181 @@
+"""What a job may be asked for: the same names in Python, on the command line and in a TOML file.
+
+Checked when made, before anything is read or started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption, InvalidRequest
+from quire.jobs.manifest import Kind
+from quire.jobs.output import output_format
+from quire.jobs.requests import sampling_params
+from quire.jobs.templates import RowTemplate, RowTest
+from quire.jobs.work import Selection, Setting
+from quire.options import parse_options
+
+# What a job samples with where nothing else is said: the likeliest tokens, and room for them.
+DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Everything about a job. `rows` are input that a program hands over instead of files.
+
+    `schema` and `grammar` are text or the path of a file; `choice` is a list of answers.
+    """
+
+    input: tuple[str, ...] = ()
+    rows: Iterable[Mapping[str, Any]] | None = None
+    output: str
+    model: str
+    prompt: str | None = None
+    messages: str | None = None
+    system: str | None = None
+    few_shot: str | None = None
+    few_shot_answer: str = "answer"
+    continuations: str | tuple[str, ...] | None = None
+    batch: bool = False  # the input is an OpenAI batch file
+    chat: bool | None = None
+    schema: str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    id: str | None = None
+    where: str | None = None
+    limit: int | None = None
+    shard: tuple[int, int] | None = None
+    format: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[Mapping[str, Any], ...] = ()
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    output_column: str = "output"
+    timings: bool = False
+    job: str | None = None
+    overwrite: bool = False
+    reuse: bool = False
+    retry_failed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.batch:
+            _one_of("prompt", self.prompt, "messages", self.messages)
+        _one_of("input", self.input or None, "rows", self.rows)
+        if self.continuations is not None and self.prompt is None:
+            raise _wrong("continuations", "goes with a prompt that they continue", None)
+        if self.messages is not None and self.few_shot is not None:
+            raise _wrong("few_shot", "goes with a prompt; conversations hold their own", None)
+        if self.prompt is not None:
+            RowTemplate(self.prompt, "--prompt")
+        if self.where is not None:
+            RowTest(self.where, "--where")
+        if not self.model:
+            raise _wrong("model", "is a path, a Hub id or an alias such as smollm2", self.model)
+        if not self.output_column:
+            raise _wrong("output_column", "is the name of a column", self.output_column)
+        _whole("limit", self.limit, low=1)
+        _whole("seed", self.seed, low=-(2**63))
+        _check_shard(self.shard)
+        output_format(Path(self.output))
+        parse_options(self.options)
+        for setting in self.sampling_settings():
+            sampling_params(setting.params)
+
+    @property
+    def kind(self) -> Kind:
+        if self.batch:
+            return "batch"
+        return "generate" if self.continuations is None else "choices"
+
+    def sampling_settings(self) -> tuple[Setting, ...]:
+        """Each way of sampling, complete: the defaults, what all share, what is its own."""
+        # A batch file says everything itself; that its lines draw is all that is known.
+        defaults = {"temperature": 1.0} if self.batch else DEFAULTS
+        common = {**defaults, **self.sampling, **self._structured()}
+        if not self.settings:
+            return (Setting(None, common),)
+        made = []
+        for i, given in enumerate(self.settings):
+            own = dict(given)
+            name = str(own.pop("name", i))
+            made.append(Setting(name, {**common, **own}))
+        names = [setting.name for setting in made]
+        if len(set(names)) < len(names):
+            raise _wrong("settings", "have names of their own", names)
+        return tuple(made)
+
+    def _structured(self) -> dict[str, Any]:
+        given = {
+            "json": None if self.schema is None else read_schema(self.schema),
+            "regex": self.regex,
+            "choice": None if self.choice is None else list(self.choice),
+            "grammar": None if self.grammar is None else read_text_or_file(self.grammar),
+        }
+        wanted = {name: value for name, value in given.items() if value is not None}
+        if len(wanted) > 1:
+            raise _wrong("schema", "excludes regex, choice and grammar", sorted(wanted))
+        return {"structured_outputs": wanted} if wanted else {}
+
+    def selection(self) -> Selection:
+        return Selection(self.where, self.limit, self.shard, self.id)
+
+
+def read_text_or_file(given: str) -> str:
+    """The text of a file of that name, if there is one; else the text itself."""
+    try:
+        path = Path(given)
+        return path.read_text(encoding="utf-8") if path.is_file() else given
+    except (OSError, ValueError):  # too long for a name, or with a NUL in it: no file
+        return given
+
+
+def read_schema(given: str) -> Any:
+    text = read_text_or_file(given)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong("schema", f"is a JSON schema, or the path of one ({error})", given) from None
+
+
+def parse_shard(given: str) -> tuple[int, int]:
+    """ "2/8" is the second of eight parts."""
+    index, slash, count = given.partition("/")
+    if not slash or not index.isdecimal() or not count.isdecimal():
+        raise _wrong("shard", 'is of the form i/n, such as "1/4"', given)
+    return int(index), int(count)
+
+
+def _check_shard(shard: tuple[int, int] | None) -> None:
+    if shard is not None and not 1 <= shard[0] <= shard[1]:
+        raise _wrong("shard", "is i/n with i from 1 to n", f"{shard[0]}/{shard[1]}")
+
+
+def _whole(name: str, value: int | None, *, low: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise _wrong(name, f"is a whole number of at least {low}", value)
+
+
+def _one_of(first: str, one: object, second: str, other: object) -> None:
+    if (one is None) == (other is None):
+        what = "both are given" if one is not None else "neither is given"
+        raise _wrong(first, f"or {second} is needed, and not both", what)
+
+
+def _wrong(name: str, rule: str, value: object) -> InvalidRequest:
+    shown = "" if value is None else f"; here: {value!r}"
+    return InvalidOption(f"{name} {rule}{shown}", parameter=name, value=value)
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One, or a sequence of them."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (value,)
+    return tuple(value)

@@ -1,0 +1,59 @@
+"""`--plan`: what a job would take, from a short probe, before it is begun."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.errors import ModelError
+from quire.jobs import beginning
+from quire.jobs.engine_process import COMMAND, EngineProcess, told
+from quire.jobs.job_run import make_work, opening_message
+from quire.jobs.options import JobOptions
+from quire.jobs.work import WorkRow
+
+PLANNED_ROWS = 65_536
+
+
+def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) -> str:
+    """The plan in words. A few rows are run to measure the machine; nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
+        files = beginning.input_files(options, Path(aside))
+        manifest = beginning.manifest_of(options, files, ())
+        engine = EngineProcess(
+            opening_message(manifest), command=engine_command, hear=lambda line: None
+        )
+        try:
+            beginning.check_columns(files, manifest.columns)
+            work = make_work(options, manifest, files, ())
+            rows: list[WorkRow] = []
+            num_bad = 0
+            for row in work.rows():
+                if row.error is not None:
+                    num_bad += 1
+                elif len(rows) < PLANNED_ROWS:
+                    rows.append(row)
+            lines = [f"Job\n  rows       {work.num_rows:,} in {len(files)} file(s)"]
+            if num_bad:
+                lines.append(f"  bad rows   {num_bad:,}, each of which costs itself")
+            if work.num_rows > len(rows) + num_bad:
+                lines.append(f"  planned    the first {len(rows):,}")
+            return "\n".join([*lines, _planned(engine, rows)])
+        finally:
+            engine.end()
+
+
+def _planned(engine: EngineProcess, rows: list[WorkRow]) -> str:
+    if not rows:
+        return "  nothing to run"
+    asked = [{"row": row.row, **row.asked} for row in rows]
+    engine.send({"kind": "rows", "rows": asked, "plan": True})
+    engine.send({"kind": "end"})
+    while not engine.ended:
+        for message in engine.poll(1.0):
+            if message["kind"] == "plan":
+                return str(message["text"])
+            if message["kind"] == "failed":
+                raise ModelError(message["error"])
+    raise ModelError(f"the engine {told(engine.end())} while it planned:\n{engine.last_words}")

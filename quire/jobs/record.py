@@ -1,0 +1,102 @@
+"""One result as one line of the journal, with a checksum over all of it.
+
+    {"crc":"5f0c9a1e","epoch":2,"row":17,"key":"0:17","content":"…","outputs":["…"], …}\\n
+
+The checksum is the CRC-32 of every byte behind its own field, so a line that was cut, merged with
+its neighbour or changed in any single bit is never read as a result.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_HEAD = b'{"crc":"'
+_BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a quote, a comma
+
+
+class DamagedRecord(ValueError):
+    """A line of the journal that is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRecord:
+    """What became of one row.
+
+    `row` is its number in the whole work: the number of the input row over all files, times the
+    number of sampling settings, plus the setting's. `key` names it for good (`"file:row"`, or the
+    value of the id column) and keys its noise. `content` is a hash of everything that was asked.
+    `epoch` says which of the job's writers wrote it. A failed row has `error` and `error_type`.
+    `extra` has what not every job has: `timings`, `continuations`.
+    """
+
+    row: int
+    key: str
+    content: str
+    epoch: int
+    outputs: tuple[str, ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None
+    error_type: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.error_type is not None
+
+
+def encode(record: ResultRecord) -> bytes:
+    """The record as a line of ASCII, so that any text, even broken text, comes back as it was."""
+    fields: dict[str, Any] = {
+        "epoch": record.epoch,
+        "row": record.row,
+        "key": record.key,
+        "content": record.content,
+        "outputs": record.outputs,
+        "finish_reasons": record.finish_reasons,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+    }
+    if record.error_type is not None:
+        fields |= {"error": record.error, "error_type": record.error_type}
+    if record.extra:
+        fields["extra"] = record.extra
+    body = json.dumps(fields, separators=(",", ":")).encode("ascii")[1:]
+    return b'%s%08x",%s\n' % (_HEAD, zlib.crc32(body), body)
+
+
+def decode(line: bytes) -> ResultRecord:
+    """The record on a line (with its newline); raises DamagedRecord for anything else."""
+    fields = decode_fields(line)
+    try:
+        return ResultRecord(
+            row=fields["row"],
+            key=fields["key"],
+            content=fields["content"],
+            epoch=fields["epoch"],
+            outputs=tuple(fields["outputs"]),
+            finish_reasons=tuple(fields["finish_reasons"]),
+            prompt_tokens=fields["prompt_tokens"],
+            output_tokens=fields["output_tokens"],
+            error=fields.get("error"),
+            error_type=fields.get("error_type"),
+            extra=fields.get("extra", {}),
+        )
+    except KeyError as error:
+        raise DamagedRecord(f"the line has no {error}") from None
+
+
+def decode_fields(line: bytes) -> dict[str, Any]:
+    """The checked fields of a line, as they were written."""
+    body = line[_BODY:-1]
+    if line[-1:] != b"\n" or line[: _BODY - 10] != _HEAD or line[_BODY - 2 : _BODY] != b'",':
+        raise DamagedRecord("the line is cut, or is no record")
+    if line[_BODY - 10 : _BODY - 2] != b"%08x" % zlib.crc32(body):
+        raise DamagedRecord("the checksum does not agree with the line")
+    fields: dict[str, Any] = json.loads(b"{" + body)
+    return fields

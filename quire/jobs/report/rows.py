@@ -1,0 +1,126 @@
+"""Rows as the page carries them: tables of columns, compressed in chunks.
+
+What a row holds is data all the way: JSON, gzip, base64. The browser puts it into the page as
+text, so that no markup in a prompt or an answer is ever parsed.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from quire.jobs.output import json_line
+from quire.jobs.results import StoredRow, StoredRun
+from quire.jobs.scoring.scores import RowScore
+
+CHUNK = 1000
+LONGEST_TEXT = 20_000  # characters of one cell
+_Scores = Mapping[str, RowScore]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """One row of the browser: what was asked once, what each run made of it."""
+
+    key: str
+    row: int
+    prompt: str
+    truth: str | None
+    columns: Mapping[str, Any]
+    sides: Sequence[tuple[StoredRow, _Scores] | None]
+
+
+def page_row(
+    run: StoredRun,
+    key: str,
+    row: StoredRow,
+    sides: Sequence[tuple[StoredRow, _Scores] | None],
+    truth: str | None,
+) -> PageRow:
+    """The row as asked by `run`."""
+    wanted = row.columns.get(truth) if truth else None
+    return PageRow(
+        key=key,
+        row=row.record.row,
+        prompt=run.prompt(row),
+        truth=None if wanted is None else _text(wanted),
+        columns=row.columns,
+        sides=sides,
+    )
+
+
+def chunks(rows: Iterable[PageRow], metrics: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows in base64 of gzip; `metrics` are those of each side."""
+    rows = iter(rows)
+    while table := list(islice(rows, CHUNK)):
+        content = json_line(_table(table, metrics))
+        # No time stamp: the same run makes the same page.
+        yield base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def _table(rows: Sequence[PageRow], metrics: Sequence[Sequence[str]]) -> dict[str, Any]:
+    names = dict.fromkeys(name for row in rows for name in row.columns)
+    return {
+        "key": [row.key for row in rows],
+        "row": [row.row for row in rows],
+        "prompt": [_short(row.prompt) for row in rows],
+        "truth": [row.truth for row in rows],
+        "columns": {
+            name: [_text(row.columns[name]) if name in row.columns else None for row in rows]
+            for name in names
+        },
+        "sides": [
+            _side([row.sides[number] for row in rows], names_of_side)
+            for number, names_of_side in enumerate(metrics)
+        ],
+    }
+
+
+def _side(
+    rows: Sequence[tuple[StoredRow, _Scores] | None], metrics: Sequence[str]
+) -> dict[str, Any]:
+    def each(value: Any) -> list[Any]:
+        return [None if row is None else value(row[0]) for row in rows]
+
+    return {
+        "outputs": each(lambda row: [_short(text) for text in row.record.outputs]),
+        "finish": each(lambda row: list(row.record.finish_reasons)),
+        "prompt_tokens": each(lambda row: row.record.prompt_tokens),
+        "output_tokens": each(lambda row: row.record.output_tokens),
+        "error": each(lambda row: row.record.error or "" if row.record.failed else None),
+        "error_type": each(lambda row: row.record.error_type),
+        "choices": each(lambda row: row.continuations or None),
+        "scores": {
+            metric: [None if row is None else _score(row[1].get(metric)) for row in rows]
+            for metric in metrics
+        },
+    }
+
+
+def _score(score: RowScore | None) -> list[Any] | None:
+    if score is None or score.value is None:
+        return None
+    return [score.value, score.read, score.reason]
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else _short(value)
+    return _short(json_line(value).decode().strip())
+
+
+def _short(text: str) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]}\n… {len(text) - LONGEST_TEXT:,} more characters, in the output"
+
+
+def as_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no tag can begin in it."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,177 @@
+"""Rows as they come over the wire -> prompts and parameters for the engine, each on its own.
+
+A row that cannot be made into a request gives the error that says why; the others pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import (
+    DoesNotFit,
+    GrammarFailed,
+    InvalidGrammar,
+    InvalidLogits,
+    InvalidParams,
+    InvalidPrompt,
+    InvalidRequest,
+    NotSupported,
+    PromptTooLong,
+    QuireError,
+)
+from quire.jobs.prompts import Preamble
+from quire.jobs.wire import Message
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from quire.inputs.tokenizer import Tokenizer
+
+Prompt = str | dict[str, Any]
+
+# What a row's error is called in the table; the nearest base class counts.
+_TYPES: tuple[tuple[type[QuireError], str], ...] = (
+    (PromptTooLong, "prompt_too_long"),
+    (InvalidPrompt, "invalid_prompt"),
+    (InvalidGrammar, "invalid_grammar"),
+    (InvalidParams, "invalid_params"),
+    (InvalidRequest, "invalid_request"),
+    (NotSupported, "not_supported"),
+    (InvalidLogits, "nan_logits"),
+    (GrammarFailed, "grammar_failed"),
+    (DoesNotFit, "does_not_fit"),
+)
+_INDEX = re.compile(r"\Aprompt \d+: ")
+
+
+def error_type(error: QuireError) -> str:
+    return next((name for kind, name in _TYPES if isinstance(error, kind)), "row_error")
+
+
+def error_text(error: QuireError) -> str:
+    """The message without the row's place in a batch, which is another after every resume."""
+    return _INDEX.sub("", str(error), count=1)
+
+
+def failed(row: int, error: QuireError) -> Message:
+    """The result of a row that ended with this error."""
+    kind, text = error_type(error), error_text(error)
+    return {"kind": "result", "row": row, "error": text, "error_type": kind}
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from plain data; raises InvalidParams or NotSupported."""
+    fields = dict(given)
+    wanted = fields.pop("structured_outputs", None)
+    if isinstance(wanted, Mapping):
+        try:
+            fields["structured_outputs"] = StructuredOutputsParams(**wanted)
+        except TypeError:
+            raise InvalidParams(
+                f"structured_outputs has no field among {sorted(wanted)}",
+                parameter="structured_outputs",
+            ) from None
+    known = set(SamplingParams.__struct_fields__)
+    if strange := sorted(fields.keys() - known):
+        raise InvalidParams(
+            f"there is no sampling parameter {strange[0]!r}; docs/api.md lists them all",
+            parameter=strange[0],
+        )
+    params = SamplingParams(**fields)
+    params.checked_copy()  # refuses what is not built now, and not when the row runs
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One row, ready for the engine."""
+
+    row: int
+    prompt: Prompt
+    params: SamplingParams
+
+
+class RequestReader:
+    """Makes requests of rows, for one model and one job."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        preamble: Preamble,
+        settings: Sequence[Mapping[str, Any]],
+        *,
+        chat: bool,
+    ) -> None:
+        self._tokenizer, self._preamble, self._chat = tokenizer, preamble, chat
+        self._settings = [sampling_params(each) for each in settings]
+
+    def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
+        """A request, or what is wrong, for each row; the chats among them are encoded together."""
+        made: list[EngineRequest | QuireError] = []
+        chats: list[tuple[int, str]] = []
+        for i, row in enumerate(rows):
+            try:
+                params = self._params(row)
+                prompt = self._prompt(row)
+            except (InvalidRequest, NotSupported) as error:
+                made.append(error)
+                continue
+            if isinstance(prompt, _Rendered):
+                chats.append((i, prompt.text))
+                prompt = {"prompt_token_ids": [], "prompt": prompt.text}
+            made.append(EngineRequest(row["row"], prompt, params))
+        self._encode(chats, made)
+        return made
+
+    def _params(self, row: Mapping[str, Any]) -> SamplingParams:
+        own, seed = row.get("params"), row.get("seed")
+        params = sampling_params(own) if own is not None else self._settings[row.get("setting", 0)]
+        if seed is None or params.seed is not None:
+            return params
+        params = copy.copy(params)
+        params.seed = seed
+        return params
+
+    def _prompt(self, row: Mapping[str, Any]) -> Prompt | _Rendered:
+        messages = row.get("messages")
+        if messages is None and not self._chat:
+            prompt = row["prompt"]
+            return self._preamble.text(prompt) if isinstance(prompt, str) else prompt
+        if messages is None:
+            messages = self._preamble.messages(row["prompt"])
+        else:
+            messages = self._preamble.before(messages)
+        return self._rendered(messages, row.get("chat", {}))
+
+    def _rendered(self, messages: Sequence[Any], options: Mapping[str, Any]) -> _Rendered:
+        from quire.inputs.chat import render_conversation
+        from quire.inputs.tokenizer import check_text
+
+        if self._tokenizer is None:
+            raise NotSupported("a conversation needs a tokenizer, and the engine has none")
+        text = render_conversation(messages, self._tokenizer, **options)
+        check_text(text)
+        return _Rendered(text)
+
+    def _encode(
+        self, chats: Sequence[tuple[int, str]], made: list[EngineRequest | QuireError]
+    ) -> None:
+        """Chats hold their own beginning tokens, so they are encoded without adding any."""
+        if self._tokenizer is None or not chats:
+            return
+        encoded = self._tokenizer.encode_batch([text for _, text in chats], False)
+        for (i, text), ids in zip(chats, encoded, strict=True):
+            request = made[i]
+            if isinstance(request, EngineRequest):
+                prompt = {"prompt_token_ids": ids.tolist(), "prompt": text}
+                made[i] = EngineRequest(request.row, prompt, request.params)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as the model's template wrote it."""
+
+    text: str

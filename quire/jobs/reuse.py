@@ -1,0 +1,37 @@
+"""Rows of a job that changed, kept where what is asked of them is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from quire.jobs.keys import KeyTable
+from quire.jobs.record import ResultRecord
+from quire.jobs.segments import RecordReader
+from quire.jobs.work import WorkRow
+
+
+def reused(
+    rows: Iterator[WorkRow],
+    job_dir: Path,
+    older: Iterable[int],
+    keep: Callable[[ResultRecord], None],
+    epoch: int,
+) -> Iterator[WorkRow]:
+    """The rows that no older record answers; the others are handed to `keep`, as of now.
+
+    A row is found by its content alone, so rows may have moved. Where answers depend on noise the
+    row's seed is part of its content, and only a row of the same key is the same.
+    """
+    with RecordReader(job_dir) as reader:
+        places = KeyTable()
+        for position in older:
+            places.put(reader.read(position).content, position)
+        for row in rows:
+            place = places.get(row.content) if row.error is None else None
+            record = None if place is None else reader.read(place)
+            if record is not None and record.content == row.content:
+                keep(replace(record, row=row.row, key=row.key, epoch=epoch))
+            else:
+                yield row

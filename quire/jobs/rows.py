@@ -1,0 +1,34 @@
+"""Rows of an input: what they are, what is wrong with them, and what names them for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class BadRow(Exception):
+    """One row of the input that cannot become a request; `kind` is its error_type."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row of the input, or what is wrong with it.
+
+    `number` counts over all files, `in_file` within its own. `values` is None where the row could
+    not be read, and also where the reader was told that nobody needs it.
+    """
+
+    number: int
+    file: int
+    in_file: int
+    values: Mapping[str, Any] | None
+    error: BadRow | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}:{self.in_file}"

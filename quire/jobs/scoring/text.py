@@ -1,0 +1,71 @@
+"""What is read out of an answer before it is judged, and how two texts are compared."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+from quire.errors import InvalidOption
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def compiled(pattern: str, option: str) -> re.Pattern[str]:
+    """A user's regular expression, or an error that says where it breaks."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise InvalidOption(
+            f"{option} takes a Python regular expression, not {pattern!r}: {error}",
+            parameter=option,
+            value=pattern,
+        ) from None
+
+
+def extract(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str | None:
+    """The first (or last) match: its first non-empty group where it has groups, else all of it.
+
+    r"answer is (\\d+)|= (\\d+)" on "2 + 2 = 4" gives "4".
+    """
+    matches = pattern.finditer(text)
+    found = next(matches, None)
+    if last:
+        found = max(matches, key=re.Match.start, default=found)
+    if found is None:
+        return None
+    if not pattern.groups:
+        return found.group().strip()
+    return next((group.strip() for group in found.groups() if group), None)
+
+
+def normalised(text: str) -> str:
+    """Lower case, without punctuation, articles and superfluous spaces."""
+    bare = text.lower().translate(_NO_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def f1(answer: str, truth: str) -> float:
+    """Overlap of the normalised words, as the harmonic mean of precision and recall."""
+    words, wanted = normalised(answer).split(), normalised(truth).split()
+    if not words or not wanted:
+        return float(words == wanted)
+    common = (Counter(words) & Counter(wanted)).total()
+    return 2 * common / (len(words) + len(wanted))
+
+
+def truths(value: object) -> list[str]:
+    """A ground truth as texts to compare with: any of a list will do; null is no truth at all."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Iterable) and not isinstance(value, bytes | dict):
+        return [text for item in value for text in truths(item)]
+    if isinstance(value, bool):
+        return ["true" if value else "false"]
+    if isinstance(value, float) and value.is_integer():
+        return [str(int(value))]  # Arrow makes 18 a float where another row has a null
+    return [str(value)]

@@ -1,0 +1,293 @@
+"""The supervisor: feeds the engine rows, keeps the journal, and outlives every engine.
+
+One loop, nothing blocking in it. Whatever ends the engine (a crash, the kernel's memory killer,
+a hang) costs one restart: rows that were not on board are simply sent again, those that were are
+tried in halves until the guilty one is found. Rows in flight are bounded by count and bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from quire.errors import InvalidOption, JobStopped, ModelError, NotEnoughMemory
+from quire.jobs.engine_process import COMMAND, EngineProcess, told
+from quire.jobs.flight import InFlight
+from quire.jobs.journal import Journal
+from quire.jobs.memory_kills import MemoryKills, smaller
+from quire.jobs.record import ResultRecord
+from quire.jobs.suspects import Suspects
+from quire.jobs.wire import Message
+from quire.jobs.work import WorkRow
+
+IN_FLIGHT_WINDOWS = 6  # times the rows an engine runs at once: one window planned, one waiting
+IN_FLIGHT_BYTES = 64 << 20
+TURN_ROWS, TURN_BYTES = 256, 1 << 20  # read between two looks at everything else
+MOST_FALLS = 16  # in a row, without a single result
+MOST_LOAD_FALLS = 3
+MOST_GUILTY = 3  # in a row: then it is not the rows
+_LONGEST_WAIT = 0.2
+
+
+class Watcher(Protocol):
+    """Who is told how the job goes."""
+
+    def note(self, line: str) -> None: ...
+
+    def result(self, record: ResultRecord) -> None: ...
+
+    def metrics(self, message: Message) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+class Supervisor:
+    """One run of a job, from the first row that is left to the last."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        rows: Iterator[WorkRow],
+        opening: Message,
+        *,
+        epoch: int,
+        watcher: Watcher,
+        on_ready: Callable[[Message], None] = lambda facts: None,
+        should_stop: Callable[[], bool] = lambda: False,
+        command: Sequence[str] = COMMAND,
+        engine: EngineProcess | None = None,
+    ) -> None:
+        """`engine` may have been started already, with the same opening, to save time."""
+        self._journal, self._source, self._opening = journal, rows, opening
+        self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
+        self._should_stop, self._command = should_stop, command
+        self._engine = engine
+        self._facts: Message = {}  # of the engine that runs; empty until it is ready
+        self._memory, self._said_memory = MemoryKills(), False
+        self._in_flight = InFlight()
+        self._again: deque[WorkRow] = deque()
+        self._suspects, self._guilty = Suspects(), list[ResultRecord]()
+        self._run_open = self._trial = self._end_sent = self._exhausted = False
+        self._falls = 0
+        self.num_restarts = 0
+
+    def run(self) -> None:
+        """Return when every row has a record on disk; JobStopped where that cannot be now."""
+        try:
+            while not self._finished():
+                self._turn()
+            self._confirm_guilty()
+            self._journal.commit()
+        finally:
+            if self._engine is not None:
+                self._engine.end()
+
+    def _finished(self) -> bool:
+        return (
+            self._exhausted
+            and not self._again
+            and not self._run_open
+            and not self._in_flight
+            and not len(self._suspects)
+        )
+
+    def _turn(self) -> None:
+        if self._should_stop():
+            self._stop()
+        if self._engine is None:
+            self._start()
+        engine = self._engine
+        if engine is None:
+            return
+        fed = self._feed(engine)
+        due = self._journal.seconds_left
+        wait = 0.0 if fed else _LONGEST_WAIT if due is None else min(due, _LONGEST_WAIT)
+        for message in engine.poll(wait):
+            self._take(message)
+        self._journal.commit_if_due()
+        if engine.ended or engine.is_hung():
+            self._recover(engine)
+        self._watcher.tick()
+
+    def _start(self) -> None:
+        self._memory.begin()
+        self._said_memory = False
+        self._engine = EngineProcess(self._opening, command=self._command, hear=self._watcher.note)
+
+    def _stop(self) -> None:
+        """Keep what is finished, and leave."""
+        if self._engine is not None:
+            for message in self._engine.poll(0):
+                self._take(message)
+        self._journal.commit()
+        raise JobStopped("stopped cleanly")
+
+    def _feed(self, engine: EngineProcess) -> bool:
+        """Send what there is room for; whether there may be more to send at once."""
+        if not self._facts:
+            return False
+        if not self._run_open:
+            group = self._suspects.take()
+            if group is not None:
+                self._send(engine, group)
+                self._trial = True
+                self._end(engine)
+                return False
+            self._trial = self._end_sent = False
+        if self._trial or self._end_sent:
+            return False
+        return self._feed_bulk(engine)
+
+    def _feed_bulk(self, engine: EngineProcess) -> bool:
+        rows: list[WorkRow] = []
+        num_bytes = 0
+        room = max(64, IN_FLIGHT_WINDOWS * int(self._facts["capacity"])) - len(self._in_flight)
+        for _ in range(min(TURN_ROWS, room)):
+            if num_bytes > TURN_BYTES or self._in_flight.num_bytes > IN_FLIGHT_BYTES:
+                break
+            row = self._next_row()
+            if row is None:
+                break
+            if row.error is None:
+                rows.append(row)
+                num_bytes += row.size
+            else:
+                self._keep(self._failed(row, row.error.kind, row.error.message))
+        if rows:
+            self._send(engine, rows)
+        if self._exhausted and not self._again and self._run_open:
+            self._end(engine)
+        return bool(rows)
+
+    def _next_row(self) -> WorkRow | None:
+        if self._again:
+            return self._again.popleft()
+        row = next(self._source, None)
+        self._exhausted = self._exhausted or row is None
+        return row
+
+    def _send(self, engine: EngineProcess, rows: Sequence[WorkRow]) -> None:
+        engine.send({"kind": "rows", "rows": [{"row": r.row, **r.asked} for r in rows]})
+        self._in_flight.send(rows)
+        self._run_open, self._end_sent = True, False
+
+    def _end(self, engine: EngineProcess) -> None:
+        engine.send({"kind": "end"})
+        self._end_sent = True
+
+    def _take(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "result":
+            self._result(message)
+        elif kind == "metrics":
+            self._watcher.metrics(message)
+        elif kind == "drained":
+            self._run_open = self._trial = self._end_sent = False
+            self._again.extend(self._in_flight.lose(())[1])
+        elif kind == "ready":
+            self._on_ready(message)
+            self._facts = message
+            options = {**message.get("arithmetic", {}), **self._opening["options"]}
+            self._opening = {**self._opening, "options": options}
+        elif kind == "failed":
+            self._engine_failed(message)
+
+    def _result(self, message: Message) -> None:
+        row = self._in_flight.land(message["row"])
+        if row is None:
+            return
+        if "error_type" in message:
+            self._keep(self._failed(row, message["error_type"], message["error"]))
+            return
+        self._falls = 0
+        self._confirm_guilty()
+        extra = _extra(message)
+        self._keep(
+            ResultRecord(
+                row.row,
+                row.key,
+                row.content,
+                self._epoch,
+                tuple(message["outputs"]),
+                tuple(message["finish_reasons"]),
+                message["prompt_tokens"],
+                message["output_tokens"],
+                extra=extra,
+            )
+        )
+
+    def _failed(self, row: WorkRow, kind: str, text: str) -> ResultRecord:
+        return ResultRecord(row.row, row.key, row.content, self._epoch, error=text, error_type=kind)
+
+    def _keep(self, record: ResultRecord) -> None:
+        self._journal.append(record)
+        self._watcher.result(record)
+
+    def _engine_failed(self, message: Message) -> None:
+        """It said why it cannot go on. What no restart can mend ends the job."""
+        family, text = message["error_type"], message["error"]
+        if not self._facts:
+            if family == "usage":
+                raise InvalidOption(text)
+            raise (NotEnoughMemory if family == "memory" else ModelError)(text)
+        self._watcher.note(f"quire: the engine stopped: {text}")
+        self._said_memory = family == "memory"
+
+    def _recover(self, engine: EngineProcess) -> None:
+        """Put the rows in flight where they belong, and let a new engine go on."""
+        hung, held = not engine.ended, set(engine.board.rows())
+        code = engine.end()
+        how = "hung" if hung else told(code)
+        self._engine = None
+        aboard, ashore = self._in_flight.lose(held)
+        if self._trial and not aboard:
+            aboard, ashore = ashore, []
+        self._again.extendleft(reversed(ashore))
+        self._watcher.note(
+            f"quire: the engine {how} with {len(aboard)} rows on board; starting it again"
+        )
+        self._ask_for_less(code)
+        was_loading, self._facts = not self._facts, {}
+        self._run_open = self._trial = self._end_sent = False
+        self._falls += 1
+        self.num_restarts += 1
+        guilty = self._suspects.accuse(aboard)
+        if guilty is not None:
+            self._find_guilty(guilty, "engine_hang" if hung else "engine_crash", how)
+        limit = MOST_LOAD_FALLS if was_loading else MOST_FALLS
+        if self._falls >= limit or len(self._guilty) >= MOST_GUILTY:
+            self._journal.commit()
+            raise JobStopped(
+                f"the engine {how}, again and again without a result in between, so it is no "
+                f"row's fault. It said last:\n{engine.last_words}\nMend that, then run the same "
+                "command"
+            )
+
+    def _find_guilty(self, row: WorkRow, kind: str, how: str) -> None:
+        """Hold the verdict back until another row succeeds: an engine that can do nothing at all
+        would find every row guilty."""
+        self._falls = 0
+        text = f"the engine {how} twice with this row alone on board"
+        self._guilty.append(self._failed(row, kind, text))
+
+    def _confirm_guilty(self) -> None:
+        for record in self._guilty:
+            self._keep(record)
+        self._guilty.clear()
+
+    def _ask_for_less(self, code: int) -> None:
+        """From the second time on that memory ran out, the next engine gets half."""
+        if self._memory.count(code, said_so=self._said_memory) < 2 or not self._facts:
+            return
+        options = smaller(self._opening["options"], self._facts)
+        self._opening = {**self._opening, "options": options}
+        self._watcher.note(
+            f"quire: memory ran out again: going on with {options['max_num_seqs']} rows at once "
+            f"and {options['num_gpu_blocks_override']} KV blocks"
+        )
+
+
+def _extra(message: Message) -> Message:
+    """What not every result has."""
+    return {name: message[name] for name in ("timings", "continuations", "body") if name in message}

@@ -1,0 +1,184 @@
+"""Engines for the child process of a job that need no model: the real session, scheduler and
+drive loop over the fake executor, and one that answers at once.
+
+Words in a prompt bring the fake down: <crash> kills its process, <hang> never returns, <nan>
+gives logits that are no numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from quire.config import EngineConfig
+from quire.executor.executor import ExecutorFacts
+from quire.inputs.tokenizer import Tokenizer
+from quire.jobs.board import Board, Phase
+from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.generate import SessionEngine
+from quire.jobs.wire import Message
+from quire.session.loading import LoadedModel
+from quire.session.session import Session
+from quire.spec import ModelSpec
+from quire.step import StepPlan, StepResult
+from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, draw
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 4096
+CRASH, HANG, NAN, EOS = 990, 991, 992, 996
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def tokenizer(*, chat: bool) -> Tokenizer:
+    """A token per byte, and words that only the model says."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(alphabet)}
+    vocabulary |= {f"Ġw{i}": i for i in range(len(alphabet), VOCAB - 7)}
+    for i, name in enumerate(("<crash>", "<hang>", "<nan>", "<p>", "<q>", "<r>", "<eos>")):
+        vocabulary[name] = VOCAB - 7 + i
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ("<crash>", "<hang>", "<nan>", "<eos>")
+    backend.add_special_tokens([AddedToken(name, special=True) for name in special])
+    templates = {"default": TEMPLATE} if chat else {}
+    return Tokenizer(backend, special_tokens={"eos_token": "<eos>"}, chat_templates=templates)
+
+
+class FaultyExecutor(FakeExecutor):
+    """The fake, with greedy rows that need no noise, and prompts that bring it down."""
+
+    def __init__(self, *, delay: float) -> None:
+        super().__init__(NUM_BLOCKS, BLOCK_SIZE)
+        self._delay = delay
+
+    def start(self) -> ExecutorFacts:
+        return ExecutorFacts(self.num_blocks, "fake", "none")
+
+    def submit(self, plan: StepPlan) -> Done:
+        done = super().submit(plan)
+        if plan.masks is not None:
+            plan.masks.wait()
+        time.sleep(self._delay)
+        for row in self.rows.values():
+            if CRASH in row.start.prompt_ids:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if HANG in row.start.prompt_ids:
+                time.sleep(3600)
+        rows = plan.sampled_rows().tolist()
+        bad = [i for i, row in enumerate(rows) if NAN in self.rows[row].start.prompt_ids]
+        if bad:
+            result = done.value
+            return Done(StepResult(result.tokens, result.counts, failed=tuple(bad)))
+        return done
+
+    def _draw(self, row: FakeRow, chain: int) -> int:
+        start = row.start
+        noise = start.noise_key if start.params.temperature > 0 else 0
+        token = draw(chain, noise, start.sample) % (VOCAB - 7)
+        row.last, row.length = token, row.length + 1
+        written = row.length - len(start.prompt_ids)
+        stopped = token in start.stop_ids and written >= start.params.min_tokens
+        row.frozen = stopped or written >= start.max_tokens
+        return token
+
+
+def make(opening: Message, board: Board) -> SessionEngine:
+    """The engine of a job whose model is "fake", with `options` of its own:
+
+    rows=N at once · delay=S seconds per step · chat=true for a chat template · load=S seconds
+    """
+    options: Mapping[str, Any] = dict(
+        word.split("=") for word in str(opening["model"]).split(":")[1:]
+    )
+    time.sleep(float(options.get("load", 0)))
+    config = _config(max_num_seqs=int(options.get("rows", 64)))
+    executor = FaultyExecutor(delay=float(options.get("delay", 0)))
+    model = LoadedModel(
+        "fake",
+        _spec(),
+        config,
+        executor,
+        executor.start(),
+        tokenizer(chat="chat" in options),
+        {},
+    )
+    return SessionEngine(Session(model), opening, board, {})
+
+
+class StubEngine:
+    """Answers every row at once with its own number."""
+
+    def __init__(self, opening: Message, board: Board) -> None:
+        self._board = board
+
+    def facts(self) -> Message:
+        return {"capacity": 256, "num_blocks": 1, "device": "none", "chat": False}
+
+    def run(self, feed: Feed, send: Send) -> None:
+        for rows in feed.windows(lambda: True):
+            self._board.move(Phase.WORKING)
+            for row in rows:
+                send(
+                    {
+                        "kind": "result",
+                        "row": row["row"],
+                        "outputs": [f"answer {row['row']}"],
+                        "finish_reasons": ["stop"],
+                        "prompt_tokens": len(row["prompt"]),
+                        "output_tokens": 2,
+                    }
+                )
+
+    def plan(self, rows: Rows) -> str:
+        return f"{len(rows)} rows"
+
+
+def _spec() -> ModelSpec:
+    return ModelSpec(
+        family="llama",
+        vocab_size=VOCAB,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_model_len=512,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        eos_ids=(EOS,),
+    )
+
+
+def _config(max_num_seqs: int) -> EngineConfig:
+    return EngineConfig(
+        device="cpu",
+        dtype="float32",
+        quantization=None,
+        max_model_len=512,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=2048,
+        enable_prefix_caching=True,
+        depth=1,
+        max_repeat=1,
+        batch_invariant=False,
+        seed=0,
+        gpu_memory_utilization=0.9,
+        kv_cache_memory_bytes=None,
+        num_blocks=NUM_BLOCKS,
+        kv_cache_dtype="auto",
+        enforce_eager=True,
+        logprobs_mode="raw_logprobs",
+        max_logprobs=-1,
+        load_format="dummy",
+        skip_tokenizer_init=False,
+        trust_remote_code=False,
+        max_wait=60.0,
+    )

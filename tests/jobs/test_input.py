@@ -1,0 +1,184 @@
+"""Every kind of input: rows in order, in bounded memory, and a bad one for what it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+
+from quire.errors import InvalidOption
+from quire.jobs.input import jsonl
+from quire.jobs.input.files import find_files, read_rows
+from quire.jobs.input.spool import spool_stream
+
+ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}, {"text": "ü", "n": 3}]
+
+
+def values(*names: object, format: str | None = None) -> list[Any]:
+    files = find_files([str(name) for name in names], format)
+    return [row.error.kind if row.error else row.values for row in read_rows(files)]
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a.jsonl.gz"])
+def test_json_lines(tmp_path: Path, name: str) -> None:
+    data = b"\xef\xbb\xbf" + lines(ROWS).replace(b"\n", b"\r\n") + b"  \n\n"
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    assert values(tmp_path / name) == ROWS
+
+
+def test_a_last_line_needs_no_newline(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS)[:-1])
+    assert values(tmp_path / "a.jsonl") == ROWS
+
+
+def test_a_line_without_end_is_skipped_without_being_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "LONGEST_ROW", 100)
+    long = json.dumps({"text": "x" * 1000}).encode()
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": 1}\n' + long + b'\n{"text": 2}\n' + long)
+    assert values(tmp_path / "a.jsonl") == [
+        {"text": 1},
+        "row_too_long",
+        {"text": 2},
+        "row_too_long",
+    ]
+
+
+def test_delimited_files_are_text_and_a_bad_row_costs_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(
+        b'\xef\xbb\xbftext,n\r\n"a, ""b""\nc",1\r\nonly\r\nx,2,3\r\n\r\n"q"uote,4\r\n'
+        b"\xe9,5\r\nz,6\r\n"
+    )
+    assert values(tmp_path / "a.csv") == [
+        {"text": 'a, "b"\nc', "n": "1"},
+        "malformed_row",
+        "malformed_row",
+        "malformed_row",
+        "malformed_row",
+        {"text": "z", "n": "6"},
+    ]
+    (tmp_path / "a.tsv").write_text("text\tn\na\t1\n")
+    assert values(tmp_path / "a.tsv") == [{"text": "a", "n": "1"}]
+
+
+@pytest.mark.parametrize("header", ["", "a,a\n"])
+def test_a_header_that_names_nothing_is_refused(tmp_path: Path, header: str) -> None:
+    (tmp_path / "a.csv").write_text(header)
+    with pytest.raises(InvalidOption, match="header"):
+        values(tmp_path / "a.csv")
+
+
+def test_parquet_arrow_and_streams(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table, tmp_path / "a.parquet")
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with ipc.new_stream(tmp_path / "b.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow", "b.arrow"):
+        assert values(tmp_path / name) == ROWS
+
+
+def test_a_file_that_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("no")
+    with pytest.raises(InvalidOption, match=r"a\.parquet"):
+        values(tmp_path / "a.parquet")
+
+
+def test_unwanted_rows_are_counted_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"nonsense\n" + lines(ROWS))
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "b.parquet")
+    (tmp_path / "c.csv").write_text("text\nx\ny\n")
+    files = find_files([str(tmp_path / name) for name in ("a.jsonl", "b.parquet", "c.csv")])
+    found = list(read_rows(files, lambda number: number in (1, 5, 8)))
+    assert [row.number for row in found] == list(range(9))
+    assert [row.key for row in found][4:8] == ["1:0", "1:1", "1:2", "2:0"]
+    assert {row.number: row.values for row in found if row.values} == {
+        1: ROWS[0],
+        5: ROWS[1],
+        8: {"text": "y"},
+    }
+    assert all(row.error is None for row in found)
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
+    for i in (2, 1):
+        (tmp_path / f"part-{i}.jsonl").write_bytes(lines([{"part": i}]))
+    assert values(tmp_path) == [{"part": 1}, {"part": 2}]
+    (tmp_path / "x.csv").write_text("a\n")
+    with pytest.raises(InvalidOption, match="2 kinds"):
+        values(tmp_path)
+
+
+def test_a_data_set_that_was_saved_to_disk(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    folder = tmp_path / "saved" / "train"
+    folder.mkdir(parents=True)
+    names = []
+    for i in range(3):
+        names.append({"filename": f"data-{i}.arrow"})
+        with ipc.new_stream(folder / f"data-{i}.arrow", table.schema) as writer:
+            writer.write_table(table.slice(i, 1))
+    (folder / "state.json").write_text(json.dumps({"_data_files": names}))
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert values(folder) == ROWS
+    with pytest.raises(InvalidOption, match="saved/train"):
+        values(tmp_path / "saved")
+
+
+def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the real client, from a cache that holds it."""
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    repo, commit = tmp_path / "datasets--me--rows", "0" * 40
+    snapshot = repo / "snapshots" / commit
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (snapshot / "main").mkdir(parents=True)
+    (snapshot / "other").mkdir()
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(table.slice(0, 2), snapshot / "main" / "train-00000-of-00002.parquet")
+    pq.write_table(table.slice(2), snapshot / "main" / "train-00001-of-00002.parquet")
+    pq.write_table(table.slice(0, 1), snapshot / "other" / "test-00000-of-00001.parquet")
+    assert values("hf:me/rows/main:train") == ROWS
+    assert values("hf:me/rows") == ROWS
+    assert values("hf:me/rows/other:test") == ROWS[:1]
+    with pytest.raises(InvalidOption, match="validation"):
+        values("hf:me/rows:validation")
+    with pytest.raises(InvalidOption, match="me/nothing"):
+        values("hf:me/nothing")
+    with pytest.raises(InvalidOption, match="of the form"):
+        values("hf:nobody")
+
+
+def test_the_format_is_told_by_the_ending_or_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(lines(ROWS))
+    with pytest.raises(InvalidOption, match="--format"):
+        values(tmp_path / "a.txt")
+    assert values(tmp_path / "a.txt", format="jsonl") == ROWS
+    with pytest.raises(InvalidOption, match="jsonl, csv, tsv, arrow"):
+        values(tmp_path / "a.txt", format="xml")
+    with pytest.raises(InvalidOption, match="there is no input"):
+        values(tmp_path / "missing.jsonl")
+
+
+def test_stdin_is_spooled_and_an_empty_one_leaves_the_spool(tmp_path: Path) -> None:
+    (tmp_path / "pipe").write_bytes(lines(ROWS))
+    with open(tmp_path / "pipe", "rb") as stream:
+        spooled = spool_stream(stream, tmp_path, "jsonl")
+    with open("/dev/null", "rb") as stream:
+        assert spool_stream(stream, tmp_path, "jsonl") == spooled
+    assert values(spooled) == ROWS

@@ -1,0 +1,230 @@
+"""Engines that crash, hang, run out of luck or never start: the job goes on, or says why not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.errors import Interrupted, JobStopped, ModelError
+from quire.jobs import engine_process, supervisor
+from quire.jobs.job import Job
+from quire.jobs.store import read_results
+from quire.jobs.suspects import Suspects
+from quire.jobs.work import WorkRow
+from tests.jobs import drive
+from tests.jobs.driving import (
+    children_of,
+    is_alive,
+    journal_bytes,
+    read_lines,
+    run,
+    run_command,
+    started,
+    wait_until,
+    write_rows,
+)
+
+
+def make_job(source: Path, output: Path, model: str = "fake", **options: object) -> Job:
+    job = Job(source, output, model=model, prompt="Say {{ text }}", max_tokens=6, **options)
+    job._engine_command = drive.command()
+    return job
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Iterator[tuple[Path, list[dict[str, object]]]]:
+    """64 rows, and what becomes of them when nothing happens."""
+    source = write_rows(tmp_path / "calm.jsonl", 64)
+    make_job(source, tmp_path / "calm-out.jsonl").run(progress=False)
+    yield source, read_lines(tmp_path / "calm-out.jsonl")
+
+
+def test_killing_the_engine_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
+    wanted, rng = 100 if long_mode else 12, random.Random(3)
+    source = write_rows(tmp_path / "in.jsonl", 9000 if long_mode else 1500)
+    calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
+    assert run(run_command(source, calm)).returncode == 0
+    job_dir, num_kills = tmp_path / "out.jsonl.quire", 0
+    arguments = run_command(source, output, model="fake:delay=0.004")
+    with started(arguments) as process:
+        while num_kills < wanted and process.poll() is None:
+            before = journal_bytes(job_dir)
+            wait_until(lambda: journal_bytes(job_dir) > before or process.poll() is not None)  # noqa: B023
+            time.sleep(rng.uniform(0, 0.05))
+            for engine in children_of(process.pid):
+                os.kill(engine, signal.SIGKILL)
+                num_kills += 1
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    print(f"{num_kills} engines killed")
+    assert num_kills >= wanted
+    assert read_lines(output) == read_lines(calm)
+
+
+@pytest.mark.parametrize("word", ["<crash>", "<nan>"])
+def test_a_row_that_breaks_the_engine_is_found_and_the_others_finish(
+    tmp_path: Path, word: str, calm: tuple[Path, list[dict[str, object]]], long_mode: bool
+) -> None:
+    expected = calm[1]
+    places = range(0, 64, 3) if long_mode else (41,)
+    for place in places:
+        text = [f"row {i}" for i in range(64)]
+        text[place] = f"row {word}"
+        source = write_rows(tmp_path / f"{place}.jsonl", 64, text.__getitem__)
+        output = tmp_path / f"out-{place}.jsonl"
+        report = make_job(source, output).run(progress=False)
+        found = read_lines(output)
+        assert report.num_failed == 1
+        assert found[place]["error_type"] == ("engine_crash" if word == "<crash>" else "nan_logits")
+        assert report.num_restarts <= (8 if word == "<crash>" else 0)
+        others = [row for i, row in enumerate(found) if i != place]
+        assert others == [row for i, row in enumerate(expected) if i != place]
+
+
+def test_two_rows_that_break_the_engine_are_both_found(tmp_path: Path) -> None:
+    text = [f"row {i} {'<crash>' if i in (5, 40) else ''}" for i in range(48)]
+    source = write_rows(tmp_path / "in.jsonl", 48, text.__getitem__)
+    report = make_job(source, tmp_path / "out.jsonl").run(progress=False)
+    failed = [row["text"] for row in read_lines(tmp_path / "out.jsonl") if row["error"]]
+    assert failed == [text[5], text[40]] and report.num_ok == 46
+
+
+def test_a_hang_is_noticed_and_its_row_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
+    text = [f"row {i} {'<hang>' if i == 2 else ''}" for i in range(4)]
+    source = write_rows(tmp_path / "in.jsonl", 4, text.__getitem__)
+    make_job(source, tmp_path / "out.jsonl").run(progress=False)
+    found = read_lines(tmp_path / "out.jsonl")
+    assert [row["error_type"] for row in found] == [None, None, "engine_hang", None]
+
+
+def test_loading_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "SILENCE", 0.2)
+    source = write_rows(tmp_path / "in.jsonl", 2)
+    report = make_job(source, tmp_path / "out.jsonl", "fake:load=1.5").run(progress=False)
+    assert report.num_restarts == 0 and report.num_ok == 2
+
+
+def test_an_engine_that_can_do_nothing_is_given_up_and_blames_no_row(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 12, lambda i: "<crash>")
+    job = make_job(source, tmp_path / "out.jsonl")
+    with pytest.raises(JobStopped, match="no row's fault"):
+        job.run(progress=False)
+    assert list(read_results(tmp_path / "out.jsonl.quire")) == []
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_job_of_one_row_that_breaks_the_engine_still_ends(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 1, lambda i: "<crash>")
+    report = make_job(source, tmp_path / "out.jsonl").run(progress=False)
+    assert (report.num_ok, report.num_failed) == (0, 1)
+
+
+def test_an_engine_that_dies_while_it_loads_is_given_up_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 2)
+    job = make_job(source, tmp_path / "out.jsonl")
+    job._engine_command = drive.command("tests.jobs.test_supervisor:no_such_factory")
+    with pytest.raises(JobStopped, match="no_such_factory"):
+        job.run(progress=False)
+
+
+def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 2)
+    job = Job(source, tmp_path / "out.jsonl", model="no/such/model/here", prompt="{{ text }}")
+    with pytest.raises(ModelError, match="no/such/model/here"):
+        job.run(progress=False)
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 600)
+    calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
+    assert run(run_command(source, calm)).returncode == 0
+    arguments = run_command(source, output, model="fake:delay=0.02")
+    job_dir, codes = tmp_path / "out.jsonl.quire", []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = journal_bytes(job_dir)
+        with started(arguments) as process:
+            assert wait_until(lambda before=before: journal_bytes(job_dir) > before)  # type: ignore[misc]
+            engines = children_of(process.pid)
+            process.send_signal(number)
+            _, said = process.communicate(timeout=20)
+            codes.append(process.returncode)
+            assert "To continue:" in said and "quire run" in said and "Traceback" not in said
+        assert wait_until(lambda engines=engines: not any(map(is_alive, engines)), 10)  # type: ignore[misc]
+    assert codes == [75, 75]
+    assert not output.exists()
+    assert run(arguments).returncode == 0
+    assert read_lines(output) == read_lines(calm)
+
+
+def test_a_second_ctrl_c_leaves_now(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 4)
+    with started(run_command(source, tmp_path / "out.jsonl", model="fake:load=30")) as process:
+        assert wait_until(lambda: bool(children_of(process.pid)))
+        [engine] = children_of(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) in (75, 130)
+    assert wait_until(lambda: not is_alive(engine), 10)
+
+
+def test_interrupted_in_python_is_a_keyboard_interrupt(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 4)
+    job = make_job(source, tmp_path / "out.jsonl", "fake:load=0.5")
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Interrupted, match="rows are on disk"):
+            job.run(progress=False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_rows_in_flight_are_bounded_by_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "IN_FLIGHT_BYTES", 2000)
+    source = write_rows(tmp_path / "in.jsonl", 60, lambda i: "x" * 300)
+    assert make_job(source, tmp_path / "out.jsonl").run(progress=False).num_ok == 60
+
+
+def rows(count: int) -> list[WorkRow]:
+    return [WorkRow(i, str(i), "", {}) for i in range(count)]
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 31, 32, 63])
+def test_halving_finds_one_of_sixty_four_in_eight_falls(guilty: int) -> None:
+    suspects, falls = Suspects(), 1
+    found = suspects.accuse(rows(64))
+    while found is None:
+        group = suspects.take()
+        assert group is not None
+        if guilty in {row.row for row in group}:
+            falls += 1
+            found = suspects.accuse(group)
+    assert found.row == guilty and falls <= 8
+    rest = []
+    while group := suspects.take():
+        rest += [row.row for row in group]
+    assert guilty not in rest
+
+
+def test_nothing_in_quire_asks_for_another_engine() -> None:
+    """The child's --engine is for tests alone."""
+    package = Path(supervisor.__file__).parents[1]
+    users = [p for p in package.rglob("*.py") if '"--engine"' in p.read_text(encoding="utf-8")]
+    assert [path.parent.name + "/" + path.name for path in users] == ["child/__main__.py"]
