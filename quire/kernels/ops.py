@@ -121,6 +121,14 @@ def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kern
         return TritonKernels(shape)
     if device != "cpu":
         raise NotSupported(f"device {device!r}: kernels are built for 'cpu' and 'cuda'.")
+    from quire.kernels.native.kernels import native_kernels
+
+    native = native_kernels(shape, batch_invariant=batch_invariant)
+    return native or torch_kernels(shape, batch_invariant=batch_invariant)
+
+
+def torch_kernels(shape: HeadShape, *, batch_invariant: bool) -> Kernels:
+    """The kernels of a CPU that need no compiler."""
     if batch_invariant:
         from quire.kernels.cpu.invariant import InvariantKernels
 

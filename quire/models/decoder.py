@@ -14,6 +14,8 @@ from torch import Tensor
 
 from quire.batch import Batch
 from quire.errors import CorruptModel
+from quire.kernels.cpu.int8 import Int8Matrix
+from quire.kernels.native.kernels import NativeOps
 from quire.kernels.ops import HeadShape, Kernels
 from quire.layers.attention import (
     Attention,
@@ -22,13 +24,16 @@ from quire.layers.attention import (
     PlainHeads,
     attention_inputs,
 )
-from quire.layers.embedding import Embedding
-from quire.layers.linear import Linear
+from quire.layers.embedding import Embedding, shared_table
+from quire.layers.linear import Linear, Matrix
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import RMSNorm
+from quire.layers.norming_attention import NormingAttention
 from quire.layers.rotary import Rotary
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
+
+Weights = dict[str, Tensor] | dict[str, Matrix]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class Decoder:
 
 def build_decoder(
     spec: ModelSpec,
-    weights: dict[str, Tensor],
+    weights: Weights,
     kernels: Kernels,
     shape: HeadShape,
     *,
@@ -100,7 +105,7 @@ def build_decoder(
     The dict is emptied on the way, so that a packed weight never lies beside its source.
     """
     parts = _Parts(spec, weights, kernels, shape, tp)
-    table = parts.take("embed.weight", spec.vocab_size, spec.hidden_size)
+    table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm(f"layers.{i}.attn_norm", spec.hidden_size) for i in range(spec.num_layers)]
     norms.append(parts.norm("norm", spec.hidden_size))
     windows = spec.windows or (None,) * spec.num_layers
@@ -113,13 +118,14 @@ def build_decoder(
         )
         for i in range(spec.num_layers)
     ]
-    head = table if spec.tied_embeddings else parts.take("head.weight", *table.shape)
+    tied = spec.tied_embeddings
+    head = Linear(kernels, table if tied else parts.matrix("head.weight", *table.shape))
     return Decoder(
         kernels,
-        Embedding(kernels, table),
+        Embedding(kernels, shared_table(table, head) if tied else table),
         norms[0],
         layers,
-        Linear(kernels, head),
+        head,
         Rotary(spec, max_len, table.device),
         tp,
     )
@@ -131,7 +137,7 @@ class _Parts:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: dict[str, Tensor],
+        weights: Weights,
         kernels: Kernels,
         shape: HeadShape,
         tp: TensorParallel,
@@ -139,7 +145,13 @@ class _Parts:
         self.spec, self.weights, self.kernels = spec, weights, kernels
         self.shape, self.tp = shape, tp
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def vector(self, name: str, size: int) -> Tensor:
+        weight = self.matrix(name, size)
+        if isinstance(weight, Int8Matrix):
+            raise CorruptModel(f"the weight {name!r} is a matrix, not a vector.")
+        return weight
+
+    def matrix(self, name: str, *shape: int) -> Matrix:
         weight = self.weights.pop(name, None)
         if weight is None:
             raise CorruptModel(f"the weight {name!r} is missing.")
@@ -150,11 +162,11 @@ class _Parts:
         return weight
 
     def norm(self, name: str, size: int) -> RMSNorm:
-        return RMSNorm(self.kernels, self.take(f"{name}.weight", size), self.spec.norm_eps)
+        return RMSNorm(self.kernels, self.vector(f"{name}.weight", size), self.spec.norm_eps)
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
-        weight = self.take(f"{name}.weight", rows, columns)
-        return Linear(self.kernels, weight, self.take(f"{name}.bias", rows) if bias else None)
+        weight = self.matrix(f"{name}.weight", rows, columns)
+        return Linear(self.kernels, weight, self.vector(f"{name}.bias", rows) if bias else None)
 
     def attention(self, name: str, window: int | None) -> Attention:
         spec, width = self.spec, self.spec.head_dim
@@ -163,7 +175,7 @@ class _Parts:
         if spec.qk_norm:
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm", width) for x in "qk")
             heads = NormedHeads(self.shape, q_norm, k_norm)
-        return Attention(
+        attention = Attention(
             self.shape,
             self.linear(f"{name}.qkv", num_all * width, spec.hidden_size, bias=spec.qkv_bias),
             heads,
@@ -171,6 +183,9 @@ class _Parts:
             window=window,
             tp=self.tp,
         )
+        if isinstance(heads, NormedHeads) and isinstance(self.kernels, NativeOps):
+            return NormingAttention(attention, heads)
+        return attention
 
     def mlp(self, name: str) -> GatedMLP:
         hidden, inner, bias = self.spec.hidden_size, self.spec.intermediate_size, self.spec.mlp_bias

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
 from quire.errors import UnsupportedModel
 from quire.kernels.ops import HeadShape, Kernels
-from quire.models.decoder import Decoder, build_decoder
+from quire.models.decoder import Decoder, Weights, build_decoder
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
 
@@ -25,7 +23,7 @@ FAMILIES: Mapping[str, Callable[..., Decoder]] = {
 
 def build_model(
     spec: ModelSpec,
-    weights: dict[str, Tensor],
+    weights: Weights,
     kernels: Kernels,
     shape: HeadShape,
     *,

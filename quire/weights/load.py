@@ -7,8 +7,8 @@ weights once and a few MB more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
+from quire.kernels.cpu.int8 import Int8Arithmetic, Int8Matrix
 from quire.notes import note
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN, dequantise_into
@@ -36,46 +37,107 @@ def load_weights(
     files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, Tensor]:
     """The weights of a model in `dtype` on `device`, by quire's names."""
+    tensors: dict[str, Tensor] = {}
+
+    def fill(weight: Weight, start: Start) -> None:
+        tensors[weight.name] = out = torch.empty(weight.shape, dtype=dtype, device=device)
+        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+
+    _fill_all(files, spec, dtype, torch.device(device), fill)
+    return tensors
+
+
+def load_int8_weights(
+    files: ModelFiles, spec: ModelSpec, arithmetic: Int8Arithmetic
+) -> dict[str, Tensor | Int8Matrix]:
+    """The same for 8-bit arithmetic on a CPU: matrices in bytes, vectors in float32.
+
+    Rows are unpacked, turned and rounded a few at a time: the wide matrix never exists."""
+    weights: dict[str, Tensor | Int8Matrix] = {}
+
+    def fill(weight: Weight, start: Start) -> None:
+        if len(weight.shape) == 2:
+            matrix = Int8Matrix.empty((weight.shape[0], weight.shape[1]), arithmetic)
+            weights[weight.name] = matrix
+            start(lambda *where: _fill_int8(matrix, *where))
+            return
+        weights[weight.name] = out = torch.empty(weight.shape)
+        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+
+    _fill_all(files, spec, torch.int8, torch.device("cpu"), fill)
+    return weights
+
+
+# Fills rows first .. first + rows from a stored tensor whose rows are rearranged by `heads`.
+FillRows = Callable[[int, int, StoredTensor, int], None]
+Start = Callable[[FillRows], None]
+
+
+def _fill_all(
+    files: ModelFiles,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    fill: Callable[[Weight, Start], None],
+) -> None:
+    """Check every weight, then let `fill` make room for each and start to fill it, in threads."""
     stored = files.stored_tensors()
     plan = [(weight, _sources(weight, stored, files)) for weight in weights_of(spec)]
     _note_unused(plan, stored, spec)
-    _check_memory([weight for weight, _ in plan], dtype, torch.device(device))
+    _check_memory([weight for weight, _ in plan], dtype, device)
     # Only llama.cpp's converter for its "llama" architecture rearranges rows, for its own RoPE.
     rearranged = files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
-    tensors = {}
-    pool = ThreadPoolExecutor(_num_threads(torch.device(device)), "quire-load")
+    pool = ThreadPoolExecutor(_num_threads(device), "quire-load")
     try:
-        filling = []
+        filling: list[Future[None]] = []
         for weight, sources in plan:
-            tensors[weight.name] = out = torch.empty(weight.shape, dtype=dtype, device=device)
-            first = 0
-            for part, source in zip(weight.parts, sources, strict=True):
-                rows, heads = out[first : first + part.rows], part.heads if rearranged else 0
-                filling.append(pool.submit(_fill, rows, source, heads))
-                first += part.rows
+
+            def start(
+                rows: FillRows, weight: Weight = weight, sources: list[StoredTensor] = sources
+            ) -> None:
+                first = 0
+                for part, source in zip(weight.parts, sources, strict=True):
+                    heads = part.heads if rearranged else 0
+                    filling.append(pool.submit(rows, first, part.rows, source, heads))
+                    first += part.rows
+
+            fill(weight, start)
         for done in filling:
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
-    return tensors
 
 
 def dummy_weights(
     spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str, seed: int = 0
 ) -> dict[str, Tensor]:
     """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02."""
-    weights = list(weights_of(spec))
-    _check_memory(weights, dtype, torch.device(device))
+    _check_memory(list(weights_of(spec)), dtype, torch.device(device))
+    return dict(_dummies(spec, dtype, device, seed))
+
+
+def dummy_int8_weights(
+    spec: ModelSpec, arithmetic: Int8Arithmetic, *, seed: int = 0
+) -> dict[str, Tensor | Int8Matrix]:
+    """The same, each matrix rounded to bytes before the next is made."""
+    _check_memory(list(weights_of(spec)), torch.int8, torch.device("cpu"))
+    return {
+        name: Int8Matrix.of(weight, arithmetic) if weight.dim() == 2 else weight
+        for name, weight in _dummies(spec, torch.float32, "cpu", seed)
+    }
+
+
+def _dummies(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator(device=device).manual_seed(seed)
-    tensors = {}
-    for weight in weights:
+    for weight in weights_of(spec):
         out = torch.empty(weight.shape, dtype=dtype, device=device)
         if weight.name.endswith("norm.weight"):
             out.fill_(1.0)
         else:
             out.normal_(0.0, 0.02, generator=generator)
-        tensors[weight.name] = out
-    return tensors
+        yield weight.name, out
 
 
 def _sources(
@@ -152,22 +214,41 @@ def _num_threads(device: torch.device) -> int:
 def _fill(out: Tensor, source: StoredTensor, heads: int) -> None:
     """Unpack a stored tensor into `out`; with `heads`, put rearranged rows back in order."""
     on_cpu = out.device.type == "cpu"
+    if not heads and on_cpu and PLAIN.get(source.format.name) == out.dtype:
+        with source.path.open("rb", buffering=0) as file:
+            file.seek(source.offset)
+            _read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
+        return
     read_size, piece = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
+    for first, count, raw in _stored_rows(source, out.shape[0], heads, read_size):
+        part = out[first : first + count].view(-1)
+        _unpack(part, raw.to(out.device), source.format, piece)
+
+
+def _fill_int8(
+    matrix: Int8Matrix, first_row: int, num_rows: int, source: StoredTensor, heads: int
+) -> None:
+    """Unpack a stored tensor into rows of a matrix of bytes."""
+    for first, count, raw in _stored_rows(source, num_rows, heads, _CPU_READ):
+        wide = torch.empty(count, matrix.shape[1])
+        _unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
+        matrix.pack(wide, first_row + first)
+
+
+def _stored_rows(
+    source: StoredTensor, num_rows: int, heads: int, read_size: int
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order)."""
+    unit = num_rows // heads if heads else 1  # rows that must be read together
+    rows = max(read_size // (source.row_bytes * unit), 1) * unit
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)
-        if not heads and on_cpu and PLAIN.get(source.format.name) == out.dtype:
-            _read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
-            return
-        unit = out.shape[0] // heads if heads else 1  # rows that must be read together
-        rows = max(read_size // (source.row_bytes * unit), 1) * unit
-        for first in range(0, out.shape[0], rows):
-            part = out[first : first + rows]
-            raw = np.empty(part.shape[0] * source.row_bytes, np.uint8)
-            _read_exactly(file, raw, source)
-            stored = torch.from_numpy(raw).to(out.device)
-            if heads:
-                stored = _in_order(stored, unit, source.row_bytes)
-            _unpack(part.view(-1), stored, source.format, piece)
+        for first in range(0, num_rows, rows):
+            count = min(rows, num_rows - first)
+            read = np.empty(count * source.row_bytes, np.uint8)
+            _read_exactly(file, read, source)
+            raw = torch.from_numpy(read)
+            yield first, count, _in_order(raw, unit, source.row_bytes) if heads else raw
 
 
 def _unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -72,10 +73,17 @@ class InvariantKernels(CpuKernels):
         wide = shape.dtype == torch.float32
         self.row_counts = frozenset(ROW_COUNTS if wide else SHORT_ROW_COUNTS)
         self.known: dict[tuple[int, int, bool], set[int]] = {}
-        self.query_rows = query_rows(shape)
+
+    @cached_property
+    def query_rows(self) -> tuple[int, int]:
+        """Found out when attention is first computed here: another set may have its own."""
+        return query_rows(self.shape)
 
     def padded(self, num_tokens: int) -> int:
-        """Of 16, 32, 64, 128, 256: 60 -> 64, 300 -> 256 + 48, 40 -> 48."""
+        """Of 16, 32, 64, 128, 256: 60 -> 64, 300 -> 256 + 48, 40 -> 48. As many as there are
+        where no product of ours depends on it: those of 8-bit matrices are exact."""
+        if not self.known:
+            return num_tokens
         counts = sorted(self.row_counts)
         whole, rest = divmod(num_tokens, counts[-1])
         above = next(c for c in counts if c >= rest)

@@ -1,0 +1,206 @@
+/* The native kernels: everything that one file offers another, and all that Python calls.
+ *
+ * Plain C behind a plain C ABI: pointers, sizes and structs of 64-bit fields, so that Python
+ * needs nothing but ctypes. A function that is exported has its prototype here.
+ */
+#ifndef QUIRE_H
+#define QUIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define QUIRE_EXPORT __attribute__((visibility("default")))
+
+/* Changes when a prototype or a struct does; the loader refuses any other number. */
+#define QUIRE_ABI 1
+
+/* What the processor (and the system, where registers must be saved) can do. */
+enum {
+    QUIRE_NEON = 1 << 0,
+    QUIRE_NEON_DOT = 1 << 1,  /* sdot, udot */
+    QUIRE_NEON_I8MM = 1 << 2, /* smmla */
+    QUIRE_AVX2 = 1 << 3,      /* with FMA and F16C */
+    QUIRE_AVX512 = 1 << 4,    /* F, BW, DQ, VL */
+    QUIRE_AVX512_VNNI = 1 << 5,
+    QUIRE_AVX_VNNI = 1 << 6,
+    QUIRE_AMX_INT8 = 1 << 7,  /* the system has given leave to use the tiles */
+};
+
+/* Number formats, as Python names them in library.py. */
+enum { QUIRE_FLOAT32 = 0, QUIRE_BFLOAT16 = 1, QUIRE_FLOAT16 = 2 };
+
+QUIRE_EXPORT int64_t quire_abi(void);
+
+/* The features above, less those that quire_allow left out. */
+QUIRE_EXPORT int64_t quire_features(void);
+
+/* Use no features but these from now on: for tests of the paths that a processor would not take. */
+QUIRE_EXPORT void quire_allow(int64_t features);
+
+/* Threads: torch's own. `parallel` is libgomp's GOMP_parallel, `threads` its
+ * omp_get_max_threads, both of the library torch itself uses; NULL means one thread. */
+typedef void quire_region(void *data);
+QUIRE_EXPORT void quire_use_threads(
+    void (*parallel)(quire_region *, void *, unsigned, unsigned), int (*threads)(void));
+QUIRE_EXPORT int64_t quire_num_threads(void);
+
+/* Call task(context, number, thread) for every number below `count`, each once, in no order;
+ * `thread` is below quire_num_threads(), and no two calls at a time have the same. */
+typedef void quire_task(void *context, int64_t number, int64_t thread);
+void quire_for_each(int64_t count, quire_task *task, void *context);
+
+/* --- elementwise.c ------------------------------------------------------------------------- */
+
+enum { QUIRE_MAX_HEAD = 256 };
+
+/* count rows: rows += added (unless that is NULL), out = rows / sqrt(mean(rows^2) + eps) * weight.
+ * All numbers have one type; strides are in numbers; out has no gaps. */
+QUIRE_EXPORT void quire_norm(
+    int64_t type, int64_t count, int64_t width, const void *added, int64_t added_stride, void *rows,
+    int64_t rows_stride, const void *weight, float eps, void *out);
+
+/* count rows of gate | up, each `width` wide: out = silu(gate) * up. */
+QUIRE_EXPORT void quire_gate(
+    int64_t type, int64_t count, int64_t width, const void *gate_up, int64_t stride, void *out);
+
+/* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
+ * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
+ * tokens have a slot, and a slot below 0 stores nothing.
+ * Values lie in a block as [slot, head_dim], keys as [head_dim, slot]. */
+struct quire_heads {
+    int64_t type, cache_type;
+    int64_t num_tokens, num_stored, num_heads, num_kv_heads, head_dim, block_size;
+    int64_t qk_stride, v_stride; /* from token to token, in numbers */
+    const void *qk, *v;
+    const float *cos, *sin; /* [num_tokens, head_dim / 2] */
+    const void *q_norm, *k_norm;
+    double eps;
+    const int64_t *slots;
+    void *q, *keys, *values;
+};
+QUIRE_EXPORT void quire_turn_and_store(const struct quire_heads *heads);
+
+/* --- attention.c ---------------------------------------------------------------------------- */
+
+/* A piece of a pass that one thread works on: tokens token .. token + num_tokens of each of the
+ * sequences order[first .. last], for one KV head. Their first `shared_tiles` tiles are the same. */
+struct quire_item {
+    int64_t first, last, token, num_tokens, head, shared_tiles;
+};
+
+/* The attention of one pass, as ops.py has it. The cache is what quire_turn_and_store wrote. */
+struct quire_attention {
+    int64_t type, cache_type;
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+    int64_t window; /* tokens a query sees, or 0 for all */
+    double scale;
+    int64_t num_sequences, num_prefill, table_width;
+    const int64_t *query_starts, *context_lens, *tables;
+    const int64_t *groups;       /* [num_sequences] which group a sequence is in, or -1 */
+    const int64_t *group_blocks; /* how many blocks the members of each group share */
+    int64_t num_groups;
+    int64_t *order;              /* [num_sequences] room for the plan */
+    struct quire_item *items;    /* room for the plan, num_items of them in the end */
+    int64_t num_items;
+    int64_t is_small;            /* whether a second thread would only cost time */
+    void *scratch;               /* quire_attention_scratch() bytes */
+    const void *q;               /* [tokens, num_heads, head_dim], and so is out */
+    const void *keys, *values;
+    void *out;
+};
+
+/* Bytes of scratch for all threads, and how many items a plan may have. */
+QUIRE_EXPORT int64_t quire_attention_scratch(const struct quire_attention *attention);
+QUIRE_EXPORT int64_t quire_attention_room(const struct quire_attention *attention);
+
+/* Fill in order, items and num_items: once per pass. */
+QUIRE_EXPORT void quire_plan_attention(struct quire_attention *attention);
+
+/* softmax(q k / sqrt(head_dim)) v for every token: once per layer. */
+QUIRE_EXPORT void quire_attend(const struct quire_attention *attention);
+
+/* --- gemm_int8.c --------------------------------------------------------------------------- */
+
+/* Ways to compute the same sums. */
+enum {
+    QUIRE_INT8_PLAIN = 0,
+    QUIRE_INT8_AVX2 = 1,
+    QUIRE_INT8_AVX_VNNI = 2,
+    QUIRE_INT8_VNNI = 3,
+    QUIRE_INT8_AMX = 4,
+    QUIRE_INT8_DOT = 5,
+    QUIRE_INT8_I8MM = 6,
+};
+QUIRE_EXPORT int64_t quire_int8_has(int64_t path);
+
+/* y [rows, channels] = rows rounded to bytes x packed weights + bias. */
+struct quire_int8_product {
+    uint8_t *q;     /* scratch: [rows rounded up to 32, depth] */
+    float *q_scale; /* scratch: [rows] */
+    const int8_t *w;
+    const float *w_scale, *bias; /* bias [channels], or NULL */
+    const int32_t *w_sum;
+    float *y;
+    int64_t rows, depth, channels;
+};
+
+/* Turn and round x [rows, k], then multiply; 0 where this processor has not the path. */
+QUIRE_EXPORT int64_t quire_int8_linear(
+    const float *x, int64_t x_stride, int64_t k, int64_t block, int64_t path,
+    const struct quire_int8_product *product);
+
+/* Rows first .. first + rows of a weight, given as x [rows, k]: turned, rounded and packed. */
+QUIRE_EXPORT void quire_int8_pack(
+    const float *x, int64_t rows, int64_t k, int64_t depth, int64_t block, int64_t first,
+    int8_t *w, float *w_scale, int32_t *w_sum);
+
+/* The rows `ids` of a packed weight, turned back: out [count, k]. */
+QUIRE_EXPORT void quire_int8_rows(
+    const int64_t *ids, int64_t count, int64_t k, int64_t depth, int64_t block, const int8_t *w,
+    const float *w_scale, float *out);
+
+/* --- noise.c -------------------------------------------------------------------------------- */
+
+enum { QUIRE_CANDIDATES = 16 };
+
+/* For each line the tokens that may have the largest score + noise; `to_beat` is one of these
+ * sums. counts[line] is -1 where there are too many. */
+struct quire_draw {
+    int64_t lines, vocab, stride;
+    const float *scores, *to_beat;
+    const int64_t *key_low, *key_high, *sample, *position;
+    int64_t *counts;          /* [lines] */
+    int64_t *tokens;          /* [lines, QUIRE_CANDIDATES], and the next two */
+    float *found, *uniforms;  /* the score and the uniform of each */
+};
+QUIRE_EXPORT void quire_draw_lines(const struct quire_draw *draw);
+
+/* Each line's best token (the lowest among equals, the first NaN if there is one), its score. */
+struct quire_best {
+    int64_t type, lines, vocab, stride;
+    const void *scores;
+    int64_t *tokens;
+    float *values;
+};
+QUIRE_EXPORT void quire_best_of_lines(const struct quire_best *best);
+
+/* --- product.c ------------------------------------------------------------------------------ */
+
+enum { QUIRE_PANEL = 48 };
+
+/* weight [columns, depth] -> panels [ceil(columns / QUIRE_PANEL), depth, QUIRE_PANEL]. */
+QUIRE_EXPORT void quire_pack(const float *weight, int64_t columns, int64_t depth, float *packed);
+
+/* Rows of the weight out of its panels: out [count, depth]. */
+QUIRE_EXPORT void quire_take_rows(
+    const float *packed, int64_t depth, const int64_t *rows, int64_t count, float *out);
+
+/* out [rows, columns] = x weight^T + bias, float32. */
+struct quire_product {
+    int64_t rows, columns, depth, x_stride;
+    const float *x, *packed, *bias; /* bias may be NULL */
+    float *out;
+};
+QUIRE_EXPORT void quire_multiply(const struct quire_product *product);
+
+#endif

@@ -1,0 +1,46 @@
+"""How a model's weights are held on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from quire.config import EngineConfig
+from quire.kernels.native.kernels import fits
+from quire.kernels.native.library import library
+from quire.models.decoder import Weights, head_shape
+from quire.notes import note
+from quire.options import DeviceFacts, Options
+from quire.options.decide import DEFAULT_BLOCK_SIZE
+from quire.spec import ModelSpec
+from quire.weights.load import (
+    dummy_int8_weights,
+    dummy_weights,
+    load_int8_weights,
+    load_weights,
+)
+from quire.weights.source import ModelFiles
+
+
+def with_kernels(facts: DeviceFacts, spec: ModelSpec, options: Options) -> DeviceFacts:
+    """The facts, with what the kernels for this model's heads promise."""
+    shape = head_shape(spec, options.block_size or DEFAULT_BLOCK_SIZE, torch.float32)
+    return replace(facts, steady_kernels=library() is not None and fits(shape))
+
+
+def load_cpu_weights(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> Weights:
+    """The weights as the config wants them."""
+    dummy = config.load_format == "dummy"
+    if config.quantization == "int8":
+        from quire.executor.int8_probe import int8_arithmetic, int8_probe
+
+        note(int8_probe().text)
+        arithmetic = int8_arithmetic()
+        if dummy:
+            return dummy_int8_weights(spec, arithmetic, seed=config.seed)
+        return load_int8_weights(files, spec, arithmetic)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if dummy:
+        return dummy_weights(spec, dtype=dtype, device="cpu", seed=config.seed)
+    return load_weights(files, spec, dtype=dtype, device="cpu")

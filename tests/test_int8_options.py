@@ -1,0 +1,61 @@
+"""When a model is computed in 8 bits, and what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.errors import NotSupported
+from quire.options import DeviceFacts, parse_options, resolve
+from quire.spec import ModelSpec
+
+SPEC = ModelSpec("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+
+
+def decided(
+    *, fits: str = "", steady: bool = True, device: str = "cpu", **options: object
+) -> EngineConfig:
+    facts = DeviceFacts(device, 1 << 34, 1 << 33, 2, ("bfloat16",), steady_kernels=steady)
+    return resolve(parse_options(options), SPEC, facts, int8_fits=fits)
+
+
+def test_what_fits_is_taken_and_said() -> None:
+    config = decided(fits="3 times as fast")
+    assert (config.quantization, config.dtype) == ("int8", "float32")
+    assert config.batch_invariant and config.prefix_groups
+    assert any("3 times as fast" in line and "quantization='none'" in line for line in config.notes)
+
+
+def test_what_does_not_fit_is_computed_in_floats() -> None:
+    config = decided()
+    assert (config.quantization, config.dtype) == (None, "bfloat16")
+    assert not config.batch_invariant
+
+
+@pytest.mark.parametrize("options", [{"quantization": "none"}, {"dtype": "float32"}])
+def test_whoever_asks_for_floats_gets_them(options: dict[str, str]) -> None:
+    assert decided(fits="3 times as fast", **options).quantization is None
+
+
+def test_it_can_be_asked_for_where_it_would_not_be_chosen() -> None:
+    config = decided(quantization="int8", steady=False)
+    assert (config.quantization, config.dtype) == ("int8", "float32")
+    assert not config.batch_invariant  # attention would cost more
+    assert decided(quantization="int8", dtype="float32").quantization == "int8"
+
+
+def test_prefixes_are_read_once_unless_that_would_change_bits() -> None:
+    assert not decided(steady=False, batch_invariant=True).prefix_groups
+    assert decided(steady=False).prefix_groups
+    assert decided(dtype="float32").batch_invariant
+    assert not decided(dtype="float32", batch_invariant=False).batch_invariant
+
+
+@pytest.mark.parametrize(
+    ("options", "device"), [({}, "cuda"), ({"dtype": "bfloat16"}, "cpu")], ids=["GPU", "bfloat16"]
+)
+def test_what_is_not_built_is_refused_with_the_way_out(
+    options: dict[str, str], device: str
+) -> None:
+    with pytest.raises(NotSupported, match="Leave"):
+        decided(quantization="int8", device=device, **options)

@@ -1,0 +1,88 @@
+"""What a process holds: the demo within its limit, and no more after many requests."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from tests.tiny_llm import tiny_llm
+
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+
+
+def resident() -> int:
+    """Bytes of this process in memory, after what Python no longer needs is gone."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def ask(llm: LLM, count: int, seed: int) -> None:
+    """Short requests, no two of them alike, in calls of 500."""
+    params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True)
+    for first in range(0, count, 500):
+        prompts = [
+            {"prompt_token_ids": [10 + (seed + first + i) % 20_000, i % 97, i % 89, 7, 8, 9]}
+            for i in range(500)
+        ]
+        llm.generate(prompts, params, use_tqdm=False)
+
+
+# A process begins with the peak of the one that started it, and a test's may be large: so a small
+# one stands in between.
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(process.pid, 0)
+print(used.ru_maxrss * 1024)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def peak_of(*command: str, cwd: Path) -> int:
+    """Bytes that a program held at most."""
+    measured = subprocess.run(
+        [sys.executable, "-c", MEASURE, *command], cwd=cwd, stdout=subprocess.PIPE, check=True
+    )
+    return int(measured.stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("arithmetic", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def test_requests_leave_nothing_behind(
+    tmp_path: Path, arithmetic: dict[str, str], long_mode: bool
+) -> None:
+    """Less than 1 MiB per 1,000 requests, once caches and allocators have filled."""
+    count, warm = (10_000, 4_000) if long_mode else (1_000, 1_000)
+    with tiny_llm(tmp_path, **arithmetic) as llm:
+        ask(llm, warm, seed=0)
+        before = resident()
+        ask(llm, count, seed=warm)
+        grown = resident() - before
+    assert grown < count / 1_000 * MIB, f"{grown / MIB:.1f} MiB after {count} requests"
+
+
+@pytest.mark.long
+def test_the_demo_stays_within_a_gigabyte(default_model: Path, tmp_path: Path) -> None:
+    peak = peak_of(
+        sys.executable, str(ROOT / "examples" / "demo.py"), str(default_model), cwd=tmp_path
+    )
+    assert peak < 1_000_000_000, f"{peak / 1e6:.0f} MB"
+
+
+def test_8_bit_weights_lie_in_memory_once(default_model: Path, tmp_path: Path) -> None:
+    """135 million weights in bytes, torch and a little: in float32 it would be over 700 MB."""
+    program = (
+        "import sys; from quire import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], quantization='int8', kv_cache_memory_bytes=32 << 20)\n"
+        "llm.generate('One two three', SamplingParams(max_tokens=4), use_tqdm=False)\n"
+    )
+    peak = peak_of(sys.executable, "-c", program, str(default_model), cwd=tmp_path)
+    assert peak < 560e6, f"{peak / 1e6:.0f} MB"
