@@ -1,4 +1,4 @@
-"""The attention parts of gpu_kernels.py: decode, its tiles, merging, shared prefixes, prefill."""
+"""The attention parts of gpu_kernels.py: decode, its tiles, shared prefixes, prefill."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def decode() -> Iterator[Line]:
     yield {"decode": "copy", "TB/s": round(copied, 3)}
     for heads, width in ((16, 128), (32, 128), (64, 128), (32, 64)):
         shape = HeadShape(heads, 8, width, 16, BF16)
-        for rows, context in ((256, 1024), (1024, 768), (64, 2048), (8, 4096)):
+        for rows, context in ((256, 1024), (1024, 768), (64, 2048), (16, 1024), (8, 4096)):
             for ragged in ("equal", "uniform", "few long"):
                 made = _Decode(shape, rows, context, ragged).terabytes()
                 yield {
@@ -104,18 +104,21 @@ def decode() -> Iterator[Line]:
 
 
 def decode_sweep() -> Iterator[Line]:
-    """Which tile and how many programs; the table behind tiles.py."""
+    """Which tile; the table behind tiles.py."""
     for heads, width, rows, context, ragged in (
+        (16, 128, 4, 2048, "uniform"),
+        (16, 128, 16, 1024, "uniform"),
+        (16, 128, 64, 1024, "uniform"),
+        (16, 128, 128, 1024, "uniform"),
         (16, 128, 256, 1024, "equal"),
-        (16, 128, 256, 1024, "uniform"),
-        (32, 64, 256, 1024, "equal"),
-        (16, 128, 64, 2048, "few long"),
-        (16, 128, 64, 2048, "uniform"),
+        (32, 64, 64, 1024, "uniform"),
     ):
         setting = _Decode(HeadShape(heads, 8, width, 16, BF16), rows, context, ragged)
         found = []
-        for keys, warps, stages in ((64, 2, 2), (64, 2, 3), (128, 4, 3)):
-            for long in (256, 512, 1024):
+        for keys, warps, stages in (
+            (64, 2, 3), (64, 4, 3), (64, 4, 4), (64, 4, 5), (128, 4, 3), (128, 4, 4), (128, 8, 3)
+        ):  # fmt: skip
+            for long in (512, 1024):
                 made = setting.terabytes(tile=Tile(16, keys, warps, stages), long=long)
                 found.append((round(made, 3), keys, warps, stages, long))
         found.sort(reverse=True)
@@ -124,19 +127,6 @@ def decode_sweep() -> Iterator[Line]:
             "best": found[:6],
             "all": found,
         }
-
-
-def merge() -> Iterator[Line]:
-    """Microseconds of merging alone, by heads per program and warps."""
-    for rows, context in ((256, 1024), (1024, 768), (8, 4096)):
-        setting = _Decode(HeadShape(16, 8, 128, 16, BF16), rows, context, "uniform")
-        attention = setting.attention()
-        out = attention.attend(setting.q, setting.keys, setting.values)
-        found: Line = {"merge": f"{rows} x {context}"}
-        for heads, warps in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (8, 4)):
-            spent = milliseconds(partial(attention.merge, out, heads, warps))
-            found[f"{heads}/{warps} us"] = round(spent * 1e3, 2)
-        yield found
 
 
 def prefix() -> Iterator[Line]:

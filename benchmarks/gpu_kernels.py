@@ -31,7 +31,6 @@ from benchmarks.gpu_attention import (
     decode,
     decode_sweep,
     lengths_of,
-    merge,
     milliseconds,
     prefill,
     prefix,
@@ -72,6 +71,7 @@ Shapes = tuple[tuple[int, int, int], ...]
 def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
     from tests.kernels.triton import checks as c
     from tests.kernels.triton import sampling_checks as s
+    from tests.kernels.triton.thin_checks import check_thin
     from tests.kernels.triton.wishes import CUT, KEPT, PLAIN
 
     for dtype, shapes in kinds:
@@ -81,6 +81,8 @@ def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
             for name, run in _attention_checks(place, shape):
                 yield _verdict(f"{name} {dtype} {heads}/{kv_heads}x{width}", run)
         for name, run in (
+            ("thin", partial(check_thin, place, 9, 1024, 3072)),
+            ("thin, 16 rows", partial(check_thin, place, 16, 4096, 14336)),
             ("norms", partial(c.check_norms, place, 700, 4096)),
             ("silu", partial(c.check_silu_mul, place, 700, 14336)),
             ("noise", partial(s.check_noise, place, 151_936, 64)),
@@ -127,6 +129,7 @@ def tiny() -> Iterator[Line]:
     """Every kernel once at a small shape: for compute-sanitizer."""
     from tests.kernels.triton import checks as c
     from tests.kernels.triton import sampling_checks as s
+    from tests.kernels.triton.thin_checks import check_thin
     from tests.kernels.triton.wishes import CUT, PLAIN
 
     place = c.Place(CUDA, BF16)
@@ -135,6 +138,8 @@ def tiny() -> Iterator[Line]:
     cache = place.random(2, 2, 8, 1, 8, 16, seed=1)
     pairs = torch.tensor([[0, 3], [-1, -1]], dtype=torch.int32, device=CUDA)
     for name, run in (
+        ("thin", partial(check_thin, place, 5, 160, 96)),
+        ("thin, biased", partial(check_thin, place, 12, 96, 160, has_bias=True)),
         ("norms", partial(c.check_norms, place, 5, 100)),
         ("silu", partial(c.check_silu_mul, place, 5, 100)),
         ("heads", partial(c.check_heads, place, shape, 9, normed=True)),
@@ -229,7 +234,7 @@ def sampling() -> Iterator[Line]:
             yield found
 
 
-_ALL = (checks, quick, draws, tiny, decode_sweep, decode, merge, small, sampling, prefix, prefill)
+_ALL = (checks, quick, draws, tiny, decode_sweep, decode, small, sampling, prefix, prefill)
 PARTS: dict[str, Callable[[], Iterator[Line]]] = {f.__name__: f for f in _ALL}
 
 

@@ -15,17 +15,14 @@ if TYPE_CHECKING:
 
 
 def profile(llm: LLM, budget: Budget) -> None:
-    """Kernel times: decode steps at 256 and 1,024 rows with contexts of about 768, a pass of
-    prompts alone, and one of prompts beside rows that share a prefix."""
+    """Kernel times: decode steps at 256 and 1,024 rows with contexts of about 768, steps of 1,024
+    rows that share prefixes by sixteens and by all, a pass of prompts alone, and truncation."""
 
     def decodes(plan: Any) -> bool:
         return not plan.prefill and plan.repeat >= 8
 
     def prompts(plan: Any) -> bool:
         return bool(plan.prefill) and plan.num_tokens > 15_000
-
-    def joins(plan: Any) -> bool:
-        return bool(plan.prefill) and len(plan.decode) > 900 and plan.num_tokens < 8000
 
     def equal(count: int) -> list[workloads.Item]:
         return [
@@ -37,7 +34,8 @@ def profile(llm: LLM, budget: Budget) -> None:
         ("decode 256", equal(256), decodes, 2),
         ("decode 1024", equal(1024), decodes, 2),
         ("prompts", workloads.build("prefill", 0.1), prompts, 3),
-        ("mixed", workloads.build("fewshot", 0.6), joins, 8),
+        ("sixteens", workloads.build("samples"), decodes, 4),
+        ("fewshot", workloads.build("fewshot", 0.5), decodes, 1),
         ("nucleus", workloads.build("nucleus"), decodes, 2),
     ):
         report[name] = profile_plan(llm, name, items, wanted, nth)

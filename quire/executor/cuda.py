@@ -20,11 +20,11 @@ from quire.executor.executor import ExecutorFacts
 from quire.executor.local import DTYPES
 from quire.executor.memory import block_bytes, make_cache
 from quire.executor.prompts import most_captured
+from quire.executor.samplers import sampler_for
 from quire.executor.warmup import Warmup
 from quire.kernels.ops import HeadShape, kernels_for
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.sampling.sampler import Sampler
 from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.tp import TensorParallel
@@ -116,19 +116,19 @@ class CudaExecutor:
         return model
 
     def _make_runner(self, model: Decoder, cache: Tensor, shape: HeadShape) -> CudaRunner:
+        from quire.executor.thin_pass import ThinPass
         from quire.executor.triton_ops import TritonOps
 
         config, spec, device = self.config, self.spec, self._device
         width = -(-config.max_model_len // config.block_size) + 3 & ~3  # 16 bytes divide a line
         columns = DeviceColumns(
-            config.max_num_seqs, width, vocab_size=spec.vocab_size, device=device
-        )
-        sampler = Sampler(
+            config.max_num_seqs,
+            width,
             vocab_size=spec.vocab_size,
-            max_rows=config.max_num_seqs,
             device=device,
-            logprobs_mode=config.logprobs_mode,
+            all_special=bool(config.batch_processors),
         )
+        sampler = sampler_for(config, spec.vocab_size, device)
         return CudaRunner(
             model,
             cache,
@@ -140,6 +140,8 @@ class CudaExecutor:
             max_tokens=config.max_num_batched_tokens,
             captured_tokens=most_captured(spec),
             capture=not config.enforce_eager,
+            few_rows=ThinPass.of(model, spec, shape.dtype),
+            scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )
 
     @contextmanager

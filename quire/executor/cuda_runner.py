@@ -2,9 +2,9 @@
 
 Two ways through. Rows that ask for nothing but temperature and limits: the plan's decode steps
 (decoding.py), then a pass over its prompts (prompts.py), both as graphs. Where a row needs the
-sampler, or a mask, the whole plan is one eager pass after the other. Both ways read and change
-the same columns (device_rows.py), and a row always draws in the same way, so its tokens do not
-depend on the plan it is in. Nothing here waits for the device, the sampler excepted.
+sampler or a mask, or is a beam, the whole plan is one eager pass after the other. Both ways read
+and change the same columns (device_rows.py), and a row always draws in the same way, so its tokens
+do not depend on the plan it is in. Nothing here waits for the device, the sampler excepted.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda_batch import EagerPass
+from quire.executor.cuda_beams import CudaBeams
+from quire.executor.cuda_scoring import CudaScoring, Packed
 from quire.executor.cuda_step import CudaStep, Extras
-from quire.executor.decoding import Decoding, Parts
+from quire.executor.decoding import Decoding, FewRows, Parts
 from quire.executor.device_ops import DeviceOps
 from quire.executor.device_rows import NOWHERE, DeviceColumns
 from quire.executor.graphs import Graphs
 from quire.executor.outbox import Outbox
 from quire.executor.parcel import Parcel
 from quire.executor.prompts import Prompts
+from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.models.decoder import Decoder
 from quire.request import Ints
-from quire.sampling.sampler import Sampler
-from quire.step import StepPlan, TokenLogprobs
-
-# Logits of prompt positions held at once.
-SCORED_BYTES = 64 << 20
+from quire.sampling.holding import HoldingSampler
+from quire.step import Masks, StepPlan, no_ints
 
 
 class CudaRunner:
@@ -43,7 +43,7 @@ class CudaRunner:
         model: Decoder,
         cache: Tensor,
         columns: DeviceColumns,
-        sampler: Sampler,
+        sampler: HoldingSampler,
         ops: DeviceOps,
         *,
         block_size: int,
@@ -51,36 +51,48 @@ class CudaRunner:
         max_tokens: int,
         captured_tokens: int,
         capture: bool,
+        few_rows: FewRows | None = None,
+        scores_as_logits: bool = False,
     ) -> None:
         """A plan has at most `max_tokens`; of passes over prompts those of at most
-        `captured_tokens` are captured, if anything is."""
+        `captured_tokens` are captured, if anything is. `scores_as_logits`: prompt logprobs are
+        to be plain logits."""
         self.model, self.cache, self.columns = model, cache, columns
         self.sampler, self.ops, self.block_size = sampler, ops, block_size
         self.device, self.graphs = columns.device, Graphs(capture=capture)
-        parts = Parts(model, cache, columns, ops, self.graphs, block_size)
+        parts = Parts(model, cache, columns, ops, self.graphs, block_size, few_rows)
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
             parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
         )
         self._outbox = Outbox(self.device)
+        num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, cache.dtype)
+        scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
+        self._scoring = CudaScoring(scorer, self._outbox)
+        self._beams = CudaBeams(columns, self._outbox)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:
         columns, parcel = self.columns, Parcel(self.device)
         columns.pack(parcel, plan.ends, plan.starts, plan.assigned)
         parcel.add("copies", np.array(plan.copies, np.int64))
-        if plan.masks is not None or columns.drawing(_all_rows(plan)).special:
+        special = columns.drawing(_all_rows(plan)).special
+        if plan.masks is not None or special or len(plan.released) or len(plan.searched):
             return self._eager(plan, parcel)
         seated = self._decoding.seat(plan, parcel) if len(plan.decode) else None
         laid_out = self._prompts.lay_out(plan, parcel) if plan.prefill else None
+        packed = self._pack_scores(plan, laid_out.work, parcel) if laid_out is not None else []
         self._change(plan, parcel)
-        blocks = []
+        blocks, extras = [], Extras()
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
             blocks.append(self._decoding.run(seated, parcel))
         if laid_out is not None:
-            blocks.insert(0, self._prompts.run(laid_out, parcel))
-        return CudaStep(self._outbox.send(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)))
+            drawn, hidden = self._prompts.run(laid_out, parcel)
+            blocks.insert(0, drawn)
+            extras.score_letters += self._scoring.run(packed, parcel, hidden)
+        block = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
+        return CudaStep(self._outbox.send(block), extras)
 
     @torch.inference_mode()
     def end_all(self) -> None:
@@ -108,24 +120,57 @@ class CudaRunner:
     def _eager(self, plan: StepPlan, parcel: Parcel) -> CudaStep:
         """One pass, and where rows that need the sampler were to repeat, pass after pass."""
         extras, blocks = Extras(), []
+        released, plan = plan.released, replace(plan, released=no_ints())
+        if not plan.prefill and not len(plan.decode):
+            self._change(plan, parcel)
+            block = self._release(released, plan.masks, 0, extras)[None]
+            return CudaStep(self._outbox.send(block.to(torch.int32)), extras)
         for k in range(plan.repeat):
             one = plan if k == 0 else _later(plan, k)
             sent = parcel if k == 0 else Parcel(self.device)
             work = EagerPass(one, sent, self.block_size)
             picked = self._pick(one, sent)
+            packed = self._pack_scores(one, work, sent)
+            self._beams.pack(one, sent)
             if k == 0:
                 self._change(plan, sent)
             else:
                 sent.send()
+            self._beams.choose(one, sent)
             batch = work.batch(self.columns)
             hidden = self.model(batch, self.cache)
-            self._score(one, work, hidden, extras)
+            extras.score_letters += self._scoring.run(packed, sent, hidden)
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             logits = work.drawn_logits(batch, logits)
+            extras.candidates = self._beams.rank(one, sent, logits)
             tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
             rows, at = sent.take("sampled rows"), sent.take("drawn at")
+            if extras.held:
+                # They drew nothing: the row that rests stands in for them.
+                rows[list(extras.held)] = self.columns.resting
             blocks.append(self.columns.accept(rows, tokens, at, failed))
-        return CudaStep(self._outbox.send(torch.stack(blocks).to(torch.int32)), extras)
+        block = torch.stack(blocks)
+        if len(released):
+            late = self._release(released, plan.masks, block.shape[1], extras)
+            block = torch.cat([block, late[None]], 1)
+        return CudaStep(self._outbox.send(block.to(torch.int32)), extras)
+
+    def _release(self, rows: Ints, masks: Masks | None, first: int, extras: Extras) -> Tensor:
+        """What rows draw from logits that were held; line i of them is line first + i of all."""
+        positions = [self.sampler.position_held(row) for row in rows.tolist()]
+        sampled = self.sampler.sample_held(rows, masks)
+        failed = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
+        failed[list(sampled.failed)] = True
+        extras.add(sampled, np.arange(first, first + len(rows), dtype=np.int32))
+        at = torch.tensor(positions, device=self.device)
+        row = torch.from_numpy(rows).to(self.device, torch.int64)
+        return self.columns.accept(row, sampled.tokens, at, failed)
+
+    def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return self.model.logits(hidden.index_select(0, positions))
+
+    def _pack_scores(self, plan: StepPlan, work: EagerPass, parcel: Parcel) -> list[Packed]:
+        return self._scoring.pack(plan.prefill, work.query_starts, parcel)
 
     def _pick(self, plan: StepPlan, parcel: Parcel) -> Ints:
         """Which of the drawing lines the sampler draws for."""
@@ -164,22 +209,8 @@ class CudaRunner:
         )
         tokens[special] = sampled.tokens
         failed[special[list(sampled.failed)]] = True
-        extras.add_logprobs({int(picked[i]): one for i, one in sampled.logprobs.items()})
+        extras.add(sampled, picked)
         return tokens, failed
-
-    def _score(self, plan: StepPlan, work: EagerPass, hidden: Tensor, extras: Extras) -> None:
-        """Logprobs of the targets of each slice that has some, in bounded pieces."""
-        step = max(1, SCORED_BYTES // (self.model.head.out_features * hidden.dtype.itemsize))
-        for i, piece in enumerate(plan.prefill):
-            if piece.targets is None:
-                continue
-            first = int(work.query_starts[i])
-            scored: list[TokenLogprobs] = []
-            for at in range(0, len(piece.targets), step):
-                part = piece.targets[at : at + step]
-                logits = self.model.logits(hidden[first + at : first + at + len(part)])
-                scored += self.sampler.score(logits, part, piece.row)
-            extras.scored[i] = scored
 
 
 def _all_rows(plan: StepPlan) -> Ints:

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.errors import EngineError
+from quire.errors import EngineError, QuireError
+from quire.executor.cuda_beams import CandidateLetter
+from quire.executor.cuda_scoring import ScoreLetter
 from quire.executor.device_rows import FAILED
 from quire.executor.outbox import Letter
-from quire.step import StepResult, TokenLogprobs
+from quire.request import Ints
+from quire.sampling.sampler import Sampled
+from quire.step import HeldLogits, StepResult, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -17,11 +21,18 @@ class Extras:
     """What rows that asked for more get beside their tokens."""
 
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    scored: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    score_letters: list[ScoreLetter] = field(default_factory=list)
+    candidates: CandidateLetter | None = None
 
-    def add_logprobs(self, entries: dict[int, TokenLogprobs]) -> None:
-        for line, entry in entries.items():
-            self.logprobs.setdefault(line, []).append(entry)
+    errors: dict[int, QuireError] = field(default_factory=dict)
+    held: dict[int, HeldLogits] = field(default_factory=dict)
+
+    def add(self, sampled: Sampled, lines: Ints) -> None:
+        """What some lines drew: its line i is lines[i] of the plan."""
+        for i, entry in sampled.logprobs.items():
+            self.logprobs.setdefault(int(lines[i]), []).append(entry)
+        self.errors.update({int(lines[i]): error for i, error in sampled.errors.items()})
+        self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +56,14 @@ class CudaStep:
             for line, entries in self.extras.logprobs.items()
             if counts[line]
         }
-        return StepResult(tokens, counts, logprobs, self.extras.scored, tuple(failed.tolist()))
+        scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
+        return StepResult(
+            tokens,
+            counts,
+            logprobs,
+            scored,
+            tuple(failed.tolist()),
+            self.extras.errors,
+            self.extras.held,
+            None if self.extras.candidates is None else self.extras.candidates.read(),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,9 +19,19 @@ from quire.models.decoder import Decoder
 from quire.step import StepPlan
 
 
+class FewRows(Protocol):
+    """A model's pass for steps of at most `most_rows` rows; see thin_pass.py."""
+
+    @property
+    def most_rows(self) -> int: ...
+
+    def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+        """The logits [rows, V]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every pass works with."""
+    """What every pass works with; `few_rows` is for small decode steps, where there is one."""
 
     model: Decoder
     cache: Tensor
@@ -28,10 +39,17 @@ class Parts:
     ops: DeviceOps
     graphs: Graphs
     block_size: int
+    few_rows: FewRows | None = None
 
     @property
     def device(self) -> torch.device:
         return self.columns.device
+
+    def logits(self, token_ids: Tensor, shared: Pass) -> Tensor:
+        """Of a decode step: [rows, V]."""
+        if self.few_rows is not None and len(token_ids) <= self.few_rows.most_rows:
+            return self.few_rows(token_ids, shared, self.cache)
+        return self.model.logits(self.model.compute(token_ids, shared, self.cache))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +109,7 @@ class Decoding:
         parts = self._parts
         fed = parts.ops.feed(places, key.prefixes)
         shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
-        logits = parts.model.logits(parts.model.compute(fed.token_ids, shared, parts.cache))
+        logits = parts.logits(fed.token_ids, shared)
         tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, truncated=key.truncated)
         parts.ops.accept(places, tokens, failed)
 

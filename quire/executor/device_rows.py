@@ -84,8 +84,16 @@ class DeviceColumns:
     """
 
     def __init__(
-        self, num_rows: int, table_width: int, *, vocab_size: int, device: torch.device
+        self,
+        num_rows: int,
+        table_width: int,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        all_special: bool = False,
     ) -> None:
+        """`all_special`: every row needs the sampler."""
+
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows + 1, dtype=dtype, device=device)
 
@@ -103,6 +111,7 @@ class DeviceColumns:
         shape = (num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
         self.special = np.zeros(num_rows + 1, np.bool_)
+        self.all_special = all_special
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         self.clear()
 
@@ -128,7 +137,7 @@ class DeviceColumns:
         parcel.add("assigned indices", assigned.indices)
         parcel.add("assigned blocks", assigned.blocks)
         for start in starts:
-            self.special[start.row] = needs_sampler(start)
+            self.special[start.row] = self.all_special or needs_sampler(start)
             self.truncated[start.row] = self._truncates(start.params)
 
     def change(self, parcel: Parcel) -> None:
@@ -202,8 +211,8 @@ def needs_sampler(start: RowStart) -> bool:
         or bool(params.bad_words)
         or (params.min_tokens > 0 and bool(start.stop_ids))
         or params.num_logprobs is not None
-        or params.prompt_logprobs is not None
         or params.structured_outputs is not None
+        or bool(start.processors)
     )
 
 

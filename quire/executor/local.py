@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
@@ -16,10 +15,10 @@ from quire.executor.memory import block_bytes, make_cache, num_blocks
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
+from quire.executor.samplers import sampler_for
 from quire.kernels.ops import kernels_for
-from quire.models.decoder import head_shape
+from quire.models.decoder import Weights, head_shape
 from quire.models.registry import build_model
-from quire.sampling.sampler import Sampler
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
 from quire.tp import TensorParallel
@@ -44,14 +43,14 @@ class LocalExecutor:
     lies in memory twice.
     """
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
+    def __init__(self, config: EngineConfig, spec: ModelSpec, weights: Weights) -> None:
         if config.kv_cache_dtype not in ("auto", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}). Leave it at 'auto'."
             )
         self.config, self.spec = config, spec
-        self._weights: dict[str, Tensor] | None = weights
+        self._weights: Weights | None = weights
         self._runner: Runner | None = None
 
     def start(self) -> ExecutorFacts:
@@ -68,15 +67,17 @@ class LocalExecutor:
             spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
         )
         count = num_blocks(config, spec, dtype, available_memory())
-        sampler = Sampler(
-            vocab_size=spec.vocab_size,
-            max_rows=config.max_num_seqs,
-            device=device,
-            logprobs_mode=config.logprobs_mode,
-        )
+        sampler = sampler_for(config, spec.vocab_size, device)
         cache = make_cache(spec, count, config.block_size, dtype, device)
         rows = DeviceRows(config.max_num_seqs, device)
-        self._runner = Runner(model, cache, rows, sampler, config.block_size)
+        self._runner = Runner(
+            model,
+            cache,
+            rows,
+            sampler,
+            config.block_size,
+            scores_as_logits=config.logprobs_mode.endswith("_logits"),
+        )
         size = count * block_bytes(spec, config.block_size, dtype) / (1 << 20)
         return ExecutorFacts(
             num_blocks=count,

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -99,12 +100,12 @@ def available_memory() -> int:
 
 def fast_dtypes() -> tuple[str, ...]:
     """Which of bfloat16 and float16 beat float32 here, the fastest first; measured once."""
-    path, key = quire_home() / "probe.json", _machine_key()
+    path, key = quire_home() / "probe.json", machine_key()
     known = _load(path)
     if key in known:
         return known[key]
     fast = _measure_dtypes()
-    _save(path, {**known, key: fast})
+    keep(path, {**known, key: fast})
     return fast
 
 
@@ -144,7 +145,7 @@ def _seconds(dtype: torch.dtype, size: tuple[int, int, int]) -> float:
     return best
 
 
-def _machine_key() -> str:
+def machine_key() -> str:
     """Equal for equal processors and torch versions."""
     wanted = ("model name", "CPU part", "CPU implementer", "flags", "Features")
     lines = {line for line in _read("/proc/cpuinfo").splitlines() if line.split("\t")[0] in wanted}
@@ -168,7 +169,7 @@ def _load(path: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _save(path: Path, known: dict[str, tuple[str, ...]]) -> None:
+def keep(path: Path, known: Mapping[str, object]) -> None:
     """Keep it if that is possible; measuring again costs little."""
     mine = path.with_suffix(f".{os.getpid()}")
     try:

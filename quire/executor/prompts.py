@@ -103,14 +103,15 @@ class Prompts:
         truncated = self._parts.columns.drawing(alone.sampled_rows()).truncated
         return LaidOut(work, bucket, truncated)
 
-    def run(self, laid_out: LaidOut, parcel: Parcel) -> Tensor:
-        """After the plan's changes: what became of every row that drew. int32 [1, rows]"""
+    def run(self, laid_out: LaidOut, parcel: Parcel) -> tuple[Tensor, Tensor]:
+        """After the plan's changes: what became of every row that drew, int32 [1, rows], and the
+        hidden states of the pass, which the next one may overwrite."""
         parts, work = self._parts, laid_out.work
         batch = work.batch(parts.columns)
         hidden = self._layers(batch, laid_out.bucket)
         rows = parcel.take("sampled rows")
         if not len(rows):
-            return rows[None].to(torch.int32)
+            return rows[None].to(torch.int32), hidden
         logits = parts.model.logits(hidden.index_select(0, batch.logit_tokens))
         logits = work.drawn_logits(batch, logits)
         at = parcel.take("drawn at")
@@ -118,7 +119,7 @@ class Prompts:
         tokens, failed = parts.ops.draw(
             logits, drawing, at.to(torch.int32), truncated=laid_out.truncated
         )
-        return parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32)
+        return parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32), hidden
 
     def _layers(self, batch: Batch, bucket: Bucket | None) -> Tensor:
         """The last hidden states, by a graph where there is a bucket."""

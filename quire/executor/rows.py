@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.request import Ints
-from quire.step import Assigned, RowStart
+from quire.step import Assigned, Chosen, RowStart
 
 NOWHERE = -1
 
@@ -53,6 +53,11 @@ class DeviceRows:
         self.tables = _widened(self.tables, int(assigned.indices.max()) + 1)
         blocks = torch.from_numpy(assigned.blocks).to(self.device, torch.int32)
         self.tables[self._put(assigned.rows), self._put(assigned.indices)] = blocks
+
+    def choose(self, chosen: Chosen) -> None:
+        """These rows go on from the tokens the host chose."""
+        if len(chosen.rows):
+            self.last_tokens[self._put(chosen.rows)] = self._put(chosen.tokens)
 
     def is_live(self, rows: Ints) -> Tensor:
         """Which of these rows still write."""

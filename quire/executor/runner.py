@@ -14,14 +14,23 @@ import torch
 from torch import Tensor
 
 from quire.batch import Batch, make_batch
+from quire.errors import QuireError
 from quire.executor.rows import DeviceRows
+from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.models.decoder import Decoder
 from quire.request import Ints
+from quire.sampling.candidates import candidates
 from quire.sampling.sampler import Sampled
-from quire.step import Masks, RowStart, StepPlan, StepResult, TokenLogprobs, no_ints
-
-# Logits of prompt positions held at once.
-SCORED_BYTES = 64 << 20
+from quire.step import (
+    Candidates,
+    HeldLogits,
+    Masks,
+    RowStart,
+    Scores,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 
 class Samples(Protocol):
@@ -35,27 +44,41 @@ class Samples(Protocol):
         self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None
     ) -> Sampled: ...
 
-    def score(self, logits: Tensor, targets: Ints, row: int) -> list[TokenLogprobs]: ...
+    def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled: ...
 
 
 class Runner:
     """Runs plans one after the other on one model and one KV cache."""
 
     def __init__(
-        self, model: Decoder, cache: Tensor, rows: DeviceRows, sampler: Samples, block_size: int
+        self,
+        model: Decoder,
+        cache: Tensor,
+        rows: DeviceRows,
+        sampler: Samples,
+        block_size: int,
+        *,
+        scores_as_logits: bool = False,
     ) -> None:
+        """`scores_as_logits`: prompt logprobs are to be plain logits."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         self.block_size = block_size
+        num_lines = num_lines_of(CPU_BYTES, model.head.out_features, cache.dtype)
+        self.scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         self._change(plan)
         sampled_rows = plan.sampled_rows()
-        num_drawn = len(sampled_rows) - len(plan.decode)
+        last = len(sampled_rows) - len(plan.released)
+        num_drawn = last - len(plan.decode)
         made = _Made(len(sampled_rows), plan.repeat)
+        if len(plan.released):
+            sampled = self.sampler.sample_held(plan.released, plan.masks)
+            self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
         # Entries of the result that draw in this pass: everybody in the first, then whoever
         # of the decode rows still writes.
-        entries = np.arange(num_drawn, len(sampled_rows))
+        entries = np.arange(num_drawn, last)
         for k in range(plan.repeat):
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
             entries = entries[live]
@@ -76,11 +99,12 @@ class Runner:
             )
             hidden = self._forward(batch)
             if k == 0:
-                made.scored = self._score(plan, batch, hidden)
+                starts = batch.query_starts.cpu().numpy()
+                made.scored = self.scorer.score(plan.prefill, starts, hidden)
             if len(drawing):
                 ends = [s.start + len(s.token_ids) for s in prefill for _ in s.sample_into]
                 at = np.concatenate([np.asarray(ends, np.int32), positions + np.int32(1)])
-                self._draw(batch, hidden, sampled_rows[drawing], at, plan.masks, made, drawing)
+                self._draw(batch, hidden, sampled_rows[drawing], at, plan, made, drawing)
         return made.result()
 
     @torch.inference_mode()
@@ -95,10 +119,12 @@ class Runner:
             self.end_rows(plan.ends)
         for start in plan.starts:
             self.rows.start(start)
-            self.sampler.start(start)
+            if start.max_tokens:
+                self.sampler.start(start)
         self.rows.assign(plan.assigned)
         if plan.copies:
             self.model.kernels.copy_blocks(self.cache, plan.copies)
+        self.rows.choose(plan.chosen)
 
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.fresh_blocks):
@@ -120,7 +146,7 @@ class Runner:
         hidden: Tensor,
         rows: Ints,
         positions: Ints,
-        masks: Masks | None,
+        plan: StepPlan,
         made: _Made,
         entries: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> None:
@@ -128,28 +154,29 @@ class Runner:
         logits = self._logits(hidden, batch.logit_tokens)
         if len(batch.draws) != logits.shape[0]:
             logits = logits.index_select(0, batch.draws)
-        sampled = self.sampler.sample(logits, rows, positions, masks)
-        failed = torch.zeros(len(rows), dtype=torch.bool, device=hidden.device)
-        failed[list(sampled.failed)] = True
-        self.rows.accept(rows, sampled.tokens, failed)
-        made.add(entries, sampled)
+        beams = np.flatnonzero(np.isin(rows, plan.searched))
+        if len(beams):
+            some = logits if len(beams) == len(rows) else logits[torch.from_numpy(beams)]
+            best = candidates(some, rows[beams], plan.masks, plan.num_candidates)
+            made.add_candidates(entries[beams], *best)
+        self._keep(rows, self.sampler.sample(logits, rows, positions, plan.masks), made, entries)
 
-    def _score(
-        self, plan: StepPlan, batch: Batch, hidden: Tensor
-    ) -> dict[int, list[TokenLogprobs]]:
-        """Logprobs of the targets of each slice that has some, in bounded pieces."""
-        scored: dict[int, list[TokenLogprobs]] = {}
-        row_bytes = self.model.head.out_features * hidden.dtype.itemsize
-        step = max(1, SCORED_BYTES // row_bytes)
-        for i, piece in enumerate(plan.prefill):
-            targets = no_ints() if piece.targets is None else piece.targets
-            first = int(batch.query_starts[i])
-            for at in range(0, len(targets), step):
-                part = targets[at : at + step]
-                tokens = torch.arange(first + at, first + at + len(part), device=hidden.device)
-                logits = self._logits(hidden, tokens)
-                scored.setdefault(i, []).extend(self.sampler.score(logits, part, piece.row))
-        return scored
+    def _keep(
+        self,
+        rows: Ints,
+        sampled: Sampled,
+        made: _Made,
+        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> None:
+        """Each row goes on from what it drew; one that is held stays where it is."""
+        failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
+        failed[list(sampled.failed)] = True
+        if not sampled.held:
+            self.rows.accept(rows, sampled.tokens, failed)
+        else:
+            drawn = np.setdiff1d(np.arange(len(rows)), list(sampled.held))
+            self.rows.accept(rows[drawn], sampled.tokens[drawn], failed[drawn])
+        made.add(entries, sampled)
 
 
 class _Made:
@@ -159,8 +186,20 @@ class _Made:
         self.tokens = np.full((num_rows, repeat), -1, np.int32)
         self.counts = np.zeros(num_rows, np.int32)
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
-        self.scored: dict[int, list[TokenLogprobs]] = {}
+        self.scored: dict[int, Scores] = {}
         self.failed: list[int] = []
+        self.errors: dict[int, QuireError] = {}
+        self.held: dict[int, HeldLogits] = {}
+        self.candidates: Candidates | None = None
+
+    def add_candidates(
+        self,
+        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+        tokens: Tensor,
+        logprobs: Tensor,
+    ) -> None:
+        ids = tokens.cpu().numpy().astype(np.int32)
+        self.candidates = Candidates(entries.astype(np.int32), ids, logprobs.cpu().numpy())
 
     def add(self, entries: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
         tokens = sampled.tokens.cpu().numpy().astype(np.int32)
@@ -171,8 +210,20 @@ class _Made:
         for line in sampled.failed:
             self.counts[entries[line]] -= 1
             self.failed.append(int(entries[line]))
+        for line, error in sampled.errors.items():
+            self.errors[int(entries[line])] = error
+        for line, logits in sampled.held.items():
+            self.counts[entries[line]] -= 1
+            self.held[int(entries[line])] = logits
 
     def result(self) -> StepResult:
         return StepResult(
-            self.tokens, self.counts, self.logprobs, self.scored, tuple(sorted(self.failed))
+            self.tokens,
+            self.counts,
+            self.logprobs,
+            self.scored,
+            tuple(sorted(self.failed)),
+            self.errors,
+            self.held,
+            self.candidates,
         )

@@ -65,7 +65,6 @@ class TritonOps:
         self._fed: dict[int, Fed] = {}
         self._work: dict[int, PrefixWork] = {}
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
-        self._copied: dict[int, torch.cuda.Event] = {}
         self._attention: dict[tuple[int, PrefixSize | None, int | None], DecodeAttention] = {}
 
     def list_prefixes(
@@ -82,15 +81,7 @@ class TritonOps:
         last = self._listed.get(num_places)
         # The scheduler hands out the same tuple until its groups change.
         if last is None or last[0] is not groups or last[1] != seats:
-            if num_places in self._copied:
-                # Two plans may be on their way, and the list is staged in one place. Over by
-                # now: it was copied before the plan that is being computed began.
-                self._copied[num_places].synchronize()
             work.fill([(group.blocks, some) for group, some in zip(groups, members, strict=True)])
-            if self._columns.device.type == "cuda":
-                copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                copied.record()
-                self._copied[num_places] = copied
             self._listed[num_places] = groups, seats
         return work.size
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,23 +27,27 @@ ROWS = 16
 
 
 class Warmup:
-    """Begins compiling when it is made; `wait` returns when all is compiled."""
+    """Begins compiling when it is made; `wait` returns when all is compiled that the first steps
+    need. The rest goes on beside them."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec) -> None:
         # Here, because modules that import each other must not be imported by several threads.
+        import quire.executor.thin_pass
         import quire.executor.triton_ops
         import quire.kernels.triton.kernels  # noqa: F401
 
         self._pool = ThreadPoolExecutor(THREADS, "quire-compile")
         calls = _Calls(config, spec, torch.device("cuda", torch.cuda.current_device()))
         self._running: list[Future[None]] = [self._pool.submit(_call, call) for call in calls.all()]
+        for call in calls.later():
+            self._pool.submit(_call, call)
 
     def wait(self) -> None:
         try:
             for one in self._running:
                 one.result()
         finally:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False)
 
 
 @torch.inference_mode()
@@ -60,25 +65,35 @@ class _Calls:
         self.windows = frozenset(spec.windows) or frozenset({None})
 
     def all(self) -> list[Callable[[], object]]:
-        """The slowest to compile first."""
+        """What the first steps call, the slowest to compile first."""
         by_window = [
             call
             for window in self.windows
-            for call in (
-                lambda w=window: self.prompts(w),
-                lambda w=window: self.decode(w, shared=True),
-                lambda w=window: self.decode(w, shared=False),
-            )
+            for call in (partial(self.prompts, window), partial(self.decode, window, ROWS))
         ]
         return [
             *by_window,
-            lambda: self.sample(truncated=True),
-            lambda: self.sample(truncated=False),
+            partial(self.sample, truncated=False),
+            *self.thin(),
             self.heads,
             self.norms,
             self.ends_of_a_step,
             self.products,
         ]
+
+    def later(self) -> list[Callable[[], object]]:
+        """What only some plans call: truncation, shared prefixes, many rows."""
+        from quire.kernels.triton.tiles import MANY_ROWS
+
+        sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
+        decodes = [
+            partial(self.decode, window, size, shared=shared)
+            for window in self.windows
+            for size in sizes
+            for shared in (True, False)
+            if shared or size > ROWS
+        ]
+        return [partial(self.sample, truncated=True), *decodes]
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
@@ -102,20 +117,34 @@ class _Calls:
         out = self.empty(1, shape.num_heads * shape.head_dim)
         attention.attend(self.empty(1, shape.num_heads, shape.head_dim), *self.cache(), out)
 
-    def decode(self, window: int | None, *, shared: bool) -> None:
+    def decode(self, window: int | None, num_places: int, *, shared: bool = False) -> None:
         from quire.executor.triton_ops import TritonOps
 
         columns = self.columns()
         # As many rows as the real buffers have: some constants go by it.
-        ops = TritonOps(self.shape, columns, frozenset({window}), max_rows=self.config.max_num_seqs)
-        places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
+        max_rows = max(ROWS, self.config.max_num_seqs)
+        ops = TritonOps(self.shape, columns, frozenset({window}), max_rows=max_rows)
+        places = DecodePlaces.make(num_places, 1, columns.resting, self.device)
         prefixes = None
         if shared:
             ids = torch.arange(2, dtype=torch.int32).numpy()
-            prefixes = ops.list_prefixes(ROWS, (PrefixGroup(ids[:1], ids),), [ids])
+            prefixes = ops.list_prefixes(num_places, (PrefixGroup(ids[:1], ids),), [ids])
         fed = ops.feed(places, prefixes)
-        q = self.empty(ROWS, self.shape.num_heads, self.shape.head_dim)
+        q = self.empty(num_places, self.shape.num_heads, self.shape.head_dim)
         fed.attention[window].attend(q, *self.cache())
+
+    def thin(self) -> list[Callable[[], object]]:
+        """The products of steps with few rows."""
+        from quire.executor.thin_pass import products_of
+        from quire.kernels.triton.thin import ThinProducts, compile_product
+
+        def embed() -> None:
+            ids = self.empty(1, dtype=torch.int64)
+            ThinProducts().embed(ids, self.empty(1, self.spec.hidden_size))
+
+        products = products_of(self.spec, self.dtype)
+        compiled = [partial(compile_product, product) for product in products]
+        return [*compiled, embed] if products else []
 
     def sample(self, *, truncated: bool) -> None:
         from quire.executor.triton_ops import TritonOps

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire.errors import NotSupported
 from quire.kernels.cpu.invariant import InvariantKernels, agreeing
+from quire.kernels.native.library import library
 from quire.kernels.ops import HeadShape
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
@@ -47,11 +48,21 @@ def texts_of(seed: int) -> tuple[list[list[int]], list[int]]:
     return texts, [rng.randint(1, len(text) - 1) for text in texts]
 
 
+def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.kernels.native.kernels.library", lambda: None)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("windows", [(), (50, None)])
 def test_every_way_of_cutting_a_text_gives_the_same_bits(
-    dtype: torch.dtype, windows: tuple[int | None, ...]
+    dtype: torch.dtype,
+    windows: tuple[int | None, ...],
+    native: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not native:
+        without_native_kernels(monkeypatch)
     spec = spec_of(windows=windows)
     weights = loud(dummy_weights(spec, dtype=dtype, device="cpu"))
     texts, num_prompts = texts_of(1)
@@ -72,8 +83,28 @@ def test_every_way_of_cutting_a_text_gives_the_same_bits(
     assert len(seen) > 100
 
 
-def test_the_fast_kernels_do_not_promise_that() -> None:
+def test_native_float32_keeps_the_promise_without_being_asked() -> None:
+    """Its fast kernels are the same: what the option costs there is nothing."""
+    if library() is None:
+        pytest.skip("no native kernels here")
+    spec = spec_of()
+    weights = loud(dummy_weights(spec, dtype=torch.float32, device="cpu"))
+    texts, num_prompts = texts_of(1)
+    made = []
+    for seed in range(3):
+        runner, sampler = make_runner(
+            spec, weights, num_blocks=NUM_BLOCKS, batch_invariant=seed == 2
+        )
+        made.append(Drive(runner, sampler, seed, NUM_BLOCKS).run(texts, num_prompts))
+    for other in made[1:]:
+        shared = made[0].keys() & other.keys()
+        assert len(shared) > 100
+        assert all(torch.equal(made[0][key], other[key]) for key in shared)
+
+
+def test_the_fast_torch_kernels_do_not_promise_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were this to fail, the slower set would have lost its purpose."""
+    without_native_kernels(monkeypatch)
     spec = spec_of()
     weights = loud(dummy_weights(spec, dtype=torch.float32, device="cpu"))
     texts, num_prompts = texts_of(1)
@@ -112,7 +143,7 @@ def test_a_promise_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_batches_are_cut_into_numbers_of_rows_that_agree() -> None:
     kernels = InvariantKernels(HeadShape(2, 1, 8, 16, torch.float32))
     for counts in ({16, 32, 64, 128, 256}, {16, 32, 256}, {64, 256}, {256}):
-        kernels.row_counts = frozenset(counts)
+        kernels.row_counts, kernels.known = frozenset(counts), {(8, 8, False): counts}
         for num_tokens in range(700):
             padded = kernels.padded(num_tokens)
             cut = kernels.cut(padded)

@@ -72,9 +72,9 @@ def test_a_damaged_file_is_measured_over(
 ) -> None:
     timed(monkeypatch, float32=1.0, bfloat16=0.5, float16=2.0)
     home.mkdir()
-    (home / "probe.json").write_text(text.replace("KEY", probe._machine_key()))
+    (home / "probe.json").write_text(text.replace("KEY", probe.machine_key()))
     assert probe.fast_dtypes() == ("bfloat16",)
-    assert json.loads((home / "probe.json").read_text())[probe._machine_key()] == ["bfloat16"]
+    assert json.loads((home / "probe.json").read_text())[probe.machine_key()] == ["bfloat16"]
 
 
 def test_a_home_that_cannot_be_written_is_no_error(

@@ -10,7 +10,16 @@ from quire.executor import runner as runner_module
 from quire.executor.runner import Runner
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
-from quire.step import Assigned, DecodeRows, Masks, PrefixGroup, Slice, StepPlan, StepResult
+from quire.step import (
+    Assigned,
+    DecodeRows,
+    Masks,
+    PrefixGroup,
+    Slice,
+    StepPlan,
+    StepResult,
+    Targets,
+)
 from quire.weights.load import dummy_weights
 from tests.executor.harness import TextSampler, ints, make_runner, row_start
 from tests.executor.test_invariance import loud, spec_of
@@ -207,8 +216,9 @@ def test_grouped_rows_draw_what_ungrouped_ones_do() -> None:
 def test_a_row_of_nan_fails_alone_and_leaves_no_trace() -> None:
     expected = greedy(6)
     runner, _ = new_runner()
-    runner.model.embedding.table = runner.model.embedding.table.clone()
-    runner.model.embedding.table[199] = torch.nan
+    table = runner.model.embedding(torch.arange(200))
+    table[199] = torch.nan
+    runner.model.embedding.table = table
     bad = [*PROMPT[:6], 199]
     plan = StepPlan(
         starts=(row_start(0, PROMPT), row_start(1, bad)),
@@ -249,14 +259,14 @@ def test_a_row_that_fails_while_repeating_keeps_what_it_had() -> None:
 def test_prompt_scores_do_not_depend_on_how_they_are_cut(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(runner_module, "SCORED_BYTES", limit)
+    monkeypatch.setattr(runner_module, "CPU_BYTES", limit)
     runner, _ = new_runner()
     starts = (row_start(0, PROMPT),)
-    first = Slice(0, 0, ints(*PROMPT[:4]), (), ints(*PROMPT[1:5]))
-    last = Slice(0, 4, ints(*PROMPT[4:]), (0,), ints(*PROMPT[5:]))
+    first = Slice(0, 0, ints(*PROMPT[:4]), (), Targets(ints(0, 1, 2, 3), ints(*PROMPT[1:5])))
+    last = Slice(0, 4, ints(*PROMPT[4:]), (0,), Targets(ints(0, 1), ints(*PROMPT[5:])))
     cut = runner.run(StepPlan(starts=starts, assigned=assigned(0, 8, 2), prefill=(first,))).scored
     rest = runner.run(StepPlan(prefill=(last,))).scored
-    scores = [*cut[0], *rest[0]]
+    scores = [*cut[0].entries(), *rest[0].entries()]
     assert [score.token_id for score in scores] == PROMPT[1:]
     runner, sampler = new_runner()
     for at in range(1, len(PROMPT)):

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import NotSupported
-from quire.kernels.ops import AttentionInputs, HeadShape, Kernels, kernels_for
+from quire.kernels.ops import (
+    AttentionInputs,
+    HeadShape,
+    Kernels,
+    kernels_for,
+    torch_kernels,
+)
 from quire.kernels.reference import ReferenceKernels
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -28,7 +34,7 @@ def shape_of(
 
 def pairs(shape: HeadShape) -> tuple[Kernels, Kernels, Kernels]:
     """(reference, fast, invariant)"""
-    fast, invariant = (kernels_for("cpu", shape, batch_invariant=kept) for kept in (False, True))
+    fast, invariant = (torch_kernels(shape, batch_invariant=kept) for kept in (False, True))
     return ReferenceKernels(shape), fast, invariant
 
 

@@ -12,7 +12,7 @@ attention of a decode step (decode.py); all tensors keep their addresses between
         context_lens int32 [num_rows], this step's token included, 0 = nobody is here
         tables       int32 [any, width] block tables
         rows         int32 [num_rows], the table row of each place; None: place i has row i
-    out = attention.attend(q, keys, values)                    per layer: two or three launches
+    out = attention.attend(q, keys, values)                    per layer: one launch, or three
         q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is
 
 shared prefixes (prefix.py), for buffers made with prefix_parts >= size.parts:
@@ -26,6 +26,13 @@ the packed qkv of a layer (heads.py):
         qkv [T, heads + 2 kv_heads, D]; cos, sin float32 [T, D / 2]; slots [T], -1 = not stored
         norms = HeadNorms(q_weight, k_weight, eps) for models that norm q and k by head
         -> q [T, heads, D]
+
+the products of steps with at most 16 rows (thin.py), in bfloat16 and float32:
+    products = ThinProducts()
+    stream = products.embed(token_ids, table)                  the residual stream of the step
+    y = products.normed(stream, norm, weight, bias)            norm, then multiply
+    y = products.gated(stream, norm, weight, bias)             norm, multiply, open the gate
+    products.add(stream, x, weight, bias)                      multiply, then add to the stream
 
 sampling (sample.py): one token per line, nothing waits for the host
     sample(logits, rows, positions, columns, out, *, truncated) -> None

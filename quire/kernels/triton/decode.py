@@ -3,13 +3,14 @@
 A step's work is a list of items, each a stretch of one row's context, made on the device from
 the lengths (`plan`). Long rows become many items, short ones one, rows without a context none.
 A program takes one item of one KV head; what it finds (a weighted mean in float32 and the
-log2-sum of its weights) is merged per row with the other items of the row and with what the row
-got from shared prefixes. The grid is the same for every mix of lengths, so one CUDA graph is.
+log2-sum of its weights) is merged, by the last program of a row to come, with the other items
+of the row and with what the row got from shared prefixes. The grid is the same for every mix of
+lengths, so one CUDA graph is.
 
-Worked example, stretches of 512: lengths [1300, 0, 70] make items
-    0: row 0, 0..512   1: row 0, 512..1024   2: row 0, 1024..1300   3: row 2, 0..70
-Full stretches of all rows come before what is left of each, so that the last programs to start
-are short ones.
+Worked example, stretches of 512: lengths [1300, 0, 550] make items
+    0: row 0, 0..512   1: row 0, 512..1024   2: row 0, 1024..1300   3: row 2, 0..550   4: row 1
+Rows are cut into equal pieces (rounded up to what a program reads at a time), and those of long
+rows come first, so that the last programs to start are short ones.
 """
 
 from __future__ import annotations
@@ -22,19 +23,21 @@ import triton
 from torch import Tensor
 
 from quire.kernels.ops import HeadShape
-from quire.kernels.triton.decode_code import attend_items, make_items, merge_parts
+from quire.kernels.triton.decode_code import attend_items, merge_parts
+from quire.kernels.triton.items_code import make_items
 from quire.kernels.triton.jit import power_of_two, precision
 from quire.kernels.triton.prefix import PrefixWork
 from quire.kernels.triton.tiles import Tile, decode_tile, padded_width
 
 LOG2_E = math.log2(math.e)
-# At most so many programs from cutting rows, and a quarter of that where longer stretches
-# than _LONG tokens would be the alternative: short ones balance better, long ones read faster.
-_PROGRAMS_PER_CORE = 32
+# Cutting rows gives two programs on a core where those need read no more than _LONG tokens, else
+# as many as that takes, up to _MOST_PER_CORE. Short ones balance better, long ones read faster.
+_PROGRAMS_PER_CORE = 2
+_MOST_PER_CORE = 32
 _LONG = 1024
 _ITEMS_AT_ONCE = 16
-_HEADS_AT_ONCE = 4  # of a row in one merging program
-_FEW_ROWS = 64  # then each row has many parts, and every head its own program
+_MERGED_VALUES = 2048  # of parts that the merging program holds at once
+_HEADS_AT_ONCE = 4  # of a row that one program merges with its prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,18 @@ class DecodeBuffers:
     """Room for the parts of a step, shared by every bucket and window; made once.
 
     parts [most items, heads, D] and their log2-sums [most items, heads], float32. The items of
-    shared prefixes come after the rows' own.
+    shared prefixes come after the rows' own. counters int32 [rows, kv_heads]: how many parts
+    of a row are made; zero between kernels.
     """
 
     parts: Tensor
     sums: Tensor
+    counters: Tensor
     num_own: int
     max_rows: int
-    spread: int  # items that long rows may be cut into beyond one per row
+    # Items that rows are cut into beyond one per row: how many there should be, and may be.
+    wanted: int
+    spread: int
 
     @staticmethod
     def make(
@@ -58,16 +65,18 @@ class DecodeBuffers:
         device: torch.device,
         *,
         prefix_parts: int = 0,
-        programs_per_core: int = _PROGRAMS_PER_CORE,
     ) -> DecodeBuffers:
-        spread = -(-_num_cores(device) * programs_per_core // shape.num_kv_heads)
+        cores, heads = _num_cores(device), shape.num_kv_heads
+        spread = -(-cores * _MOST_PER_CORE // heads)
         num_own = max_rows + spread
         size = (num_own + prefix_parts, shape.num_heads)
         return DecodeBuffers(
             torch.empty(*size, shape.head_dim, dtype=torch.float32, device=device),
             torch.empty(size, dtype=torch.float32, device=device),
+            torch.zeros(max_rows, shape.num_kv_heads, dtype=torch.int32, device=device),
             num_own,
             max_rows,
+            -(-cores * _PROGRAMS_PER_CORE // heads),
             spread,
         )
 
@@ -90,13 +99,15 @@ class DecodeAttention:
             raise ValueError(f"{num_rows} rows do not fit buffers made for {buffers.max_rows}.")
         self.shape, self.buffers, self.num_rows = shape, buffers, num_rows
         self.window, self.prefixes = window, prefixes
-        self._tile, self._long = tile or decode_tile(shape), long
+        self._tile, self._long = tile or decode_tile(shape, num_rows), long
         device = buffers.parts.device
-        self._num_items = num_rows + buffers.spread
+        # Every item has its programs, used or not; with few rows the idle ones would tell.
+        self._spread = min(buffers.spread, max(buffers.wanted, 2 * num_rows))
+        self._num_items = num_rows + self._spread
         # place of the row, first token, end, row of the table
         self._items = torch.empty(self._num_items, 4, dtype=torch.int32, device=device)
-        # of each place: first full item, how many, the item of the rest, items in all
-        self._spans = torch.empty(num_rows, 4, dtype=torch.int32, device=device)
+        # of each place: its first item, and how many
+        self._spans = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
         self._tables = self._lengths = self._items  # until there is a plan
 
     def plan(self, context_lens: Tensor, tables: Tensor, rows: Tensor | None = None) -> None:
@@ -110,7 +121,8 @@ class DecodeAttention:
         make_items[(triton.cdiv(self._num_items, _ITEMS_AT_ONCE),)](
             *(context_lens, starts, context_lens if rows is None else rows),
             *(self._items, self._spans),
-            *(self.num_rows, self._num_items, self.buffers.spread, self.window or 0),
+            *(self.num_rows, self._num_items, self.buffers.wanted, self._spread),
+            self.window or 0,
             HAS_STARTS=self.prefixes is not None,
             HAS_ROWS=rows is not None,
             KEYS=self._tile.keys,
@@ -128,7 +140,8 @@ class DecodeAttention:
         if self.prefixes:
             self.prefixes.attend(q, keys, values, self._lengths, buffers, self.window)
         attend_items[(shape.num_kv_heads, self._num_items)](
-            *(q, keys, values, self._tables, self._items, buffers.parts, buffers.sums),
+            *(q, keys, values, self._tables, self._items, self._spans),
+            *(buffers.parts, buffers.sums, buffers.counters, out),
             *(self._tables.stride(0), q.stride(0), shape.scale * LOG2_E),
             KV_HEADS=shape.num_kv_heads,
             GROUP=shape.group,
@@ -137,29 +150,35 @@ class DecodeAttention:
             KEYS=self._tile.keys,
             WIDTH=shape.head_dim,
             PADDED=padded_width(shape),
+            MERGES=self.prefixes is None,
+            MERGED=_merged_at_once(shape),
+            GROUP_ROWS=power_of_two(shape.group),
             PRECISION=precision(shape.dtype),
             num_warps=self._tile.warps,
             num_stages=self._tile.stages,
         )
-        self.merge(out)
+        if self.prefixes:
+            self._merge(self.prefixes, out)
         return out
 
-    def merge(self, out: Tensor, heads: int | None = None, warps: int = 1) -> None:
-        """Each row's parts, its own and those of its prefixes, become its output."""
+    def _merge(self, prefixes: PrefixWork, out: Tensor) -> None:
+        """Each row's own parts and those of its prefixes become its output. Every row has
+        several then, and programs of one warp merge them faster than those that made them."""
         shape, buffers = self.shape, self.buffers
-        prefix_spans = self.prefixes.spans if self.prefixes else self._spans
-        at_once = heads or (1 if self.num_rows <= _FEW_ROWS else _HEADS_AT_ONCE)
-        merge_parts[(self.num_rows, triton.cdiv(shape.num_heads, at_once))](
-            *(buffers.parts, buffers.sums, self._spans, prefix_spans, out),
+        merge_parts[(self.num_rows, triton.cdiv(shape.num_heads, _HEADS_AT_ONCE))](
+            *(buffers.parts, buffers.sums, self._spans, prefixes.spans, self._lengths, out),
             buffers.num_own,
             HEADS=shape.num_heads,
-            HAS_PREFIXES=self.prefixes is not None,
             WIDTH=shape.head_dim,
             PADDED=padded_width(shape),
             PARTS=4,
-            AT_ONCE=at_once,
-            num_warps=warps,
+            AT_ONCE=_HEADS_AT_ONCE,
+            num_warps=1,
         )
+
+
+def _merged_at_once(shape: HeadShape) -> int:
+    return max(2, min(16, _MERGED_VALUES // (power_of_two(shape.group) * padded_width(shape))))
 
 
 def _num_cores(device: torch.device) -> int:

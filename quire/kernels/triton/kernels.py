@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -28,10 +30,7 @@ class TritonKernels:
         return num_tokens
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
-        def linear(x: Tensor) -> Tensor:
-            return F.linear(x, weight, bias)
-
-        return linear
+        return PlainLinear(weight, bias)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
@@ -82,6 +81,17 @@ class TritonKernels:
     def _copy(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         if copies:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """x weight^T + bias by the vendor's library; its tensors are there for thin.py, too."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 class TritonAttention:

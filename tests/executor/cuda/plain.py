@@ -17,18 +17,19 @@ from quire.executor.device_rows import NOWHERE, Column, DeviceColumns
 from quire.executor.executor import Executor, ExecutorFacts
 from quire.executor.graphs import DecodePlaces
 from quire.executor.memory import make_cache
+from quire.executor.samplers import sampler_for
 from quire.kernels.ops import AttentionInputs, HeadShape
 from quire.kernels.reference import ReferenceAttention, ReferenceKernels
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.request import Ints, Request
 from quire.sampling.draw import draw_among, draw_from_all
-from quire.sampling.sampler import Sampler
 from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.scheduler import Limits as StepLimits
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scoring import continuation_samples
 from quire.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
@@ -165,14 +166,13 @@ class PlainExecutor:
         cache.fill_(torch.nan)
         width = -(-config.max_model_len // config.block_size)
         columns = DeviceColumns(
-            config.max_num_seqs, width, vocab_size=spec.vocab_size, device=device
-        )
-        sampler = Sampler(
+            config.max_num_seqs,
+            width,
             vocab_size=spec.vocab_size,
-            max_rows=config.max_num_seqs,
             device=device,
-            logprobs_mode=config.logprobs_mode,
+            all_special=bool(config.batch_processors),
         )
+        sampler = sampler_for(config, spec.vocab_size, device)
         self.runner = CudaRunner(
             model,
             cache,
@@ -220,7 +220,11 @@ def answers(
     engine = Engine(Scheduler(pool, limits), executor, depth=config.depth)
     everyone = []
     for order, request in enumerate(requests):
-        samples = [Sequence(request, i, order) for i in range(request.params.n)]
+        samples = (
+            continuation_samples(request, order)
+            if request.continuations
+            else [Sequence(request, i, order) for i in range(request.params.n)]
+        )
         engine.add(samples)
         everyone += samples
     while not engine.idle:

@@ -22,6 +22,7 @@ from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
+from tests.executor.cuda.test_scoring import check_scores, scoring_requests
 from tests.executor.harness import small_config
 
 pytestmark = pytest.mark.gpu
@@ -238,3 +239,10 @@ def test_a_model_of_real_width_draws_the_same_with_and_without_graphs() -> None:
         )
         seen.append(outputs(on_gpu(asked, config, spec, weights)))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("num_blocks", [128, 24])
+def test_fp32_scores_equal_the_cpu_engines(num_blocks: int) -> None:
+    config = gpu_config(num_blocks=num_blocks)
+    asked = scoring_requests(count=20) + requests(PLAIN)
+    check_scores(on_gpu(asked, config), on_cpu(asked, config), tolerance=2e-3)

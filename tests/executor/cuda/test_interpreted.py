@@ -86,9 +86,19 @@ def few(config: EngineConfig) -> list[Request]:
     return [replace(r, max_tokens=min(r.max_tokens, 4)) for r in requests(PLAIN, count=4)]
 
 
-def test_the_kernels_draw_the_tokens_of_the_plain_runner() -> None:
+@pytest.mark.parametrize("thin", [False, True])
+def test_the_kernels_draw_the_tokens_of_the_plain_runner(thin: bool) -> None:
+    """With the vendor's products and with those of few rows."""
+    from quire.executor.thin_pass import ThinPass
+
     config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
-    got = answers(InterpretedExecutor(config, SPEC, WEIGHTS), config, few(config))
+    executor = InterpretedExecutor(config, SPEC, WEIGHTS)
+    if thin:
+        decoding, model = executor.runner._decoding, executor.runner.model
+        few_rows = ThinPass.of(model, SPEC, torch.float32)
+        assert few_rows is not None
+        decoding._parts = replace(decoding._parts, few_rows=few_rows)
+    got = answers(executor, config, few(config))
     wanted = expected(few(config), config)
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
@@ -100,5 +110,5 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
         small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE
     )
     with torch.inference_mode():
-        for call in calls.all():
+        for call in (*calls.all(), *calls.later()):
             call()

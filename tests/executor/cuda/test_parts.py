@@ -83,7 +83,7 @@ def test_no_room_for_a_block_is_an_error_with_numbers() -> None:
         ({"min_tokens": 3}, (2,), True),
         ({"presence_penalty": 0.1}, (), True),
         ({"logprobs": 0}, (), True),
-        ({"prompt_logprobs": 1}, (), True),
+        ({"prompt_logprobs": 1}, (), False),
         ({"logit_bias": {1: 2.0}}, (), True),
         ({"allowed_token_ids": [1]}, (), True),
         ({"bad_words": ["x"]}, (), True),

@@ -63,3 +63,28 @@ def test_attention_at_real_shapes(dtype: torch.dtype) -> None:
         )
         check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
         check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("lengths", [[5000, 0, 3, 129, 640, 641], [1], [0, 0], [300] * 70])
+def test_items_cover_every_row_once(lengths: list[int], window: int | None) -> None:
+    """In order, without gaps; a row without a context has one item without tokens."""
+    from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shape = HeadShape(4, 2, 16, 16, torch.float32)
+    buffers = DecodeBuffers.make(shape, len(lengths), device)
+    attention = DecodeAttention(shape, buffers, len(lengths), window=window)
+    tables = torch.zeros(len(lengths), 400, dtype=torch.int32, device=device)
+    attention.plan(torch.tensor(lengths, dtype=torch.int32, device=device), tables)
+    items, spans = attention._items.tolist(), attention._spans.tolist()
+    seen = 0
+    for row, (first, count) in enumerate(spans):
+        at = max(0, lengths[row] - window) if window else 0
+        for owner, begin, end, table_row in items[first : first + count]:
+            assert (owner, begin, table_row) == (row, at if lengths[row] else 0, row)
+            assert begin < end or not lengths[row]
+            at = end
+        assert at == lengths[row]
+        seen += count
+    assert all(owner == -1 for owner, *_ in items[seen:])

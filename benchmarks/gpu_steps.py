@@ -1,0 +1,156 @@
+"""One decode step by number of rows: milliseconds, with the products of few rows and without.
+
+    python benchmarks/gpu_steps.py qwen3-0.6b --rows 1 16 64 256 --context 1024
+
+The step is the engine's own graph over rows that stand at the same context, replayed.
+`--sweep 16` tries other tiles for the products of 16 rows; `--kernels` says where the time of
+each step goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.gpu import opened
+from benchmarks.gpu_profile import summary
+from quire.executor.decoding import Decoding, Parts
+from quire.executor.device_rows import Column
+from quire.executor.graphs import GraphKey, Graphs
+from quire.kernels.triton.thin import MOST_ROWS, ThinProducts, ThinTile, compile_product
+
+STEPS = 24  # replayed at a time
+
+
+class Step:
+    """A decode step of `num_rows` rows, ready to be replayed."""
+
+    def __init__(self, parts: Parts, num_rows: int, context: int) -> None:
+        self.parts = replace(parts, graphs=Graphs(capture=True))
+        self.num_rows, self.context = num_rows, context
+        decoding = Decoding(self.parts, max_repeat=STEPS)
+        self.places = decoding._bucket(num_rows)
+        self.key = GraphKey("decode", self.places.size, False)
+        self._seat()
+        self.work = lambda: decoding._step(self.places, self.key)
+        self.parts.graphs.prepare(self.key, self.work)
+
+    def _seat(self) -> None:
+        columns, size = self.parts.columns, self.parts.block_size
+        width = -(-(self.context + 4 * STEPS) // size)
+        rows = torch.arange(self.num_rows, device=columns.device)
+        blocks = torch.randperm(self.num_rows * width, device=columns.device).int()
+        columns.tables[: self.num_rows, :width] = blocks.view(self.num_rows, width)
+        columns.ints[Column.LAST_TOKEN, : self.num_rows] = 100 + rows
+        columns.ints[Column.MAX_TOKENS, : self.num_rows] = 10**9
+        columns.knobs.temperature[: self.num_rows] = 1.0
+        self.places.rows[: self.num_rows] = rows.int()
+        self._begin()
+
+    def _begin(self) -> None:
+        columns = self.parts.columns
+        columns.ints[Column.POSITION, : self.num_rows] = self.context
+        columns.ints[Column.FROZEN, : self.num_rows] = 0
+        self.places.step.zero_()
+
+    def milliseconds(self, runs: int = 5) -> float:
+        """The best of some runs of STEPS steps, per step."""
+        taken: list[float] = []
+        for _ in range(runs):
+            self._begin()
+            first, last = _clock(), _clock()
+            first.record()
+            self.parts.graphs.run(self.key, self.work, STEPS)
+            last.record()
+            torch.cuda.synchronize()
+            taken.append(first.elapsed_time(last) / STEPS)
+        return min(taken)
+
+    def kernels(self, title: str) -> None:
+        """Print the time of each kernel."""
+        from torch.profiler import ProfilerActivity
+
+        recorded = torch.profiler.profile(activities=[ProfilerActivity.CUDA])
+        self._begin()
+        torch.cuda.synchronize()
+        recorded.start()
+        self.parts.graphs.run(self.key, self.work, STEPS)
+        torch.cuda.synchronize()
+        recorded.stop()
+        summary(recorded, STEPS, title)
+
+
+def _clock() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def sweep(parts: Parts, spec: Any, rows: int, context: int) -> list[tuple[float, str]]:
+    """Whole steps with other tiles for the products of few rows, the fastest first."""
+    from quire.executor.thin_pass import ThinPass, products_of
+
+    thin_pass = parts.few_rows
+    if not isinstance(thin_pass, ThinPass):
+        return []
+    found = []
+    kinds = products_of(spec, torch.bfloat16)
+    sizes = itertools.product((32, 64), (256, 512), ((4, 3), (4, 4), (8, 4)))
+    tiles = [ThinTile(columns, depth, *kind) for columns, depth, kind in sizes]
+    tiles = [t for t in tiles if (MOST_ROWS + t.columns) * t.depth * 2 * t.stages < 150_000]
+    with ThreadPoolExecutor(14) as pool:
+        pairs = itertools.product(kinds, tiles)
+        list(pool.map(lambda pair: compile_product(*pair), pairs))
+    for tile in tiles:
+        other = copy.copy(thin_pass)
+        other._products = ThinProducts(tile)
+        spent = Step(replace(parts, few_rows=other), rows, context).milliseconds(3)
+        found.append((spent, str(tile)))
+    return sorted(found)
+
+
+def measure(
+    name: str, rows: Sequence[int], context: int, sweeps: Sequence[int], kernels: bool
+) -> None:
+    with opened(name, {}) as llm:
+        executor: Any = llm._session.engine.executor
+        parts = executor._runner._decoding._parts
+        plain = replace(parts, few_rows=None)
+        with torch.inference_mode():
+            for count in rows:
+                steps = {"plain": Step(plain, count, context)}
+                if parts.few_rows and count <= parts.few_rows.most_rows:
+                    steps["thin"] = Step(parts, count, context)
+                found = [f"{step.milliseconds():.3f} ms {kind}" for kind, step in steps.items()]
+                print(f"{name} {count} rows x {context}: {', '.join(found)}", flush=True)
+                for kind, step in steps.items() if kernels else ():
+                    step.kernels(f"{name} {count} rows, {kind}")
+            for count in sweeps:
+                for spent, tile in sweep(parts, executor.spec, count, context)[:8]:
+                    print(f"{name} sweep {count}: {spent:.3f} ms {tile}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128, 256])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--sweep", type=int, nargs="*", default=[], help="rows to try tiles for")
+    parser.add_argument("--kernels", action="store_true")
+    arguments = parser.parse_args()
+    for name in arguments.models:
+        measure(name, arguments.rows, arguments.context, arguments.sweep, arguments.kernels)
+
+
+if __name__ == "__main__":
+    main()

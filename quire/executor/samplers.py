@@ -1,0 +1,29 @@
+"""The sampler of an engine, with the logits processors that its options name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from quire.config import EngineConfig, VllmConfig
+from quire.sampling.batch_interface import LogitsProcessor, make_processor
+from quire.sampling.batch_processors import BatchProcessors
+from quire.sampling.holding import HoldingSampler
+from quire.sampling.sampler import Sampler
+
+
+def sampler_for(config: EngineConfig, vocab_size: int, device: torch.device) -> HoldingSampler:
+    told = VllmConfig.of(config, vocab_size)
+    makers: list[Callable[[], LogitsProcessor]] = [
+        partial(make_processor, one, told, device) for one in config.batch_processors
+    ]
+    sampler = Sampler(
+        vocab_size=vocab_size,
+        max_rows=config.max_num_seqs,
+        device=device,
+        logprobs_mode=config.logprobs_mode,
+        batch=BatchProcessors(makers),
+    )
+    return HoldingSampler(sampler, max_rows=config.max_num_seqs, device=device)

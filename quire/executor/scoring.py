@@ -1,0 +1,149 @@
+"""Scores of given tokens: the targets of all slices of a pass, together and in bounded pieces.
+
+The (position, token) pairs of a pass are gathered, whatever slices they come from, and their
+logits made in pieces of bounded size: never prompt x vocabulary at once, and never a product
+for three tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.sampling.logprobs import ScoredTokens, log_probabilities, score_tokens
+from quire.step import Scores, Slice
+
+# Logits of prompt positions held at once. On a CPU allocations above 32 MB are fresh pages each
+# time, and touching those costs more than a few more products: measured best among 8 .. 128 MB.
+CPU_BYTES, CUDA_BYTES = 28 << 20, 64 << 20
+Longs = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Targets whose logits are made at once: one for each of `positions`, in their order, then
+    those that read a line somebody else reads too, from `shared_lines`. `places` says which
+    targets they are."""
+
+    positions: Longs
+    shared_lines: Longs
+    tokens: Longs
+    places: Longs
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions, shared lines and tokens, on a device."""
+        return (
+            torch.from_numpy(self.positions).to(device),
+            torch.from_numpy(self.shared_lines).to(device),
+            torch.from_numpy(self.tokens).to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Targets of a pass that want the same: tokens[i] after token positions[i] of the pass.
+
+    `slices` are (slice, number of its targets), in the order of the targets.
+    """
+
+    positions: Longs
+    tokens: Longs
+    slices: tuple[tuple[int, int], ...]
+    num_top: int
+    as_asked: bool
+
+    def pieces(self, num_lines: int) -> Iterator[Piece]:
+        """In pieces of at most so many targets.
+
+        Positions [3 3 4], tokens [7 8 9] -> positions [3 4], shared lines [0], tokens [7 9 8],
+        places [0 2 1].
+        """
+        for at in range(0, len(self.tokens), num_lines):
+            positions, first, lines = np.unique(
+                self.positions[at : at + num_lines], return_index=True, return_inverse=True
+            )
+            others = np.setdiff1d(np.arange(len(lines)), first)
+            places = at + np.concatenate([first, others])
+            yield Piece(positions, lines.reshape(-1)[others], self.tokens[places], places)
+
+    def split(self, places: Longs, columns: Sequence[npt.NDArray[Any]]) -> dict[int, Scores]:
+        """The scores of all targets, slice by slice, from those of the pieces one after the other:
+        logprobs, ranks, ids and logprobs of the likeliest."""
+        order = np.argsort(places)
+        logprobs, ranks, top_ids, top_logprobs = (column[order] for column in columns)
+        whole = Scores(
+            self.tokens.astype(np.int32),
+            logprobs.astype(np.float32, copy=False),
+            ranks.astype(np.int32),
+            top_ids.astype(np.int32),
+            top_logprobs.astype(np.float32, copy=False),
+        )
+        ends = np.cumsum([count for _, count in self.slices]).tolist()
+        return {
+            i: whole.part(end - count, end)
+            for (i, count), end in zip(self.slices, ends, strict=True)
+        }
+
+
+def asked_of(prefill: Sequence[Slice], query_starts: Longs) -> list[Asked]:
+    """The targets of some slices; slice i has the tokens from query_starts[i] on."""
+    kinds: dict[tuple[int, bool], list[int]] = {}
+    for i, piece in enumerate(prefill):
+        if piece.targets is not None:
+            kinds.setdefault((piece.targets.num_top, piece.targets.as_asked), []).append(i)
+    asked = []
+    for (num_top, as_asked), slices in kinds.items():
+        targets = [one for i in slices if (one := prefill[i].targets) is not None]
+        counts = [len(one) for one in targets]
+        offsets = np.concatenate([one.offsets for one in targets]).astype(np.int64)
+        tokens = np.concatenate([one.token_ids for one in targets]).astype(np.int64)
+        positions = offsets + query_starts[slices].repeat(counts)
+        pairs = tuple(zip(slices, counts, strict=True))
+        asked.append(Asked(positions, tokens, pairs, num_top, as_asked))
+    return asked
+
+
+class Scorer:
+    """Scores targets with one model's logits."""
+
+    def __init__(
+        self, logits: Callable[[Tensor, Tensor], Tensor], *, num_lines: int, as_logits: bool
+    ) -> None:
+        """`logits(hidden, positions)` are those of some tokens of a pass, at most `num_lines` at
+        once; `as_logits`: where the engine's logprobs_mode counts, scores are plain logits."""
+        self._logits, self.num_lines, self._as_logits = logits, num_lines, as_logits
+
+    def score(
+        self, prefill: Sequence[Slice], query_starts: Longs, hidden: Tensor
+    ) -> dict[int, Scores]:
+        """The scores of each slice that has targets."""
+        scored: dict[int, Scores] = {}
+        for asked in asked_of(prefill, query_starts):
+            pieces = list(asked.pieces(self.num_lines))
+            parts = [self.piece(asked, *piece.on(hidden.device), hidden) for piece in pieces]
+            columns = [
+                torch.cat(column).cpu().numpy()
+                for column in zip(*(p.columns() for p in parts), strict=True)
+            ]
+            scored.update(asked.split(np.concatenate([p.places for p in pieces]), columns))
+        return scored
+
+    def piece(
+        self, asked: Asked, positions: Tensor, shared_lines: Tensor, tokens: Tensor, hidden: Tensor
+    ) -> ScoredTokens:
+        """The scores of one piece, left on the device."""
+        values = self._logits(hidden, positions)
+        plain = asked.as_asked and self._as_logits
+        values = values.float() if plain else log_probabilities(values)
+        return score_tokens(values, shared_lines, tokens, asked.num_top)
+
+
+def num_lines_of(num_bytes: int, vocab_size: int, dtype: torch.dtype) -> int:
+    """Lines of logits that so many bytes hold; at least one."""
+    return max(1, num_bytes // (vocab_size * dtype.itemsize))

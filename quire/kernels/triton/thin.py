@@ -1,0 +1,168 @@
+"""Matrix products of few rows: the layers of a decode step in six launches.
+
+With few rows a product costs what reading its weights costs, and launches weigh as much as
+work. So whatever stands between two products belongs to one of them. What adds to the residual
+stream leaves the sums of squares of what it wrote, a tile at a time; whoever reads the stream
+adds those up while it multiplies, and norms its sums (which float16 might not hold: bfloat16 and
+float32 only). Gate and up are multiplied by one program, which opens the one with the other.
+
+The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
+and `normed` for the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from quire.kernels.triton.jit import power_of_two, precision
+from quire.kernels.triton.thin_code import embed_rows, multiply
+
+# Rows that kernels are compiled for: as many as tl.dot takes at least. With more, and where the
+# weights of a layer take longer to read than launches take, the vendor's library is faster.
+MOST_ROWS = 16
+MOST_LAYER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ThinTile:
+    """`columns` of the product, `depth` of the sum at a time. Cutting the sum, too, to have more
+    programs where columns are few, was slower: adding up the parts takes longer than it saves."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def thin_tile(dtype: torch.dtype) -> ThinTile:
+    return ThinTile(32, 512 // dtype.itemsize, 4, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What one kind of product is compiled for."""
+
+    outer: int  # columns that come out: half the lines of the weight, if gated
+    inner: int
+    dtype: torch.dtype
+    normed: bool
+    gated: bool
+    has_bias: bool
+
+    def num_tiles(self, tile: ThinTile) -> int:
+        per_tile = tile.columns // 2 if self.gated else tile.columns
+        return -(-self.outer // per_tile)
+
+    def constants(self, tile: ThinTile) -> dict[str, Any]:
+        return {
+            "INNER": self.inner,
+            "OUTER": self.outer,
+            "ROWS": MOST_ROWS,
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "SQUARES": power_of_two(triton.cdiv(self.inner, tile.columns)) if self.normed else 1,
+            "EVEN": self.inner % tile.depth == 0,
+            "NORMED": self.normed,
+            "GATED": self.gated,
+            "ADDS": not self.normed,
+            "HAS_BIAS": self.has_bias,
+            "PRECISION": precision(self.dtype),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
+
+def compile_product(product: Product, tile: ThinTile | None = None) -> None:
+    """Compile a kind of product, without computing anything."""
+    tile, own, wide = tile or thin_tile(product.dtype), product.dtype, torch.float32
+    multiply.warmup(
+        *(own, own, own, own, wide, own, wide, 2, 1, 32, 1e-5),
+        grid=(product.num_tiles(tile),),
+        **product.constants(tile),
+    )
+
+
+@dataclass(slots=True)
+class Stream:
+    """The residual stream [rows, width] and the partial sums of squares of its rows."""
+
+    residual: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMSNorm: its weight and what keeps it from dividing by nothing."""
+
+    weight: Tensor
+    eps: float
+
+
+class ThinProducts:
+    """The products of steps of at most MOST_ROWS rows."""
+
+    def __init__(self, tile: ThinTile | None = None) -> None:
+        self._tile = tile
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Stream:
+        """token_ids int64 [rows] -> their lines of table [V, H]."""
+        count, width = token_ids.shape[0], table.shape[1]
+        made = Stream(table.new_empty(count, width), table.new_empty(count, 1, dtype=torch.float32))
+        block = power_of_two(width)
+        embed_rows[(count,)](
+            *(token_ids, table, made.residual, made.squares, width),
+            BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+        )
+        return made
+
+    def normed(
+        self, stream: Stream, norm: Norm, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """norm(residual) weight^T + bias."""
+        out = weight.new_empty(stream.residual.shape[0], weight.shape[0])
+        self._multiply(stream.residual, weight, bias, out, stream=stream, norm=norm)
+        return out
+
+    def gated(
+        self, stream: Stream, norm: Norm, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """silu(gate) * up of norm(residual), for a weight of gate lines, then up lines."""
+        out = weight.new_empty(stream.residual.shape[0], weight.shape[0] // 2)
+        self._multiply(stream.residual, weight, bias, out, stream=stream, norm=norm, gated=True)
+        return out
+
+    def add(self, stream: Stream, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        """residual += x weight^T + bias."""
+        self._multiply(x, weight, bias, stream.residual, stream=stream)
+
+    def _multiply(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        stream: Stream,
+        norm: Norm | None = None,
+        gated: bool = False,
+    ) -> None:
+        x, num_rows = x.contiguous(), x.shape[0]
+        product = Product(
+            out.shape[1], x.shape[1], x.dtype, norm is not None, gated, bias is not None
+        )
+        tile = self._tile or thin_tile(x.dtype)
+        num_tiles, squares = product.num_tiles(tile), stream.squares
+        if norm is None:
+            stream.squares = squares.new_empty(num_rows, num_tiles)
+        multiply[(num_tiles,)](
+            *(x, weight, weight if bias is None else bias, norm.weight if norm else x),
+            *(squares, out, stream.squares),
+            *(num_rows, squares.shape[1], x.shape[1], norm.eps if norm else 0.0),
+            **product.constants(tile),
+        )
