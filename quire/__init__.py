@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from quire.inputs import PromptType as PromptType
     from quire.inputs import TextPrompt as TextPrompt
     from quire.inputs import TokensPrompt as TokensPrompt
+    from quire.jobs.job import Job as Job
+    from quire.jobs.job import JobReport as JobReport
     from quire.llm import LLM as LLM
     from quire.lora.request import LoRARequest as LoRARequest
     from quire.not_built import *  # noqa: F403
@@ -35,11 +37,12 @@ _HOME = {
     "lora.request": "LoRARequest",
     "inputs": "PromptType TextPrompt TokensPrompt",
     "options": "EngineArgs AsyncEngineArgs",
-    "not_built": "LLMEngine AsyncLLM AsyncLLMEngine Job ModelRegistry initialize_ray_cluster",
+    "jobs.job": "Job JobReport",
+    "not_built": "LLMEngine AsyncLLM AsyncLLMEngine ModelRegistry initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidOption "
     "UnknownOption NotSupported ModelError ModelNotFound CorruptModel UnsupportedModel RowError "
     "InvalidLogits DoesNotFit BatchError EngineError NotEnoughMemory EngineClosed EngineBusy "
-    "Interrupted QuireWarning",
+    "JobError JobChanged JobLocked JobStopped CorruptJob Interrupted QuireWarning",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = ["__version__", "__version_tuple__", *_MODULE_OF]

@@ -1,9 +1,12 @@
 """EngineConfig: every decision made, nothing left to guess. Frozen; measured values are
-return values of whoever measured them, never written back here."""
+return values of whoever measured them, never written back here. VllmConfig is what logits
+processors are told of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +38,44 @@ class EngineConfig:
     max_wait: float  # seconds after which a waiting request goes first
     prefix_groups: bool = True  # read shared prefixes once in decode
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each
+    reasoning_parser: str = ""  # the tag that opens reasoning; "" for any
+    tool_call_parser: str | None = None  # how tool calls are written; None: as they look
+    # Classes of logits processors: those that edit every row, and those that serve a request.
+    batch_processors: tuple[Callable[..., Any], ...] = ()
+    request_processors: tuple[Callable[..., Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """`vllm_config.model_config`, as far as processors look into it."""
+
+    max_model_len: int
+    dtype: str
+    seed: int
+    vocab_size: int
+
+    def get_vocab_size(self) -> int:
+        return self.vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """`vllm_config.scheduler_config`: rows and tokens of one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class VllmConfig:
+    """The engine's config as a logits processor is given it, under the names it reads."""
+
+    model_config: ModelFacts
+    scheduler_config: SchedulerFacts
+
+    @classmethod
+    def of(cls, config: EngineConfig, vocab_size: int) -> VllmConfig:
+        return cls(
+            ModelFacts(config.max_model_len, config.dtype, config.seed, vocab_size),
+            SchedulerFacts(config.max_num_seqs, config.max_num_batched_tokens),
+        )

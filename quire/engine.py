@@ -18,6 +18,10 @@ from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from quire.step import StepPlan
 
+# How long a step waits at most for rows that are with their logits processors: Ctrl-C is looked
+# for between steps.
+HELD_SECONDS = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
@@ -68,6 +72,9 @@ class Engine:
         if self._in_flight:
             return self._land()
         ended = self.scheduler.take_ended()
+        if not ended and self.scheduler.num_held:
+            self.scheduler.wait_for_held(HELD_SECONDS)
+            return []
         if not ended:
             raise EngineError(
                 f"no progress: {self.scheduler.num_running} sequences run and "

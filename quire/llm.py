@@ -10,13 +10,15 @@ from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
 from quire.lora.request import LORA_WAY_OUT
 from quire.options import EngineArgs, parse_options
-from quire.outputs import RequestOutput
+from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
 from quire.plan.plan import Plan
 from quire.run import Result, Window
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.session.beams import BeamCall
 from quire.session.intake import Params
 from quire.session.interrupts import CtrlC
 from quire.session.progress import Progress
+from quire.session.scoring import ScoreCall
 from quire.session.session import Session
 from quire.session.views import EngineView, KvCacheView, NotBuiltMethods
 
@@ -126,6 +128,43 @@ class LLM(NotBuiltMethods):
             )
             return self._collect(windows, total, use_tqdm, on_error, on_result)
 
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest answers of each prompt, found and scored as Transformers' beam search does.
+
+        `prompts` is one prompt or a list, as for `generate`. A search keeps `beam_width` beams;
+        its `n` best answers come best first. `concurrency_limit` searches run at once, by default
+        as many as there is room for.
+        """
+        _refuse_media(lora_request, None)
+        with self._session.turn():
+            call = self._session.beam_call(prompts, params, concurrency_limit)
+            return call.outputs(self._collect_call(call, use_tqdm, call.count))
+
+    def score_continuations(
+        self,
+        contexts: Any,
+        continuations: Any,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[list[ContinuationScore]]:
+        """How likely each continuation of each context is: multiple choice without generating.
+
+        `continuations` has a list for each context; contexts and continuations are text or token
+        ids. Text is split as lm-eval does: spaces at the end of a context belong to the
+        continuation, and both are encoded together. Each context is computed once, however many
+        continuations it has. The answers have the shape of `continuations`.
+        """
+        with self._session.turn():
+            call = self._session.score_call(contexts, continuations)
+            return call.scores(self._collect_call(call, use_tqdm))
+
     def stream(
         self,
         prompts: Any,
@@ -217,6 +256,19 @@ class LLM(NotBuiltMethods):
         if errors and on_error == "raise":
             raise BatchError(outputs, errors)
         return outputs
+
+    def _collect_call(
+        self,
+        call: BeamCall | ScoreCall,
+        use_tqdm: bool | Callable[..., Any],
+        on_result: OnResult | None = None,
+    ) -> list[RequestOutput]:
+        """The outputs of a call that makes something else of them, its errors included."""
+        try:
+            return self._collect(call.windows(), call.num_requests, use_tqdm, "return", on_result)
+        except (Interrupted, EngineError) as error:
+            error.outputs = list(call.known(error.outputs))
+            raise
 
     def get_tokenizer(self) -> Any:
         """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""

@@ -49,6 +49,7 @@ __all__ = [
     "SampleLogprobs",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "ToolCall",
 ]
 
 
@@ -67,10 +68,29 @@ class RequestStateStats:
     is_corrupted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function the model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    """How an answer is taken apart: which tag opens reasoning ("" for any), how tool calls are
+    written ("none" for not at all), and whether the prompt itself opened the reasoning."""
+
+    reasoning_tag: str = ""
+    tool_format: str = "none"
+    began_in_prompt: bool = False
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One answer. finish_reason is "stop", "length", "abort" or "error"; stop_reason is the
-    stop string or stop token id that ended it, None for the end-of-sequence token."""
+    stop string or stop token id that ended it, None for the end-of-sequence token. `text` is
+    all of it; `content` is what `reasoning` and `tool_calls` leave."""
 
     index: int
     text: str
@@ -81,6 +101,9 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -94,6 +117,10 @@ class CompletionOutput:
         ]
         if self.stop_reason is not None:
             parts.append(f"stop_reason={self.stop_reason!r}")
+        if self.reasoning is not None:
+            parts.append(f"reasoning={self.reasoning!r}")
+        if self.tool_calls:
+            parts.append(f"tool_calls={self.tool_calls!r}")
         if self.cumulative_logprob is not None:
             parts.append(f"cumulative_logprob={self.cumulative_logprob:.6g}")
         if self.logprobs is not None:
@@ -121,6 +148,7 @@ class RequestOutput:
         *,
         kv_transfer_params: dict[str, Any] | None = None,
         error: QuireError | None = None,
+        continuation_scores: list[ContinuationScore] | None = None,
         **ignored: Any,
     ) -> None:
         self.request_id = request_id
@@ -136,6 +164,7 @@ class RequestOutput:
         self.num_cached_tokens = num_cached_tokens
         self.kv_transfer_params = kv_transfer_params
         self.error = error
+        self.continuation_scores = continuation_scores  # of score_continuations alone
 
     @classmethod
     def failed(

@@ -193,15 +193,15 @@ PARAMS_STATUS: dict[str, Status] = {
         'its end has stop_reason "unfinished_structured_output".',
         guided_decoding="The older spelling of structured_outputs.",
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
+        logits_processors="Functions (output ids, logits) or (prompt ids, output ids, logits) "
+        "that return the row's logits; they come before everything else.",
+        extra_args="For the classes of LLM(logits_processors=...), which read them.",
     ),
     **_moot(
         skip_clone="Parameters are always copied where they come in.",
-        extra_args="Nothing in quire reads extra arguments.",
         routed_experts_prompt_start="No routed experts are returned.",
     ),
     **_refused(
-        logits_processors="Logits processors are not built yet: use logit_bias, "
-        "allowed_token_ids or bad_words.",
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
         "answers with the highest cumulative_logprob.",
         thinking_token_budget="A thinking budget is not built yet: bound the answer by max_tokens.",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from quire.sampling_params import SamplingParams
+    from quire.outputs import AnswerReading
+    from quire.sampling_params import BeamSearchParams, SamplingParams
 
 Ints = npt.NDArray[np.int32]
 
@@ -22,6 +24,13 @@ class Request:
     the LLM's seed and `number`). `max_tokens` is resolved against the model's length.
     `eos_ids` end the answer without a stop reason, `stop_ids` are the caller's; both are empty
     of what `ignore_eos` took away.
+
+    `processors` are functions of the caller's that edit the logits of its rows, in this order.
+    `reading` says how its text is taken apart (inputs/answers.py), None if it is not.
+
+    A request with `continuations` draws nothing: each of them is scored as what follows the
+    prompt. The first is the longest; none is empty. With `search` its answers are the best that a
+    beam search finds.
     """
 
     number: int
@@ -35,6 +44,10 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""
+    continuations: tuple[Ints, ...] = ()
+    search: BeamSearchParams | None = None
+    processors: tuple[Callable[..., Any], ...] = ()
+    reading: AnswerReading | None = None
 
     @property
     def num_prompt(self) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import TypeVar
 
-from quire.inputs.detokenize import Detokenizer, completion_texts
+from quire.inputs.answers import read_answer
+from quire.inputs.detokenize import Detokenizer, completion_text, completion_texts
 from quire.inputs.tokenizer import Tokenizer
+from quire.inputs.tool_calls import ParsedAnswer
 from quire.logprobs import (
     FlatLogprobs,
     Logprob,
@@ -14,10 +16,10 @@ from quire.logprobs import (
     PromptLogprobs,
     SampleLogprobs,
 )
-from quire.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from quire.outputs import CompletionOutput, ContinuationScore, RequestOutput, RequestStateStats
 from quire.request import Ints, Request
 from quire.sequence import Sequence
-from quire.step import TokenLogprobs
+from quire.step import TokenLogprobs, join_scores
 from quire.stop_strings import StopMatch, StopStrings
 
 Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
@@ -70,6 +72,8 @@ class Results:
 
     def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
         """The result of one request, all samples of it ended."""
+        if request.continuations:
+            return _scored_output(request, samples)
         texts = self._texts(samples)
         first = samples[0]
         return RequestOutput(
@@ -99,6 +103,7 @@ class Results:
 
     def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
         logprobs = self._sample_logprobs(sequence)
+        parts = self._parts(sequence, text)
         return CompletionOutput(
             index=sequence.sample,
             text=text,
@@ -109,7 +114,31 @@ class Results:
             logprobs=logprobs,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
+            content=parts.content,
+            reasoning=parts.reasoning,
+            tool_calls=parts.tool_calls,
         )
+
+    def _parts(self, sequence: Sequence, text: str) -> ParsedAnswer:
+        """The text taken apart, where the request wants that."""
+        reading, tokenizer = sequence.request.reading, self._tokenizer
+        if reading is None or tokenizer is None or not text:
+            return ParsedAnswer(None, text)
+        ids = _shown_ids(sequence)
+        is_whole = not isinstance(sequence.watch, StopWatch)
+        if is_whole and not tokenizer.special_ids.isdisjoint(ids.tolist()):
+            # Some models mark calls and reasoning by tokens that a text leaves out.
+            marked = completion_text(
+                tokenizer,
+                sequence.request.prompt_ids,
+                ids,
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
+            )
+            parts = read_answer(marked, reading)
+            if parts.tool_calls or parts.reasoning is not None:
+                return parts
+        return read_answer(text, reading)
 
     def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
         if sequence.request.params.prompt_logprobs is None:
@@ -130,6 +159,38 @@ class Results:
     ) -> list[LogprobsOnePosition]:
         named = self._tokenizer if sequence.request.params.detokenize else None
         return [_position(entry, named, ranked) for entry in entries]
+
+
+def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
+    """The scores of each continuation; None if any of them failed."""
+    error = next((s.error for s in samples if s.error), None)
+    return RequestOutput(
+        str(request.number),
+        None,
+        request.prompt_ids.tolist(),
+        None,
+        [],
+        True,
+        _metrics(request, samples),
+        num_cached_tokens=samples[0].num_cached,
+        error=error,
+        continuation_scores=None if error else _continuation_scores(request, samples),
+    )
+
+
+def _continuation_scores(request: Request, samples: Many[Sequence]) -> list[ContinuationScore]:
+    """The lead scored the first token of each continuation; each goes on for itself."""
+    lead = join_scores(samples[0].scores)
+    count = len(request.continuations)
+    rest = {s.sample: join_scores(s.scores) for s in samples[1:]}
+    rest[0] = lead.part(count, len(lead))
+    scores = []
+    for i in range(count):
+        parts = [lead.part(i, i + 1), *([rest[i]] if i in rest else [])]
+        logprobs = tuple(x for part in parts for x in part.logprobs.tolist())
+        is_greedy = all((part.ranks == 1).all() for part in parts)
+        scores.append(ContinuationScore(sum(logprobs), is_greedy, len(logprobs), logprobs))
+    return scores
 
 
 def _flat_if_asked(sequence: Sequence, listed: Listed) -> Listed | FlatLogprobs:

@@ -20,6 +20,8 @@ from quire.plan.planner import Planner
 from quire.request import Request
 from quire.results import Results
 from quire.sampling_params import SamplingParams
+from quire.scheduler.beams import search_lead
+from quire.scheduler.scoring import continuation_samples
 from quire.sequence import Guide, Sequence
 
 
@@ -80,7 +82,11 @@ class Run:
         self._num_seen = 0
 
     def outputs(self, windows: Iterable[Window]) -> Iterator[Result]:
-        """Each prompt's result when it is there; refused prompts at once."""
+        """Each prompt's result when it is there; refused prompts at once.
+
+        An empty window says that more may come; whoever yields it waits by himself where the
+        engine has nothing else to do.
+        """
         source = iter(windows)
         exhausted = False
         try:
@@ -88,7 +94,9 @@ class Run:
                 while not exhausted and self._engine.wants_more:
                     window = next(source, None)
                     exhausted = window is None
-                    yield from self._enter(window or [])
+                    if not window:  # nothing yet: go on with what is there
+                        break
+                    yield from self._enter(window)
                 yield from self._compiled(wait=self._engine.idle)
                 if self._engine.idle and exhausted and not self._compiling:
                     return
@@ -119,10 +127,7 @@ class Run:
             pending.copies.append((indices[i], requests[i]))
 
     def _add(self, index: int, request: Request, *, order: int) -> None:
-        samples = [
-            Sequence(request, sample, order, self._results.watch(request))
-            for sample in range(request.params.n)
-        ]
+        samples = self._samples(request, order)
         pending = _Pending(index, samples, len(samples))
         self._pending[request.number] = pending
         grammar = self._compile_grammar(request.params)
@@ -130,6 +135,16 @@ class Run:
             self._engine.add(samples)
         else:
             self._compiling.append((grammar, pending))
+
+    def _samples(self, request: Request, order: int) -> list[Sequence]:
+        if request.continuations:
+            return continuation_samples(request, order)
+        if request.search is not None:
+            return [search_lead(request, request.search, order)]
+        return [
+            Sequence(request, sample, order, self._results.watch(request))
+            for sample in range(request.params.n)
+        ]
 
     def _compiled(self, *, wait: bool) -> Iterator[Result]:
         """Queue the requests whose grammar is ready; those whose grammar is refused are done.
@@ -167,6 +182,8 @@ class Run:
             sequence.request, len(sequence.output_ids), stopped=sequence.finish_reason == "stop"
         )
         pending.num_left -= 1
+        if sequence.group is not None and sequence.group.answers:
+            pending.samples = sequence.group.answers
         if not pending.num_left:
             yield from self._done(pending)
 

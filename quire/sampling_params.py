@@ -242,8 +242,8 @@ class SamplingParams:
         return self.logprobs
 
     def clone(self) -> SamplingParams:
-        """A copy that shares nothing with this one."""
-        return copy.deepcopy(self)
+        """A copy that shares nothing with this one but its processors, which may hold a lot."""
+        return copy.deepcopy(self, {id(p): p for p in self.logits_processors or ()})
 
     def checked_copy(self) -> SamplingParams:
         """A private copy, checked again, for the engine to keep; NotSupported names what is

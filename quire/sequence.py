@@ -16,7 +16,8 @@ from quire.request import Ints, Request
 
 if TYPE_CHECKING:
     from quire.errors import QuireError
-    from quire.step import TokenLogprobs
+    from quire.scheduler.beams import BeamGroup
+    from quire.step import Scores, TokenLogprobs
 
 
 class Guide(Protocol):
@@ -40,6 +41,9 @@ class Guide(Protocol):
     def forced(self) -> list[int]:
         """The tokens that must come next, whatever is drawn."""
 
+    def fork(self) -> Guide:
+        """Another at the same place, which goes its own way."""
+
 
 class TextWatch(Protocol):
     """Follows the text of one sequence for its stop strings."""
@@ -60,7 +64,11 @@ class Timings:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sample of one request, from waiting to finished."""
+    """One sample of one request, from waiting to finished.
+
+    Where a request has continuations, sample i is continuation i: it begins with all but the last
+    of its tokens as output, and ends when `scores` has a line for each. See scheduler/scoring.py.
+    """
 
     request: Request
     sample: int = 0
@@ -68,9 +76,11 @@ class Sequence:
     watch: TextWatch | None = None
     guide: Guide | None = None
     siblings: list[Sequence] = field(default_factory=list)  # to be forked off at the prompt's end
+    group: BeamGroup | None = None  # the search whose beams it is one of
     output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[Scores] = field(default_factory=list)  # of given tokens, in order
+    num_scored: int = 0  # lines in `scores`
     num_cached: int = 0
     num_preemptions: int = 0
     waiting: bool = False
@@ -90,7 +100,6 @@ class Sequence:
         return len(self.request.prompt_ids) + len(self.output_ids)
 
     @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Prompt positions are still to be scored."""
-        wanted = self.sample == 0 and self.request.params.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < self.request.num_prompt - 1
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """The scores so far, line by line."""
+        return [entry for part in self.scores for entry in part.entries()]

@@ -66,3 +66,12 @@ def default_model() -> Path:
     from quire.weights.pull import pull
 
     return pull("smollm2")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native_kernels() -> None:
+    """The library of C kernels, loaded before a test puts QUIRE_HOME somewhere else: a process
+    asks once, and a home in a test's folder would mean compiling it again, or not having it."""
+    from quire.kernels.native.library import library
+
+    library()

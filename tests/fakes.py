@@ -14,7 +14,8 @@ import numpy as np
 
 from quire.executor.executor import ExecutorFacts
 from quire.request import Request
-from quire.step import RowStart, StepPlan, StepResult
+from quire.step import Candidates, RowStart, Scores, StepPlan, StepResult, Targets
+from tests.fake_beams import logprobs_after
 
 MASK = (1 << 63) - 1
 VOCAB = 997
@@ -31,6 +32,28 @@ def mix(a: int, b: int, c: int) -> int:
 
 def draw(chain: int, noise_key: int, sample: int) -> int:
     return mix(chain, noise_key, sample) % VOCAB
+
+
+def scored(chain: int, token: int, num_top: int) -> tuple[float, int, list[int], list[float]]:
+    """Logprob and rank of a token after everything in `chain`, and the likeliest there."""
+    ids = [mix(chain, i, 5) % VOCAB for i in range(num_top)]
+    logprob = -(mix(chain, token, 77) % 4096) / 128
+    return logprob, mix(chain, token, 3) % 50 + 1, ids, [-i / 4 for i in range(num_top)]
+
+
+def scores_of(chains: list[int], targets: Targets) -> Scores:
+    lines = [
+        scored(chains[offset], token, targets.num_top)
+        for offset, token in zip(targets.offsets.tolist(), targets.token_ids.tolist(), strict=True)
+    ]
+    logprobs, ranks, top_ids, top_logprobs = zip(*lines, strict=True)
+    return Scores(
+        targets.token_ids,
+        np.array(logprobs, np.float32),
+        np.array(ranks, np.int32),
+        np.array(top_ids, np.int32).reshape(len(lines), -1),
+        np.array(top_logprobs, np.float32).reshape(len(lines), -1),
+    )
 
 
 def forced_after(token: int) -> list[int]:
@@ -54,6 +77,9 @@ class FakeGuide:
 
     def forced(self) -> list[int]:
         return forced_after(self.accepted[-1])
+
+    def fork(self) -> FakeGuide:
+        raise AssertionError("only beams fork their guides")
 
 
 def expected_output(request: Request, sample: int, *, guided: bool = False) -> list[int]:
@@ -125,6 +151,8 @@ class FakeExecutor:
             tokens = [*start.prompt_ids.tolist(), *start.output_ids.tolist()]
             self.rows[start.row] = FakeRow(start, tokens[-1], len(tokens))
         a = plan.assigned
+        entries = set(zip(a.rows.tolist(), a.indices.tolist(), strict=True))
+        assert len(entries) == len(a.rows), "an entry of a table is assigned twice"
         for row, index, block in zip(
             a.rows.tolist(), a.indices.tolist(), a.blocks.tolist(), strict=True
         ):
@@ -133,6 +161,9 @@ class FakeExecutor:
             size = self.block_size
             for array in (self.chain, self.before, self.position):
                 array[new * size : new * size + size] = array[old * size : old * size + size]
+        place = dict(zip(plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True))
+        for row, token in zip(plan.chosen.rows.tolist(), plan.chosen.tokens.tolist(), strict=True):
+            self.rows[row].last, self.rows[row].length = token, place[row] + 1
         self._check_groups(plan)
         return Done(self._run(plan))
 
@@ -165,28 +196,55 @@ class FakeExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         tokens: list[list[int]] = []
         counts: list[int] = []
-        for s in plan.prefill:
+        scores: dict[int, Scores] = {}
+        ends: list[int] = []  # the chain each row draws from
+        for number, s in enumerate(plan.prefill):
             row = self.rows[s.row]
-            chain = 0
-            for i, token in enumerate(s.token_ids.tolist()):
-                chain = self._feed(row, s.start + i, token)
+            chains = [
+                self._feed(row, s.start + i, token) for i, token in enumerate(s.token_ids.tolist())
+            ]
+            chain = chains[-1]
+            if s.targets is not None:
+                scores[number] = scores_of(chains, s.targets)
+            ends += [chain] * len(s.sample_into)
             for into in s.sample_into:
                 tokens.append([self._draw(self.rows[into], chain)] + [-1] * (plan.repeat - 1))
                 counts.append(1)
         for r, position in zip(
             plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True
         ):
-            row = self.rows[r]
+            row, chain = self.rows[r], 0
             made: list[int] = []
             for k in range(plan.repeat):
                 if row.frozen:
                     break
                 assert position + k == row.length - 1, "fed at a wrong position"
-                made.append(self._draw(row, self._feed(row, row.length - 1, row.last)))
+                chain = self._feed(row, row.length - 1, row.last)
+                made.append(self._draw(row, chain))
+            ends.append(chain)
             counts.append(len(made))
             tokens.append(made + [-1] * (plan.repeat - len(made)))
         shape = (len(tokens), plan.repeat)
-        return StepResult(np.array(tokens, np.int32).reshape(shape), np.array(counts, np.int32))
+        return StepResult(
+            np.array(tokens, np.int32).reshape(shape),
+            np.array(counts, np.int32),
+            scored=scores,
+            candidates=self._candidates(plan, ends),
+        )
+
+    def _candidates(self, plan: StepPlan, ends: list[int]) -> Candidates | None:
+        lines = np.flatnonzero(np.isin(plan.sampled_rows(), plan.searched)).astype(np.int32)
+        if not len(lines):
+            return None
+        values = np.stack([logprobs_after(ends[line], VOCAB) for line in lines])
+        for i, line in enumerate(lines.tolist()):
+            mask = None if plan.masks is None else plan.masks.rows == plan.sampled_rows()[line]
+            if plan.masks is not None and mask is not None and mask.any():
+                bits = np.unpackbits(plan.masks.bits[mask][0].view(np.uint8), bitorder="little")
+                values[i, bits[:VOCAB] == 0] = -np.inf
+        order = np.argsort(-values, axis=1, kind="stable")[:, : plan.num_candidates]
+        best = np.take_along_axis(values, order, 1)
+        return Candidates(lines, order.astype(np.int32), best)
 
     def _draw(self, row: FakeRow, chain: int) -> int:
         start = row.start

@@ -21,6 +21,12 @@ EXPECTED = {
     "per_prompt_params.py": ["three different answers:", "(stop)", "(length)", "': -"],
     "streaming_results.py": ["0: '", "5: '", "6: prompt 6: the prompt is empty", "callback"],
     "structured.py": ['"country": "', "The country is France.", "1914"],
+    "logits_processors.py": ["as it is   '", "no repeats '", "no digits  '"],
+    "tool_calls.py": ["Paris? -> get_weather({'city': 'Paris'})", "get_population("],
+    "beam_search.py": ["Paris", "(length)", "likeliest years: ['", "1989"],
+    "score_continuations.py": ["> Paris", "what the model would write itself", "of 5 right"],
+    "job.py": ["6 of 6 rows answered, 0 of them before", "  a lemon: "],
+    "scored_job.py": ["6 of 6 rows answered", "normalised_match ", "results/capitals.html"],
     "plan.py": ["1 group of 26 prompts", "KV blocks", "time"],
 }
 HAVE_THEIR_OWN_TEST = {"shared_prefix.py", "demo.py"}
@@ -91,6 +97,15 @@ def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: 
     script.write_text(re.findall(r"```python\n(.*?)```", readme(), re.S)[0], encoding="utf-8")
     claimed = readme().split("What comes out:")[1].split("```")[1]
     assert run(script, cwd=tmp_path).strip() == claimed.strip()
+
+
+def test_the_page_on_outputs_runs(default_model: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 4
+    script = tmp_path / "outputs.py"
+    script.write_text("\n".join(blocks).replace('"smollm2"', repr(str(default_model))), "utf-8")
+    run(script, cwd=tmp_path)
 
 
 def test_the_prompts_are_as_many_and_as_varied_as_promised() -> None:

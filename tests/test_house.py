@@ -110,11 +110,15 @@ def test_urls_are_opened_by_the_fetchers_alone() -> None:
     assert found == []
 
 
-def test_no_broad_except_but_at_the_command_line_door() -> None:
+# The doors behind which anything may be raised: the command line, and functions of a caller's.
+MAY_CATCH_ANYTHING = {"quire/cli/exits.py", "quire/sampling/lanes.py"}
+
+
+def test_no_broad_except_but_at_the_doors() -> None:
     found = [
         f"{name}:{node.lineno}"
         for name, tree in modules()
-        if name != "quire/cli/exits.py"
+        if name not in MAY_CATCH_ANYTHING
         for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
@@ -157,7 +161,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_architecture_page_names_every_room_and_no_other() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     tree = page.split("## The rooms")[1].split("```")[1]
-    named = set(re.findall(r"^  ([a-z_]+(?:/|\.py))", tree, flags=re.MULTILINE))
+    named = set(re.findall(r"^  ([a-z_0-9]+(?:/|\.py))", tree, flags=re.MULTILINE))
     rooms = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     files = {path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")}
     assert named == rooms | files
@@ -191,7 +195,7 @@ def test_sizes_stay_within_their_fences() -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "check", "size", "setup"])
+@pytest.mark.parametrize("name", ["demo", "test", "check", "size", "setup", "browser"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     script = ROOT / "scripts" / name
     assert script.stat().st_mode & 0o111

@@ -20,6 +20,20 @@ NAN, INF = float("nan"), float("inf")
 GIB = 1 << 30
 
 # For each honoured option, values that are taken (with what becomes of them) ...
+
+
+class Nudge:
+    """What a class needs to pass for a logits processor."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: Any) -> None: ...
+
+    def apply(self, logits: Any) -> Any:
+        return logits
+
+
 TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "tokenizer": [("some/tokenizer", "some/tokenizer"), (Path("/a"), "/a")],
     "tokenizer_mode": [("auto", "auto"), ("hf", "hf")],
@@ -29,7 +43,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
         *(("float16", "float16"), ("float32", "float32")),
     ],
-    "quantization": [("none", None)],
+    "quantization": [("none", "none"), ("int8", "int8")],
     "revision": [("main", "main")],
     "tokenizer_revision": [("main", "main")],
     "chat_template": [("{{ x }}", "{{ x }}"), (Path("t.jinja"), "t.jinja")],
@@ -53,6 +67,9 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "logprobs_mode": [("processed_logits", "processed_logits")],
     "generation_config": [("vllm", "vllm"), ("/folder", "/folder")],
     "override_generation_config": [({"top_k": 5}, {"top_k": 5})],
+    "logits_processors": [([Nudge], (Nudge,)), ([f"{__name__}:Nudge"], (Nudge,))],
+    "reasoning_parser": [("qwen3", "<think>"), ("mistral", "[THINK]"), ("", "")],
+    "tool_call_parser": [("llama3_json", "llama3"), ("hermes", "hermes")],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
     "batch_invariant": [(True, True)],
 }
@@ -87,6 +104,9 @@ BAD: dict[str, list[Any]] = {
     "generation_config": [3],
     "override_generation_config": [[]],
     "device": ["cuda:1"],
+    "logits_processors": ["a:B", [Path], ["no_such_module:X"], ["json:NoSuch"], [lambda: 0], 5],
+    "reasoning_parser": ["nobody", 3],
+    "tool_call_parser": ["nobody", 3],
     "batch_invariant": [1],
 }
 
@@ -148,7 +168,6 @@ def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("quantization", "int8"),
         ("quantization", "fp8"),
         ("quantization", "awq"),
         ("kv_cache_dtype", "fp8"),
@@ -157,6 +176,8 @@ def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
         ("load_format", "bitsandbytes"),
         ("hf_overrides", lambda config: config),
         ("device", "tpu"),
+        ("reasoning_parser", "granite"),
+        ("tool_call_parser", "qwen3_coder"),
     ],
 )
 def test_a_value_that_exists_elsewhere_is_not_supported(name: str, value: Any) -> None:
@@ -274,7 +295,7 @@ def test_a_dict_option_is_copied() -> None:
 
 @pytest.mark.parametrize(
     ("facts", "tokens", "seqs"),
-    [(cpu(), 1024, 256), (gpu(24, "bfloat16"), 8192, 256), (gpu(80, "bfloat16"), 16384, 1024)],
+    [(cpu(), 1024, 256), (gpu(24, "bfloat16"), 8192, 256), (gpu(80, "bfloat16"), 16384, 2048)],
 )
 def test_defaults_follow_the_device(facts: DeviceFacts, tokens: int, seqs: int) -> None:
     config = resolve(Options(), spec(), facts)

@@ -278,7 +278,6 @@ def test_greedy_copies_have_one_form_and_the_original_keeps_its_own() -> None:
 
 
 REFUSED: list[dict[str, Any]] = [
-    {"logits_processors": [lambda ids, logits: logits]},
     {"n": 2, "best_of": 3},
     {"thinking_token_budget": 0},
     {"thinking_token_budget": 100},
@@ -316,7 +315,7 @@ def test_refused_parameters_that_ask_for_nothing_pass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_clone", True), ("extra_args", {"a": 1}), ("routed_experts_prompt_start", 3)],
+    [("skip_clone", True), ("routed_experts_prompt_start", 3)],
 )
 def test_a_moot_parameter_warns_with_the_reason(name: str, value: Any) -> None:
     assert PARAMS_STATUS[name].kind == "moot"

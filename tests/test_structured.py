@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import InvalidGrammar, InvalidParams
 from quire.sampling_params import GuidedDecodingParams
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.landing import Landing
 from tests.tiny_llm import tiny_llm
 
 PERSON = {
@@ -143,7 +143,7 @@ def test_forced_tokens_cost_no_step_and_change_nothing(
     before = engine.num_steps
     jumped = texts(llm, params)
     num_steps = engine.num_steps - before
-    monkeypatch.setattr(Scheduler, "_jump_ahead", lambda self, row: False)
+    monkeypatch.setattr(Landing, "_jump_ahead", lambda self, row: False)
     before = engine.num_steps
     assert texts(llm, params)[0] == jumped[0]
     assert num_steps < 0.6 * (engine.num_steps - before)
@@ -172,7 +172,7 @@ def test_preempted_rows_stay_valid_and_equal(llm: LLM) -> None:
 
     def disturbed() -> Any:
         if next(turns) % 3 == 2 and scheduler.num_running > 1:
-            scheduler._make_room()
+            scheduler._preemption.make_room()
         return schedule()
 
     scheduler.schedule = disturbed  # type: ignore[method-assign]

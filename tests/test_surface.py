@@ -86,7 +86,7 @@ def test_validation_errors_have_the_name_scripts_catch() -> None:
     assert VLLMValidationError is InvalidRequest
 
 
-@pytest.mark.parametrize("name", ["LLMEngine", "AsyncLLM", "AsyncLLMEngine", "Job"])
+@pytest.mark.parametrize("name", ["LLMEngine", "AsyncLLM", "AsyncLLMEngine"])
 def test_what_is_not_built_says_so_when_used(name: str) -> None:
     kind: Any = getattr(quire, name)
     for use in (kind, kind.from_engine_args):

@@ -12,6 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from quire.cache.prefix import Past, PrefixIndex
+from quire.cache.scores import ScoreShelf
 from quire.request import Ints
 
 
@@ -29,6 +30,7 @@ class BlockPool:
         self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
         self._index = PrefixIndex()
+        self.scores = ScoreShelf()  # of the tokens in published blocks
 
     @property
     def num_free(self) -> int:
@@ -45,6 +47,7 @@ class BlockPool:
         while len(self._empty) < count:
             block, _ = self._idle.popitem(last=False)
             self._index.forget(block)
+            self.scores.drop(block)
             self._empty.append(block)
         taken = np.array(self._empty[len(self._empty) - count :][::-1], np.int32)
         del self._empty[len(self._empty) - count :]
@@ -84,7 +87,7 @@ class BlockPool:
             block_bytes=4 * self.block_size,
             most=whole if most is None else min(whole, most),
         )
-        return np.fromiter(found, np.int32)
+        return np.array(found, np.int32)
 
     def num_idle_in(self, blocks: Ints) -> int:
         """How many of `blocks` sharing would take out of the free ones."""
@@ -102,6 +105,7 @@ class BlockPool:
         if self.num_used:
             return False
         self._index = PrefixIndex()
+        self.scores.clear()
         self._empty.extend(self._idle)
         self._idle.clear()
         return True

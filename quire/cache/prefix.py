@@ -12,8 +12,6 @@ block_size 4, published [7 7 7 7] (serial 1) and behind it [8 8 8 8] (serial 2):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 # The serial of a published block, or, before the first block, what the prompt's cache is
 # salted with.
 Past = int | str
@@ -27,6 +25,9 @@ class PrefixIndex:
         self._key_of: dict[int, tuple[Past, bytes]] = {}
         self._serial_of: dict[int, int] = {}
         self._last_serial = 0
+        # What the last match found, with its root and the bytes of all of it: prompts that
+        # share a preamble come one after the other, and it is long.
+        self._last_match: tuple[str, bytes, list[int]] = ("", b"", [])
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -34,15 +35,21 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._key_of
 
-    def match(self, tokens: bytes, root: str, *, block_bytes: int, most: int) -> Iterator[int]:
+    def match(self, tokens: bytes, root: str, *, block_bytes: int, most: int) -> list[int]:
         """The published blocks that begin `tokens`, at most `most` of them."""
+        found: list[int] = []
         past: Past = root
-        for i in range(most):
+        last_root, beginning, blocks = self._last_match
+        if blocks and root == last_root and len(blocks) <= most and tokens.startswith(beginning):
+            found, past = blocks.copy(), self._serial_of[blocks[-1]]
+        for i in range(len(found), most):
             block = self._block_of.get((past, tokens[i * block_bytes : (i + 1) * block_bytes]))
             if block is None:
-                return
-            yield block
+                break
+            found.append(block)
             past = self._serial_of[block]
+        self._last_match = root, tokens[: len(found) * block_bytes], found.copy()
+        return found
 
     def publish(self, block: int, past: Past, tokens: bytes) -> int:
         """Make `block` findable; returns the serial of the block published for this content.
@@ -64,5 +71,6 @@ class PrefixIndex:
         return self._serial_of[block]
 
     def forget(self, block: int) -> None:
+        self._last_match = ("", b"", [])
         del self._block_of[self._key_of.pop(block)]
         del self._serial_of[block]

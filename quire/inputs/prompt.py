@@ -8,7 +8,7 @@ keeps the others from passing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class RequestMaker:
 
     `pool_tokens` is what the whole KV pool holds. `eos_ids` end an answer without a stop reason;
     `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
+    `processors` says which functions edit a request's logits; its own where nobody else does.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class RequestMaker:
         more_eos_ids: Iterable[int] = (),
         llm_seed: int = 0,
         max_logprobs: int = -1,
+        processors: Callable[[SamplingParams], tuple[Callable[..., Any], ...]] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._processors = processors or _own_processors
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
         self._eos_ids = frozenset(int(i) for i in eos_ids)
@@ -219,6 +222,7 @@ class RequestMaker:
             priority=priority,
             arrival=arrival,
             cache_salt=prompt.cache_salt,
+            processors=self._processors(params),
         )
 
     def _truncated(
@@ -257,6 +261,10 @@ class RequestMaker:
                 parameter="prompt",
                 value=count,
             )
+
+
+def _own_processors(params: SamplingParams) -> tuple[Callable[..., Any], ...]:
+    return tuple(params.logits_processors or ())
 
 
 def _at(result: Request | QuireError, index: int) -> Request | QuireError:

@@ -16,21 +16,32 @@ TAGS = (
 )
 
 
-def split_reasoning(text: str, *, began_in_prompt: bool = False) -> tuple[str | None, str]:
+def split_reasoning(
+    text: str, *, began_in_prompt: bool = False, tag: str = ""
+) -> tuple[str | None, str]:
     """(reasoning, the rest): "<think>a</think>b" -> ("a", "b"), "b" -> (None, "b").
 
     Reasoning stands at the beginning or not at all. A closing tag alone ends reasoning that the
     prompt began, as chat templates do; one that never comes leaves no answer. With
     `began_in_prompt`, a text without a closing tag is all reasoning. White space around both
-    parts is dropped where there is reasoning.
+    parts is dropped where there is reasoning. With `tag`, only the pair that it opens counts.
     """
-    body = text.lstrip()
-    for opening, closing in TAGS:
+    body, pairs = text.lstrip(), _pairs(tag)
+    for opening, closing in pairs:
         if body.startswith(opening):
             thought, closed, rest = body[len(opening) :].partition(closing)
             return thought.strip(), rest.strip() if closed else ""
-    for opening, closing in TAGS:
+    for opening, closing in pairs:
         thought, closed, rest = body.partition(closing)
         if closed and opening not in thought:
             return thought.strip(), rest.strip()
     return (text.strip(), "") if began_in_prompt else (None, text)
+
+
+def opens_reasoning(prompt: str, tag: str = "") -> bool:
+    """Whether a prompt ends inside reasoning that it opened itself, as some templates do."""
+    return prompt.rstrip().endswith(tuple(opening for opening, _ in _pairs(tag)))
+
+
+def _pairs(tag: str) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for pair in TAGS if not tag or pair[0] == tag)

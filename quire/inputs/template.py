@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import Environment, StrictUndefined, Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -29,7 +29,8 @@ _MAX_COUNT = 10**6  # of all the numbers that the `range`s of one rendering give
 _WIDE_FORMAT = re.compile(
     r"\d{6}|%[^%a-z]*\*|\{[^}]*\{"
 )  # a wide field, or a width to be filled in
-_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+# What a template may raise, besides RecursionError.
+FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _GenerationTag(Extension):
@@ -164,6 +165,34 @@ def _environment() -> _Sandbox:
     return sandbox
 
 
+def strict_sandbox() -> Environment:
+    """The sandbox for templates that a user wrote over names of his own: a name that is not
+    there is an error, and white space stays as it is written."""
+    return _environment().overlay(
+        undefined=StrictUndefined,
+        trim_blocks=False,
+        lstrip_blocks=False,
+        keep_trailing_newline=True,
+    )
+
+
+def bounded(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """What one rendering sees: the variables, and a `range` that does not count for ever."""
+    return {"range": _counting_range(), **variables}
+
+
+def render_bounded(template: Template, variables: Mapping[str, Any]) -> str:
+    """The template's text; SecurityError where it writes without end."""
+    parts: list[str] = []
+    written = 0
+    for part in template.generate(bounded(variables)):
+        parts.append(part)
+        written += len(part)
+        if written > _MAX_CHARACTERS:
+            raise SecurityError(f"it wrote more than {_MAX_CHARACTERS} characters")
+    return "".join(parts)
+
+
 class ChatTemplate:
     """One template, compiled.
 
@@ -191,22 +220,12 @@ class ChatTemplate:
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text of a chat; whatever the template raises becomes an InvalidPrompt."""
-        parts: list[str] = []
-        written = 0
         try:
-            for part in self._run(variables):
-                parts.append(part)
-                written += len(part)
-                if written > _MAX_CHARACTERS:
-                    raise SecurityError(f"it wrote more than {_MAX_CHARACTERS} characters")
+            return render_bounded(self._template, variables)
         except RecursionError:
             raise self._failed("it calls itself without end") from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._failed(str(error)) from error
-        return "".join(parts)
-
-    def _run(self, variables: Mapping[str, Any]) -> Iterator[str]:
-        return self._template.generate(**{"range": _counting_range(), **variables})
 
     def _failed(self, reason: str) -> InvalidPrompt:
         return InvalidPrompt(

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from quire.errors import InvalidParams
 from quire.inputs.pythonic import read_pythonic_calls
 from quire.inputs.reasoning import split_reasoning
+from quire.outputs import ToolCall
 from quire.param_rules import fail
 
 Format = Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic"]
@@ -36,14 +37,6 @@ _decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A function the model wants called."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedAnswer:
     """An answer in its parts; `content` is what is left of the text, "" if nothing is."""
 
@@ -53,15 +46,16 @@ class ParsedAnswer:
 
 
 def parse_tool_calls(
-    text: str, format: Format = "auto", *, began_in_prompt: bool = False
+    text: str, format: Format = "auto", *, began_in_prompt: bool = False, tag: str = ""
 ) -> ParsedAnswer:
     """The parts of an answer.
 
     'Let me see.<tool_call>{"name": "f", "arguments": {}}</tool_call>' has the content "Let me
     see." and one call. "auto" goes by the marks in the text; "none" splits off reasoning only.
-    `began_in_prompt`: the prompt ended inside the reasoning.
+    `began_in_prompt`: the prompt ended inside the reasoning. `tag`: what opens reasoning, if
+    only that does.
     """
-    reasoning, content = split_reasoning(text, began_in_prompt=began_in_prompt)
+    reasoning, content = split_reasoning(text, began_in_prompt=began_in_prompt, tag=tag)
     chosen = _recognised(content) if format == "auto" else format
     if chosen == "none":
         return ParsedAnswer(reasoning, content)

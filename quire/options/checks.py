@@ -4,6 +4,7 @@ could but is not built."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,14 +83,14 @@ def kv_dtype(name: str, value: Any) -> str:
     )
 
 
-def quantization(name: str, value: Any) -> None:
-    """None and "none": the weights stay as they are stored, but for the dtype."""
-    if value == "none":
-        return
+def quantization(name: str, value: Any) -> str:
+    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU."""
     if not isinstance(value, str):
         fail(InvalidOption, name, "None or a string", value)
+    if value in ("none", "int8"):
+        return value
     raise NotSupported(
-        f"{name}={show(value)} is not built. Leave it out: weights are computed in `dtype`. "
+        f"{name}={show(value)} is not built. Leave it out, or use 'int8' (on a CPU) or 'none'. "
         "Quantised GGUF files load as they are."
     )
 
@@ -128,6 +129,36 @@ def max_model_len(name: str, value: Any) -> int | None:
 
 def seed(name: str, value: Any) -> int:
     return whole(InvalidOption, name, value, low=MIN_SEED, high=MAX_SEED)
+
+
+def processors(name: str, value: Any) -> tuple[type[Any], ...]:
+    """Classes of logits processors, or where to find them: "my_module:MyProcessor"."""
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        fail(InvalidOption, name, 'a list of classes or of "module:Class"', value)
+    return tuple(_processor(name, one) for one in value)
+
+
+def _processor(name: str, given: Any) -> type[Any]:
+    found = _imported(name, given) if isinstance(given, str) else given
+    methods = ("is_argmax_invariant", "update_state", "apply")
+    if not isinstance(found, type) or not all(hasattr(found, method) for method in methods):
+        hint = "Functions of one request go into SamplingParams(logits_processors=...)."
+        fail(InvalidOption, name, f"made of classes with {', '.join(methods)}", given, hint)
+    if missing := getattr(found, "__abstractmethods__", None):
+        rule = f"made of finished classes; {found.__name__} lacks {', '.join(sorted(missing))}"
+        fail(InvalidOption, name, rule, given)
+    return found
+
+
+def _imported(name: str, given: str) -> Any:
+    module, _, path = given.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        fail(InvalidOption, name, 'made of "module:Class" that can be imported', given, f"{error}.")
+    return found
 
 
 def hf_token(name: str, value: Any) -> bool | str:

@@ -7,9 +7,10 @@ said in `EngineConfig.notes`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire.config import EngineConfig
-from quire.errors import InvalidOption
+from quire.errors import InvalidOption, NotSupported
 from quire.options.parse import Options
 from quire.param_rules import fail
 from quire.spec import ModelSpec
@@ -21,7 +22,7 @@ MAX_WAIT = 60.0
 # Ctrl-C is quick; prefill gains nothing from more.
 CPU_TOKENS, CPU_SEQS = 1024, 256
 GPU_TOKENS, GPU_SEQS = 8192, 256
-BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 1024
+BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 2048
 GPU_REPEAT = 32
 
 
@@ -35,21 +36,30 @@ class DeviceFacts:
     memory_free: int  # bytes
     num_cores: int
     fast_dtypes: tuple[str, ...] = ()
+    # Whether what is computed in float32 or in bytes has bits that no batch changes, at no cost.
+    steady_kernels: bool = False
 
 
-def resolve(options: Options, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:
-    """Decide everything the engine runs with."""
+def resolve(
+    options: Options, spec: ModelSpec, facts: DeviceFacts, *, int8_fits: str = ""
+) -> EngineConfig:
+    """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
+    this model on this device, where it is."""
     if options.device is not None and options.device != facts.device:
         hint = f"This machine offers {facts.device!r}."
         fail(InvalidOption, "device", "a device that is there", options.device, hint)
     notes: list[str] = []
     on_gpu = facts.device == "cuda"
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
+    classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
+    quantization = _quantization(options, facts, int8_fits, notes)
+    dtype = "float32" if quantization else options.dtype or _dtype(spec, facts, notes)
+    batch_invariant = _batch_invariant(options, facts, dtype)
     return EngineConfig(
         device=facts.device,
-        dtype=options.dtype or _dtype(spec, facts, notes),
-        quantization=options.quantization,
+        dtype=dtype,
+        quantization=quantization,
         max_model_len=_max_model_len(options, spec),
         block_size=options.block_size or DEFAULT_BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
@@ -57,7 +67,7 @@ def resolve(options: Options, spec: ModelSpec, facts: DeviceFacts) -> EngineConf
         enable_prefix_caching=options.enable_prefix_caching is not False,
         depth=2 if overlap else 1,
         max_repeat=GPU_REPEAT if on_gpu else 1,
-        batch_invariant=options.batch_invariant is True,
+        batch_invariant=batch_invariant,
         seed=options.seed,
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
@@ -70,8 +80,49 @@ def resolve(options: Options, spec: ModelSpec, facts: DeviceFacts) -> EngineConf
         skip_tokenizer_init=options.skip_tokenizer_init,
         trust_remote_code=options.trust_remote_code,
         max_wait=MAX_WAIT,
+        # Merging two partial results rounds differently from reading all at once, unless the
+        # kernels add up in the same order either way.
+        prefix_groups=facts.steady_kernels or not batch_invariant,
         notes=tuple(notes),
+        reasoning_parser=options.reasoning_parser,
+        tool_call_parser=options.tool_call_parser,
+        batch_processors=tuple(c for c in classes if not _is_adapter(c)),
+        request_processors=tuple(c for c in classes if _is_adapter(c)),
     )
+
+
+def _is_adapter(processor: type[Any]) -> bool:
+    """Whether a class of logits processors works request by request."""
+    return hasattr(processor, "new_req_logits_processor")
+
+
+def _quantization(
+    options: Options, facts: DeviceFacts, int8_fits: str, notes: list[str]
+) -> str | None:
+    """ "int8" where it was asked for, or where nothing was and it fits."""
+    if options.quantization == "int8":
+        if facts.device != "cpu":
+            raise NotSupported(
+                "quantization='int8' is built for CPUs. Leave it out, or set device='cpu'."
+            )
+        if options.dtype not in (None, "float32"):
+            raise NotSupported(
+                f"quantization='int8' with dtype={options.dtype!r}: what is not in bytes is "
+                "computed in float32. Leave dtype out."
+            )
+        return "int8"
+    if options.quantization is None and options.dtype is None and int8_fits:
+        notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
+        return "int8"
+    return None
+
+
+def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
+    """On by itself where it costs nothing: such kernels add up in one order, in float32 as in
+    bytes, whose sums are exact."""
+    if options.batch_invariant is None:
+        return facts.steady_kernels and dtype == "float32"
+    return options.batch_invariant
 
 
 def _dtype(spec: ModelSpec, facts: DeviceFacts, notes: list[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 MOOT: dict[str, dict[str, Any]] = {
+    "chat() splits reasoning off every answer, into `reasoning`.": {"enable_reasoning": False},
     "Metrics are filled on every output, and steps are not logged.": {
         "disable_log_stats": True,
         "aggregate_engine_logging": False,

@@ -46,6 +46,9 @@ class Options:
     logprobs_mode: str = "raw_logprobs"
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
+    logits_processors: tuple[type[Any], ...] | None = None
+    reasoning_parser: str = ""
+    tool_call_parser: str | None = None
     device: str | None = None
     batch_invariant: bool | None = None
 

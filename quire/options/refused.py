@@ -75,15 +75,10 @@ REFUSED: dict[str, dict[str, Any]] = {
         "enable_lora_bias": False,
         "enable_prompt_adapter": False,
     },
-    "Use logit_bias, allowed_token_ids or bad_words of SamplingParams.": {
-        "logits_processors": None,
-    },
-    "Leave it out: `text` holds the whole answer, reasoning included.": {
-        "reasoning_parser": "",
+    "Name one of the parsers that are there in reasoning_parser.": {
         "reasoning_parser_plugin": None,
-        "reasoning_config": None,
-        "enable_reasoning": False,
     },
+    "Leave it out, and bound the answer by max_tokens.": {"reasoning_config": None},
     "Pass text or token ids.": {"enable_prompt_embeds": False, "enable_mm_embeds": False},
     "Only token ids, text and logprobs are returned.": {
         "enable_return_routed_experts": False,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from quire.options import checks
 from quire.options.checks import Check
 from quire.options.moot import MOOT
+from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.refused import REFUSED
 
 Kind = Literal["honoured", "moot", "refused"]
@@ -82,7 +83,13 @@ HONOURED: tuple[Option, ...] = (
         "auto: the stored type where it is fast, else bfloat16 where that is, else float32. "
         "half, float16, bfloat16, float and float32 are taken as they are.",
     ),
-    _honoured("quantization", None, checks.quantization, 'None or "none"; no other is built yet.'),
+    _honoured(
+        "quantization",
+        None,
+        checks.quantization,
+        '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. None: int8 '
+        "for GGUF models on a CPU where that is fast and accurate enough and no dtype is given.",
+    ),
     _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
     _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
     _honoured("chat_template", None, checks.text, "A Jinja template, or the path of one."),
@@ -108,7 +115,7 @@ HONOURED: tuple[Option, ...] = (
         checks.max_model_len,
         'Prompt and answer together; None, -1 and "auto" are the model\'s length.',
     ),
-    _honoured("max_num_seqs", None, _ROWS, "Rows on the device: 1024 (GPU of 70 GiB), else 256."),
+    _honoured("max_num_seqs", None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB), else 256."),
     _honoured(
         "max_num_batched_tokens",
         None,
@@ -160,6 +167,27 @@ HONOURED: tuple[Option, ...] = (
         None,
         checks.mapping,
         "Single defaults that replace those of generation_config.",
+    ),
+    _honoured(
+        "logits_processors",
+        None,
+        checks.processors,
+        'Classes (or "module:Class") that edit the logits of every row; one that derives from '
+        "AdapterLogitsProcessor gives single requests a function of their own.",
+    ),
+    _honoured(
+        "reasoning_parser",
+        "",
+        reasoning_parser,
+        'Whose tags split reasoning off an answer: "deepseek_r1", "qwen3", "mistral" ...; by '
+        "default those that the answer begins with.",
+    ),
+    _honoured(
+        "tool_call_parser",
+        None,
+        tool_call_parser,
+        'How tool calls are written: "hermes", "llama3_json", "mistral", "pythonic" ...; by '
+        "default what the answer looks like, where chat() was given tools.",
     ),
     _honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
     _honoured(

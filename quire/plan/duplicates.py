@@ -24,7 +24,7 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
     duplicates: dict[int, int] = {}
     for index, (request, prompt) in enumerate(zip(requests, first_equal.tolist(), strict=True)):
         params = request.params
-        if prompt not in repeated or not _is_repeatable(params):
+        if prompt not in repeated or request.continuations or not _is_repeatable(params):
             continue
         if id(params) not in parameters:
             parameters[id(params)] = _parameters_key(params)
@@ -35,6 +35,7 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
             request.eos_ids,
             request.stop_ids,
             request.priority,
+            _frozen(request.search),
             0 if params.temperature == 0 else request.noise_key,
         )
         first = seen.setdefault(key, index)

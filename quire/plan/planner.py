@@ -88,16 +88,20 @@ class Planner:
         """What each request finds: of this plan's own prompts, or what was there before."""
         if not self.config.enable_prefix_caching:
             return np.zeros(len(requests), np.int32)
-        # A position whose logprob is wanted has to be computed, so these read nothing.
-        no_read = frozenset(
-            i
-            for i, r in enumerate(requests)
-            if r.params.skip_reading_prefix_cache or r.params.prompt_logprobs is not None
-        )
-        found = tree.cached_tokens(order, no_read=no_read)
+        wanted = [r.params.prompt_logprobs for r in requests]
+        scored = np.array([each is not None for each in wanted], np.bool_)
+        skip = np.array([r.params.skip_reading_prefix_cache for r in requests], np.bool_)
+        found = tree.cached_tokens(order, no_read=frozenset(np.flatnonzero(scored | skip).tolist()))
         if len(before):
-            readers = np.array([i not in no_read for i in range(len(requests))])
+            readers = ~(scored | skip)
             found = np.where(readers, np.maximum(found, np.asarray(before, np.int32)), found)
+        for num_top in {each for each in wanted if each is not None}:
+            # A position whose logprob is wanted has to be computed, unless somebody wanted as many
+            # before. Then all blocks but the last are read.
+            enough = np.array([each is not None and _has(each, num_top) for each in wanted])
+            theirs = tree.keep(enough).cached_tokens(order[enough[order]])
+            mine = ~skip & np.array([each == num_top for each in wanted])
+            found = np.where(mine, np.maximum(theirs - self.config.block_size, 0), found)
         return found.astype(np.int32)
 
     def _estimate(
@@ -145,6 +149,11 @@ class Planner:
                 f"(the first is prompt {too_long[0]}) and will fail alone"
             )
         return tuple(notes)
+
+
+def _has(num_top: int, wanted: int) -> bool:
+    """Whether logprobs of `num_top` tokens (-1: all) hold those of `wanted`."""
+    return num_top == -1 or 0 <= wanted <= num_top
 
 
 def _order(

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.request import Ints
 from quire.sampling.rows import Call, Flags, Lines, Slots
 from quire.sampling.scan import index
-from quire.step import RowStart
+from quire.step import Masks, RowStart
 
 _NO_TOKEN = -2
 _ANY_TOKEN = -1
@@ -69,33 +69,64 @@ class RowTokens:
 class GrammarMask:
     """The tokens that the plan's masks allow."""
 
-    def start(self, start: RowStart) -> None:
-        """Masks come with the plan; nothing is kept."""
-
-    def end(self, rows: Ints) -> None:
-        """Nothing was kept."""
-
     def wanted(self, call: Call) -> Flags:
         if call.masks is None:
             return np.zeros(len(call), np.bool_)
         return np.isin(call.rows, call.masks.rows)
 
-    def apply(self, logits: Tensor, call: Call) -> None:
+    def copy(self, logits: Tensor, call: Call) -> Tensor:
+        """The logits in float32, anew, with every token at -inf that a line's mask forbids."""
         lines = np.flatnonzero(self.wanted(call))
         if call.masks is None or len(lines) == 0:
-            return
-        call.masks.wait()
-        mask_of = {int(row): number for number, row in enumerate(call.masks.rows)}
-        chosen = call.masks.bits[[mask_of[int(row)] for row in call.rows[lines]]]
-        words = torch.from_numpy(chosen.view(np.int32)).to(logits.device)
-        shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+            return logits.to(torch.float32, copy=True)
+        bits = _bits(call.masks, call.rows[lines])
+        offsets = _offsets(bits, logits.shape[1], logits.device)
+        if len(lines) == len(call):
+            return torch.add(logits, offsets, out=offsets)
+        copied = logits.to(torch.float32, copy=True)
+        copied[index(lines, logits.device)] += offsets
+        return copied
+
+    def refused(self, call: Call, tokens: Tensor, lines: Lines) -> Lines:
+        """Those of `lines`, all with a mask, whose mask forbids the token they drew."""
+        if call.masks is None or len(lines) == 0:
+            return lines
+        bits = _bits(call.masks, call.rows[lines])
+        drawn = tokens[index(lines, tokens.device)].cpu().numpy()
+        known = drawn < 32 * bits.shape[1]
+        words = bits[np.arange(len(lines)), np.where(known, drawn, 0) // 32]
+        allowed = known & ((words >> (drawn % 32).astype(np.uint32)) & 1).astype(np.bool_)
+        forbidden: Lines = lines[~allowed]
+        return forbidden
+
+
+def _bits(masks: Masks, rows: Lines) -> npt.NDArray[np.uint32]:
+    """The masks of these rows, once they are filled."""
+    masks.wait()
+    mask_of = {row: number for number, row in enumerate(masks.rows.tolist())}
+    return masks.bits[[mask_of[row] for row in rows.tolist()]]
+
+
+# What the eight tokens of a byte of a mask get added: nothing where its bit is set.
+_OF_BYTE = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+).astype(np.float32)
+
+
+def _offsets(bits: npt.NDArray[np.uint32], vocab_size: int, device: torch.device) -> Tensor:
+    """0 for every allowed token of each line, -inf for the others. [lines, vocab_size]"""
+    if device.type == "cpu":
+        # Looking bytes up and adding is several times faster than choosing token by token.
+        offsets = torch.from_numpy(np.take(_OF_BYTE, bits.view(np.uint8), axis=0)).flatten(1)
+    else:
+        words = torch.from_numpy(bits.view(np.int32)).to(device)
+        shifts = torch.arange(32, dtype=torch.int32, device=device)
         allowed = (words[:, :, None] >> shifts).bitwise_and_(1).bool().flatten(1)
-        line = index(lines, logits.device)
-        edited = torch.full_like(logits[line], -torch.inf)
-        width = min(allowed.shape[1], logits.shape[1])  # a token without a bit is not allowed
-        some, allowed = logits[line][:, :width], allowed[:, :width]
-        edited[:, :width] = some.masked_fill(~allowed, -torch.inf)
-        logits[line] = edited
+        offsets = torch.where(allowed, 0.0, -torch.inf)
+    missing = vocab_size - offsets.shape[1]
+    if missing > 0:  # a token without a bit is not allowed
+        return torch.nn.functional.pad(offsets, (0, missing), value=-torch.inf)
+    return offsets[:, :vocab_size]
 
 
 class AllowedTokens:

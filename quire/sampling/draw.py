@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.native.noise import can_search, candidates
 from quire.sampling.scan import flat_at_least, flat_nonzero
 from quire.sampling.seeds import (
     LANE,
@@ -59,6 +60,26 @@ def draw_from_all(scores: Tensor, top: Tensor, top_tokens: Tensor, keys: NoiseKe
     `top` and `top_tokens` are each line's largest score and where it is.
     """
     to_beat = top + noise(top_tokens[:, None], keys)[:, 0]
+    if scores.dtype == torch.float32 and can_search(scores):
+        return _draw_natively(scores, to_beat, top_tokens, keys)
+    return _draw_by_blocks(scores, to_beat, top_tokens, keys)
+
+
+def _draw_natively(scores: Tensor, to_beat: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:
+    """C leaves next to nothing of each line; a line it cannot decide is searched here."""
+    words = (keys.low, keys.high, keys.sample, keys.position)
+    few = candidates(scores, to_beat, *words)
+    noisy = few.score + gumbel(few.uniform)
+    drawn = _winners(few.line, few.token, noisy, to_beat, top_tokens)
+    if few.crowded.any():
+        rest = few.crowded
+        drawn[rest] = _draw_by_blocks(
+            scores[rest], to_beat[rest], top_tokens[rest], keys.take(rest)
+        )
+    return drawn
+
+
+def _draw_by_blocks(scores: Tensor, to_beat: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:
     step = max(1, _num_blocks(scores) * LANES // scores.shape[1])
     whole, bound = _as_array(scores), _as_array(_bound(to_beat))
     found = []
@@ -89,7 +110,8 @@ def _search(scores: Array, bound: Array, keys: NoiseKeys) -> Iterator[tuple[Arra
         chances = uniform(blocks(torch.as_tensor(some)[None, :], keys)[: len(lanes)])
         theirs = lanes if len(some) == len(nearest) else _pick(lanes, some)
         # -log1p(-u) >= u, so the noise is at most -log(u): u <= exp(score - bound) must hold.
-        hits = _flat(xp.exp(theirs - bound) >= chances)
+        # No u is above 1, so nothing is lost by an exponential that cannot overflow.
+        hits = _flat(xp.exp((theirs - bound).clip(max=0)) >= chances)
         size = len(scores) * len(some)
         line, block = hits % size // len(some), some[hits % len(some)]
         token = block // LANE * TILE + hits // size * LANE + block % LANE

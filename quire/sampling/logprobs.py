@@ -1,8 +1,9 @@
-"""Log-probabilities as TokenLogprobs: the token's own, its rank, and the likeliest tokens'."""
+"""Log-probabilities: the token's own, its rank, and the likeliest tokens'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,6 +42,41 @@ def token_logprobs(
         top_ids, top_logprobs = other_ids[line, some], theirs[line, some]
         answer.append(TokenLogprobs(token, logprob, rank, top_ids, top_logprobs))
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Given tokens under given values, still on the device: one line each."""
+
+    logprobs: Tensor  # float32 [tokens]
+    ranks: Tensor  # int64 [tokens]
+    top_ids: Tensor  # int64 [tokens, k]
+    top_logprobs: Tensor  # float32 [tokens, k]
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.logprobs, self.ranks, self.top_ids, self.top_logprobs
+
+
+def score_tokens(
+    values: Tensor, shared_lines: Tensor, tokens: Tensor, num_top: int
+) -> ScoredTokens:
+    """tokens[i] under line i of values [lines, vocab], float32; tokens beyond the lines under
+    those that `shared_lines` names."""
+    first, others = tokens[: len(values)], tokens[len(values) :]
+    parts = [_score_lines(values, first, likeliest(values, num_top))]
+    if len(others):
+        top_ids = parts[0].top_ids.index_select(0, shared_lines)
+        parts.append(_score_lines(values.index_select(0, shared_lines), others, top_ids))
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(part.columns() for part in parts), strict=True)
+    return ScoredTokens(*(torch.cat(column) for column in columns))
+
+
+def _score_lines(values: Tensor, tokens: Tensor, top_ids: Tensor) -> ScoredTokens:
+    own = values.gather(1, tokens[:, None])
+    ranks = 1 + count_larger(values, own)
+    return ScoredTokens(own[:, 0], ranks, top_ids, values.gather(1, top_ids))
 
 
 def likeliest(values: Tensor, num_top: int) -> Tensor:

@@ -8,6 +8,9 @@ The order of operations:
     greedy: the likeliest token
     otherwise: temperature -> min_p -> top_k -> top_p -> Gumbel noise -> the largest
 
+Logits processors of the batch come before the penalties, or after the temperature if they leave
+the likeliest token where it is; those of single rows come before everything (holding.py).
+
 A line's token and logprobs are a function of its logits, its row's start and its history,
 never of the other lines in the call. Work is done only for lines that asked for it: a call
 of greedy lines costs one argmax.
@@ -15,15 +18,17 @@ of greedy lines costs one argmax.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.errors import QuireError
 from quire.request import Ints
+from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.constraints import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
 from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
@@ -31,7 +36,7 @@ from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
 from quire.sampling.scan import best, index
 from quire.sampling.truncation import mask_out, truncate
-from quire.step import Masks, RowStart, TokenLogprobs
+from quire.step import HeldLogits, Masks, RowStart, TokenLogprobs
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22
@@ -41,13 +46,16 @@ _PIECE = 2**22
 class Sampled:
     """tokens [lines], int64 on the device; what the lines that asked get; lines that failed.
 
-    A line fails when its logits have NaN or +inf or are all -inf, or when its constraints
-    leave no token. Its token is 0 and means nothing.
+    A line fails when its logits have NaN or +inf or are all -inf, when its constraints leave no
+    token, or when a processor failed, which `errors` then tells. Its token is 0 and means
+    nothing. A line in `held` drew nothing yet, and did not fail either.
     """
 
     tokens: Tensor
     logprobs: dict[int, TokenLogprobs]
     failed: tuple[int, ...]
+    held: Mapping[int, HeldLogits] = field(default_factory=dict)
+    errors: Mapping[int, QuireError] = field(default_factory=dict)
 
 
 class Operation(Protocol):
@@ -66,7 +74,13 @@ class Sampler:
     """Draws tokens for device rows."""
 
     def __init__(
-        self, *, vocab_size: int, max_rows: int, device: torch.device, logprobs_mode: str
+        self,
+        *,
+        vocab_size: int,
+        max_rows: int,
+        device: torch.device,
+        logprobs_mode: str,
+        batch: BatchProcessors | None = None,
     ) -> None:
         self._vocab_size, self._device = vocab_size, device
         self._from_raw = logprobs_mode.startswith("raw_")
@@ -74,16 +88,19 @@ class Sampler:
         self._rows = SamplingRows(max_rows=max_rows, vocab_size=vocab_size, device=device)
         bad_words = BadWords(max_rows=max_rows, device=device)
         penalties = Penalties(max_rows=max_rows, device=device)
-        # In this order, and before greedy and temperature.
+        self._batch = batch or BatchProcessors(())
+        self._mask = GrammarMask()
+        # In this order, after the mask, and before greedy and temperature.
         self._operations: tuple[Operation, ...] = (
-            GrammarMask(),
             AllowedTokens(max_rows=max_rows, device=device),
             bad_words,
             MinTokens(max_rows=max_rows, device=device),
             LogitBias(max_rows=max_rows, device=device),
+            self._batch,
             penalties,
         )
-        self._remember = (bad_words, penalties)  # what depends on the tokens drawn so far
+        # What depends on the tokens drawn so far.
+        self._remember = (bad_words, penalties, self._batch)
 
     def start(self, start: RowStart) -> None:
         """A sequence takes the row, with the history it brings along."""
@@ -99,15 +116,29 @@ class Sampler:
             operation.end(rows)
 
     @torch.no_grad()
-    def sample(self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None) -> Sampled:
-        """The next token of rows[i] from logits[i]; it will stand at positions[i]."""
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        masks: Masks | None,
+        *,
+        raw: Tensor | None = None,
+    ) -> Sampled:
+        """The next token of rows[i] from logits[i]; it will stand at positions[i].
+
+        `raw`: what the model gave, where `logits` were processed already.
+        """
         call = Call(rows.astype(np.int64), positions.astype(np.int64), masks)
         logits = logits[:, : self._vocab_size]
-        tokens, top = best(logits)
-        failed = _not_finite(top)
         edited = np.zeros(len(call), np.bool_)
         for operation in self._operations:
             edited |= operation.wanted(call)
+        masked = self._mask.wanted(call)
+        tried = masked & ~edited & self._may_try(call)
+        edited |= masked & ~tried
+        tokens, top = best(logits) if not edited.all() else _nothing(len(call), self._device)
+        failed = _not_finite(top)
         asks = self._rows.asks_logprobs[call.rows]
         work = edited | self._rows.is_random[call.rows]
         if not self._from_raw:
@@ -116,36 +147,48 @@ class Sampler:
         for lines in self._pieces(np.flatnonzero(work & ~failed)):
             some = self._lines(logits, lines)
             if edited[lines].any():
-                some = some.to(torch.float32, copy=True)
-                self._edit(some, tokens, top, call, lines)
+                some = self._edited(some, tokens, top, call, lines)
             some, failed[lines] = self._draw(some, tokens, top, call, lines)
             if not self._from_raw:
                 self._add_logprobs(logprobs, some, tokens, call, lines, failed)
+        for lines in self._pieces(
+            self._mask.refused(call, tokens, np.flatnonzero(tried & ~failed))
+        ):
+            some = self._edited(self._lines(logits, lines), tokens, top, call, lines)
+            _, failed[lines] = self._draw(some, tokens, top, call, lines)
         if self._from_raw:
             for lines in self._pieces(np.flatnonzero(asks & ~failed)):
-                some = self._lines(logits, lines)
+                some = self._lines(logits if raw is None else raw, lines)
                 self._add_logprobs(logprobs, some, tokens, call, lines, failed)
         tokens[index(np.flatnonzero(failed), self._device)] = 0
         for memory in self._remember:
             memory.advance(call, tokens)
-        return Sampled(tokens, logprobs, tuple(np.flatnonzero(failed).tolist()))
+        lines_failed = np.flatnonzero(failed).tolist()
+        return Sampled(tokens, logprobs, tuple(lines_failed), errors=self._batch.why(call, failed))
 
-    @torch.no_grad()
-    def score(self, logits: Tensor, targets: Ints, row: int) -> list[TokenLogprobs]:
-        """Logprobs of given tokens: targets[i] under logits[i], with the row's prompt_logprobs."""
-        num_top = self._rows.starts[row].params.prompt_logprobs or 0
-        scored: list[TokenLogprobs] = []
-        for lines in self._pieces(np.arange(len(targets))):
-            values = self._values(logits[index(lines, self._device), : self._vocab_size])
-            scored += token_logprobs(values, index(targets[lines], self._device), num_top)
-        return scored
+    def keeps_raw(self, row: int) -> bool:
+        """Whether the row's logprobs are those of the logits as the model gave them."""
+        return self._from_raw and bool(self._rows.asks_logprobs[row])
 
-    def _edit(self, scores: Tensor, tokens: Tensor, top: Tensor, call: Call, lines: Lines) -> None:
-        """Apply the operations to the scores of some lines, and find their best tokens again."""
+    def _may_try(self, call: Call) -> Flags:
+        """Which lines may draw from all tokens first, and from the allowed ones if need be.
+
+        The best of all tokens, if it is allowed, is the best of the allowed ones. Noise belongs to
+        a token, so this holds for what is drawn; where tokens are cut off first, it does not.
+        """
+        may = ~self._rows.is_truncated[call.rows] & (not self._batch)
+        return may if self._from_raw else may & ~self._rows.asks_logprobs[call.rows]
+
+    def _edited(
+        self, logits: Tensor, tokens: Tensor, top: Tensor, call: Call, lines: Lines
+    ) -> Tensor:
+        """The logits of some lines after all operations; their best tokens are found again."""
         part, at = call.take(lines), index(lines, self._device)
+        scores = self._mask.copy(logits, part)
         for operation in self._operations:
             operation.apply(scores, part)
         tokens[at], top[at] = best(scores)
+        return scores
 
     def _draw(
         self, scores: Tensor, tokens: Tensor, top: Tensor, call: Call, lines: Lines
@@ -159,19 +202,32 @@ class Sampler:
         is_random = self._rows.is_random[part.rows]
         if is_random.any():
             temperature = self._rows.temperature(part)  # 1 for greedy rows
-            scores = scores.float() / temperature[:, None]
-            best_score = best_score / temperature
+            scores = scores.float()
+            if not self._may_stay(temperature):
+                scores, best_score = scores / temperature[:, None], best_score / temperature
+            if self._batch.has_invariant:
+                self._batch.apply_invariant(scores, part)
+                chosen = torch.from_numpy(is_random).to(self._device)
+                found, best_found = best(scores)
+                drawn = torch.where(chosen, found, drawn)
+                best_score = torch.where(chosen, best_found, best_score)
         failed = _not_finite(best_score)
         is_random &= ~failed
         is_truncated = self._rows.is_truncated[part.rows]
-        for draw, chosen in (
+        for draw, whose in (
             (self._draw_truncated, is_random & is_truncated),
             (self._draw_whole, is_random & ~is_truncated),
         ):
-            if chosen.any():
-                draw(scores, drawn, best_score, part, np.flatnonzero(chosen))
+            if whose.any():
+                draw(scores, drawn, best_score, part, np.flatnonzero(whose))
         tokens[at] = drawn
         return scores, failed
+
+    def _may_stay(self, temperature: Tensor) -> bool:
+        """Whether scores need no copy: divided by 1 they stay as they are, if nobody writes to
+        them. Asked where that does not mean waiting for a device."""
+        unwritten = self._from_raw and not self._batch.has_invariant
+        return unwritten and temperature.device.type == "cpu" and bool((temperature == 1).all())
 
     def _draw_truncated(
         self, scores: Tensor, drawn: Tensor, top: Tensor, part: Call, lines: Lines
@@ -228,8 +284,16 @@ class Sampler:
 
     def _pieces(self, lines: Lines) -> Iterator[Lines]:
         step = max(1, _PIECE // self._vocab_size)
+        if self._batch:
+            step = max(1, len(lines))  # their processors see all lines at once
         for begin in range(0, len(lines), step):
             yield lines[begin : begin + step]
+
+
+def _nothing(num_lines: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Best tokens and their scores, before they are found."""
+    tokens = torch.zeros(num_lines, dtype=torch.int64, device=device)
+    return tokens, torch.zeros(num_lines, device=device)
 
 
 def _not_finite(top: Tensor) -> Flags:

@@ -1,8 +1,9 @@
 """Finding the few tokens that matter in [lines, vocab] scores.
 
 Every answer for a line depends on that line alone, bit for bit: only comparisons, maxima and
-sorts of distinct numbers happen here, never a floating-point sum. On a CPU numpy does the
-scanning, because its argmax, compare, nonzero and sort are several times faster than torch's.
+sorts of distinct numbers happen here, never a floating-point sum. On a CPU the best
+token is found in C, and numpy does the other scanning, because its compare, nonzero and sort
+(and its argmax, where there is no compiler) are several times faster than torch's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from quire.kernels.native.noise import best_of_lines, can_search
 
 # How far below the likeliest token (in nats) heads are cut, one attempt after the other.
 DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))
@@ -48,6 +51,8 @@ def best(scores: Tensor) -> tuple[Tensor, Tensor]:
     if scores.device.type != "cpu":
         values, tokens = scores.max(1)
         return tokens, values.float()
+    if can_search(scores):
+        return best_of_lines(scores)
     tokens = torch.empty(len(scores), dtype=torch.int64)
     step = max(1, _PIECE // max(1, scores.shape[1]))
     for begin in range(0, len(scores), step):

@@ -56,14 +56,16 @@ class Admission:
         rows = self.rows
         return rows.num_free - int(rows.num_siblings[rows.running].sum())
 
+    def has_rows(self, sequence: Sequence) -> bool:
+        """A free row for it; for a search, one for every beam."""
+        width = 1 if sequence.group is None else sequence.group.width
+        return self.num_unclaimed_rows() >= width
+
     def cached_blocks(self, sequence: Sequence) -> Ints:
         """Published blocks that begin this sequence, as far as it may read them."""
         most = None
         if sequence.request.params.skip_reading_prefix_cache and not len(sequence.output_ids):
             most = 0
-        if sequence.wants_prompt_logprobs:
-            # A position that is still to be scored has to be computed.
-            most = len(sequence.prompt_logprobs) // self.pool.block_size
         return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
 
     def has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
@@ -78,7 +80,14 @@ class Admission:
             return False
         whole = -(-left // size)
         at = rows.running
-        counts = np.append(1.0 + rows.num_siblings[at], 1.0 + len(sequence.siblings))
+        joining = 1.0 + len(sequence.siblings)
+        if sequence.group is not None:
+            joining = float(sequence.group.width)
+            # Beams that come back have outputs to compute, beside those of the first.
+            whole += len(sequence.output_ids) * (len(sequence.group.search.beams) - 1) // size
+        if self._is_plenty(at, joining * (whole + -(-sequence.request.max_tokens // size)) + woken):
+            return True
+        counts = np.append(1.0 + rows.num_siblings[at], joining)
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
         remaining = np.append(self._remaining(at), max(expected, 1))
         own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)
@@ -86,6 +95,15 @@ class Admission:
         unfilled = int(np.maximum(-(-prompts // size), 0).sum())
         used = pool.num_used + woken + whole + unfilled
         return peak_blocks(used, own, remaining, counts, size) <= pool.num_blocks
+
+    def _is_plenty(self, at: Ints, joining: float) -> bool:
+        """Whether the pool holds everyone at full length and `joining` blocks more, two to spare
+        for each: then nobody need ask when who ends, which takes five times as long."""
+        rows, size = self.rows, self.pool.block_size
+        counts = 1 + rows.num_siblings[at].astype(np.int64)
+        growth = np.maximum(rows.limit[at] - rows.num_blocks[at] * size, 0) * counts
+        most = self.pool.num_used + int(growth.sum()) / size + 2 * int(counts.sum()) + joining + 2
+        return most <= self.pool.num_blocks
 
     def _remaining(self, at: Ints) -> npt.NDArray[np.float64]:
         """Tokens each row will probably still write; one that is overdue, half as many again."""

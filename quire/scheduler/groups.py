@@ -36,3 +36,24 @@ def prefix_groups(rows: Rows, decode: Ints, block_size: int) -> tuple[PrefixGrou
         if shared >= LEAST_BLOCKS:
             groups.append(PrefixGroup(blocks=tables[0, :shared].copy(), rows=members))
     return tuple(groups)
+
+
+class PrefixGroups:
+    """The groups of the last decode rows asked about, which are mostly asked about again."""
+
+    def __init__(self, rows: Rows, block_size: int) -> None:
+        self._rows, self._block_size = rows, block_size
+        self._key = b""
+        self._found: tuple[PrefixGroup, ...] = ()
+
+    def among(self, at: Ints) -> tuple[PrefixGroup, ...]:
+        """The groups among the decode rows `at`, as they were when these first ran together.
+
+        Beams that move within these rows keep what they had in common, so that stays true.
+        """
+        if not len(at):
+            return ()
+        key = self._rows.stay[at].tobytes()
+        if self._key != key:
+            self._key, self._found = key, prefix_groups(self._rows, at, self._block_size)
+        return self._found

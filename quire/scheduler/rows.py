@@ -20,6 +20,8 @@ from quire.sequence import Sequence
 
 STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
 
+NOT_STALE = np.iinfo(np.int32).max
+
 
 def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]:
     """`array` with at least `columns` columns, at least doubled so that growing stays rare."""
@@ -66,10 +68,13 @@ class Rows:
         self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
         self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
+        self.paced = np.zeros(capacity, bool)  # how it draws is known only when its last token is
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
+        self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
+        self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
         self.blocks = np.full((capacity, 8), -1, np.int32)
         self.outputs = np.full((capacity, 64), -1, np.int32)
@@ -100,14 +105,20 @@ class Rows:
         self.num_blocks[row] = self.num_published[row] = self.num_shared[row] = 0
         self.pasts[row] = request.cache_salt
         self.forked[row] = self.renewed[row] = False
+        self.stale[row] = NOT_STALE
+        self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
         self.guided[row] = sequence.guide is not None
+        is_beam = sequence.group is not None
+        self.paced[row] = is_beam or sequence.guide is not None or bool(request.processors)
         self.visited[row] = (
             sequence.watch is not None
             or sequence.guide is not None
             or request.params.num_logprobs is not None
             or len(stops) > STOP_COLUMNS
         )
-        self.stepwise[row] = self.visited[row] or needs_every_step(request.params)
+        self.stepwise[row] = (
+            self.visited[row] or self.paced[row] or needs_every_step(request.params)
+        )
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))
@@ -142,6 +153,25 @@ class Rows:
         self.widen_blocks(have + len(blocks))
         self.blocks[row, have : have + len(blocks)] = blocks
         self.num_blocks[row] = have + len(blocks)
+
+    def park(self, row: int) -> None:
+        """Hold the row for later: nothing is planned for it, and it counts as not yet begun."""
+        self.planned[row] = self.computed[row] = 0
+        self.expected[row] -= self.known[row]
+        self.drawn[row] = True  # so it waits, as if for a token on its way
+
+    def unpark(self, row: int) -> None:
+        """Let a parked row begin with the tokens it has."""
+        self.planned[row] = self.known[row]
+        self.expected[row] += self.known[row]
+        self.drawn[row] = False
+
+    def copy_progress(self, row: int, other: int) -> None:
+        """Give the row the tokens of another of the same prompt, as far as they are computed."""
+        written = int(self.known[other] - self.num_prompt[other])
+        self.outputs[row, :written] = self.outputs[other, :written]
+        for column in (self.known, self.planned, self.computed, self.drawn, self.expected):
+            column[row] = column[other]
 
     def append_forced(self, row: int, tokens: list[int]) -> None:
         """Add tokens that nobody drew: the row computes them before it draws again."""

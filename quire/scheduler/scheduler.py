@@ -1,13 +1,12 @@
-"""Decides the next step, and digests what came back.
+"""Decides the next step; what comes back is digested in landing.py.
 
 One rule: let `computed` catch up with `planned`, within a budget of tokens. Prefill, chunked
 prefill, prefix hits, decode and resuming after preemption are all that sentence. Plain data in
 and out; knows neither torch nor text.
 
 Plans run in the order they are made. So blocks may be freed and prompt blocks published while
-planning: whoever takes or finds them comes later. Results may come home after their row went
-to someone else (its sequence ended, or was preempted): the number of the stay tells, and they
-are dropped. A preempted sequence draws the dropped tokens again, from the same noise.
+planning: whoever takes or finds them comes later. A preempted sequence draws the tokens that
+were on their way again, from the same noise.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.cache.pool import BlockPool
-from quire.errors import DoesNotFit, InvalidLogits, QuireError
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
-from quire.scheduler.groups import prefix_groups
+from quire.scheduler.beams import Beams, too_wide
+from quire.scheduler.groups import PrefixGroups
+from quire.scheduler.landing import Flight, Landing
+from quire.scheduler.preemption import Preemption, does_not_fit
+from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
+from quire.scheduler.scoring import Scoring, targets_of
 from quire.scheduler.stays import Draft, Stays
-from quire.scheduler.stopping import ending, judge, num_kept
 from quire.scheduler.waiting import Waiting
 from quire.sequence import Guide, Sequence
-from quire.step import DecodeRows, Masks, PrefixGroup, Slice, StepPlan, StepResult
-
-MOST_PREEMPTIONS = 3  # after so many, a sequence is left in peace while others run
-MOST_WASTE = 0.02  # of the tokens of a plan that repeats
+from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +46,7 @@ class Limits:
     prefix_groups: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A plan on its way, and whose stays its results belong to."""
-
-    plan: StepPlan
-    rows: Ints
-    stays: npt.NDArray[np.int64]
-    slice_stays: tuple[int, ...]
-
-
 MakeMasks = Callable[[Ints, Many[Guide]], Masks]
-
-
-def _failure(sequence: Sequence) -> tuple[Sequence, QuireError]:
-    """Why a row could draw no token: its grammar's reason, or bad logits."""
-    if sequence.guide is not None and sequence.guide.error is not None:
-        return sequence, sequence.guide.error
-    return sequence, InvalidLogits(
-        "the model gave NaN or infinite logits for this row, or its constraints left no token, "
-        "so none could be drawn; the other rows went on. Loosen the constraints, try "
-        "dtype='float32', or check the weights."
-    )
 
 
 class Scheduler:
@@ -88,15 +65,16 @@ class Scheduler:
         self.pool, self.limits = pool, limits
         self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         self.waiting = Waiting()
-        self.num_preemptions = 0
         self._stays = Stays(pool, self.rows)
         self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
         self._make_masks = make_masks
-        self._flights: deque[_Flight] = deque()
-        self._ended: list[Sequence] = []  # while planning; handed over at the next commit
-        self._service_times: deque[float] = deque(maxlen=101)
-        self._groups: tuple[bytes, tuple[PrefixGroup, ...]] = (b"", ())
+        self._flights: deque[Flight] = deque()
+        self._scoring = Scoring(pool, self._stays, lambda s: self.waiting.add(s, again=True))
+        self._beams = Beams(self._stays, expected_output)
+        self._landing = Landing(self._stays, self._scoring, self._beams, clock)
+        self._preemption = Preemption(self._stays, self._beams, self.waiting, self._landing)
+        self._groups = PrefixGroups(self.rows, pool.block_size)
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
@@ -116,16 +94,33 @@ class Scheduler:
         return len(self.rows.running)
 
     @property
+    def num_held(self) -> int:
+        """Rows that wait for their logits processors."""
+        return len(self._landing.held)
+
+    def wait_for_held(self, seconds: float) -> None:
+        """Until one of those rows can go on, at most so long."""
+        self._landing.held.wait(seconds)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._preemption.count
+
+    @property
     def num_unfinished(self) -> int:
-        return self.num_running + len(self.waiting) + len(self._ended)
+        return self.num_running + len(self.waiting) + len(self._landing.ended)
 
     def add(self, samples: Many[Sequence]) -> None:
         """Queue the samples of one request: the first is computed, the others fork off it."""
         now = self._clock()
         for sequence in samples:
             sequence.timings.queued = now
-        samples[0].siblings = list(samples[1:])
-        self.waiting.add(samples[0])
+        lead = samples[0]
+        if lead.group is not None and lead.group.width > self.rows.capacity:
+            self._landing.fail(lead, too_wide(lead.group.width, self.rows.capacity))
+            return
+        lead.siblings = list(samples[1:])
+        self.waiting.add(lead)
 
     def abort(self, sequences: Many[Sequence]) -> None:
         """End these now, wherever they are; the caller knows, so nothing is handed over."""
@@ -135,9 +130,10 @@ class Scheduler:
                 self.waiting.remove(sequence)
         gone = {id(s) for s in sequences}
         for row in self.rows.running.tolist():
-            if id(self.rows.sequence(row)) in gone:
+            sequence = self.rows.sequence(row)
+            if id(sequence if sequence.group is None else sequence.group.lead) in gone:
                 self._stays.end(row)
-        self._ended = [s for s in self._ended if id(s) not in gone]
+        self._landing.ended = [s for s in self._landing.ended if id(s) not in gone]
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"
 
@@ -150,17 +146,21 @@ class Scheduler:
             self._plan_prefill(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
-            if len(decode) or draft.prefill:
-                return self._take_off(draft, decode)
-            if self._flights or not self.num_running:
+            released = self._landing.held.release()
+            if len(decode) or draft.prefill or len(released):
+                return self._take_off(draft, decode, released)
+            if self._flights or self.num_held or not self.num_running:
                 return None
             # Prompts only, none with room for its next chunk.
-            self._make_room()
+            self._preemption.make_room()
 
-    def _take_off(self, draft: Draft, decode: DecodeRows) -> StepPlan:
+    def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
         rows, at = self.rows, decode.rows
-        repeat = 1 if draft.prefill else self._plan_repeat(at, draft)
+        alone = not draft.prefill and not len(released)
+        most = self.limits.max_repeat if alone else 1
+        repeat = plan_repeat(self._stays, at, most, draft, awaited=len(self.waiting) > 0)
+        searched = self._beams.searched(draft, at)
         plan = StepPlan(
             starts=tuple(draft.starts),
             ends=np.array(self._stays.ended, np.int32),
@@ -168,9 +168,13 @@ class Scheduler:
             copies=tuple(draft.copies),
             prefill=tuple(draft.prefill),
             decode=decode,
-            groups=self._prefix_groups(at),
-            masks=self._masks(draft, at),
+            groups=self._groups.among(at) if self.limits.prefix_groups else (),
+            masks=self._masks(draft, np.concatenate([at, released])),
             repeat=repeat,
+            released=released,
+            chosen=self._beams.chosen(at),
+            searched=searched,
+            num_candidates=int(rows.num_candidates[searched].max(initial=0)),
         )
         self._stays.ended.clear()
         steps = np.minimum(repeat, rows.limit[at] - rows.planned[at])
@@ -178,7 +182,7 @@ class Scheduler:
         rows.planned[at] += steps
         sampled = plan.sampled_rows()
         slice_stays = tuple(int(rows.stay[s.row]) for s in plan.prefill)
-        self._flights.append(_Flight(plan, sampled, rows.stay[sampled], slice_stays))
+        self._flights.append(Flight(plan, sampled, rows.stay[sampled], slice_stays))
         return plan
 
     def _plan_decode(self, draft: Draft) -> DecodeRows:
@@ -187,44 +191,18 @@ class Scheduler:
         while True:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
-            # What a grammar allows is known only when the last token is.
-            at = at[~rows.guided[at] | (rows.known[at] == rows.planned[at])]
+            at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
             lacking, shared = stays.lacking(at, 1), stays.shared_tails(at)
             if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
                 break
-            self._make_room()
+            self._preemption.make_room()
         stays.grow(at, lacking, draft)
         for row in at[shared].tolist():
             stays.copy_tail(row, draft)
+        stays.retell(at, draft)
         rows.forked[at] = False
         draft.budget -= len(at)
         return DecodeRows(at, rows.computed[at])
-
-    def _plan_repeat(self, at: Ints, draft: Draft) -> int:
-        """How many decode steps to ask for at once: as many as waste little, and have room."""
-        rows, repeat = self.rows, self.limits.max_repeat
-        if repeat == 1 or bool(rows.stepwise[at].any()):
-            return 1
-        left = rows.limit[at] - rows.planned[at]
-        # Whoever stops by a token wastes half a plan on average, once in its life.
-        may_stop = rows.stop_ids[at, 0] >= 0
-        life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
-        while repeat > 1:
-            idle = np.maximum(repeat - left, 0) + np.where(may_stop, repeat * repeat / 2 / life, 0)
-            lacking = self._stays.lacking(at, repeat)
-            if idle.sum() <= MOST_WASTE * repeat * len(at) and lacking.sum() <= self.pool.num_free:
-                self._stays.grow(at, lacking, draft)
-                return repeat
-            repeat //= 2
-        return 1
-
-    def _prefix_groups(self, at: Ints) -> tuple[PrefixGroup, ...]:
-        if not self.limits.prefix_groups or not len(at):
-            return ()
-        key = self.rows.stay[at].tobytes()
-        if self._groups[0] != key:
-            self._groups = key, prefix_groups(self.rows, at, self.pool.block_size)
-        return self._groups[1]
 
     def _masks(self, draft: Draft, at: Ints) -> Masks | None:
         """The masks of all rows that draw in this plan and follow a grammar."""
@@ -239,18 +217,34 @@ class Scheduler:
         """Prompts that were begun go on, in order of admission."""
         rows = self.rows
         for row in rows.running[~rows.drawn[rows.running]].tolist():
-            spare = self.pool.num_free - self._stays.num_shared_tails(row)
-            room = (int(rows.num_blocks[row]) + spare) * self.pool.block_size
-            left = int(rows.planned[row] - rows.computed[row])
-            chunk = min(left, draft.budget, room - int(rows.computed[row]))
-            if chunk > 0 and spare >= 0:
-                self._plan_slice(row, chunk, draft)
+            self._plan_chunk(row, draft)
+
+    def _plan_chunk(self, row: int, draft: Draft) -> None:
+        """As many of a row's next tokens as there is room for; of a search that comes back, also
+        those of its further beams."""
+        rows, at = self.rows, row
+        if self._scoring.is_waiting(row):
+            return self._fork_late(row, draft)
+        while True:
+            spare = self.pool.num_free - self._stays.num_shared_tails(at)
+            room = (int(rows.num_blocks[at]) + spare) * self.pool.block_size
+            left = int(rows.planned[at] - rows.computed[at])
+            chunk = min(left, draft.budget, room - int(rows.computed[at]))
+            if chunk <= 0 or spare < 0:
+                return
+            self._plan_slice(at, chunk, draft)
+            following = self._beams.begin_next(at, draft) if chunk == left else None
+            if following is None:
+                return
+            at = following
 
     def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
         """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
         rows, sequence = self.rows, self.rows.sequence(row)
-        start = int(rows.computed[row])
+        start, published = int(rows.computed[row]), int(rows.num_published[row])
         end = start + chunk
+        if sequence.siblings and sequence.request.continuations:
+            end = min(end, int(rows.num_prompt[row]))  # where they fork off
         if rows.renewed[row]:
             self._stays.renew(row, draft)
         if self._stays.num_shared_tails(row):
@@ -260,43 +254,65 @@ class Scheduler:
         known = rows.token_ids[row]
         rows.computed[row] = end
         self._stays.publish(row, known, end)
+        self._scoring.promise(row, published)
         drawing: tuple[int, ...] = ()
-        if end == rows.planned[row]:
+        if sequence.request.continuations:
+            if sequence.siblings and end == rows.num_prompt[row]:
+                self._fork_siblings(row, draft)  # each computes its own continuation
+        elif end == rows.planned[row]:
             drawing = (row, *self._fork_siblings(row, draft))
             for r in drawing:
                 rows.planned[r] += 1
                 rows.drawn[r] = True
-        targets = None
-        if sequence.wants_prompt_logprobs and start < sequence.request.num_prompt - 1:
-            targets = sequence.request.prompt_ids[start + 1 : end + 1]
+        targets = targets_of(sequence, start, end)
         draft.prefill.append(Slice(row, start, known[start:end], drawing, targets))
-        draft.budget -= chunk
+        draft.budget -= end - start
 
     def _fork_siblings(self, lead: int, draft: Draft) -> list[int]:
         """Rows for the other samples of this prompt; those that find none queue by themselves."""
         sequence = self.rows.sequence(lead)
-        siblings, sequence.siblings = sequence.siblings, []
-        self.rows.num_siblings[lead] = 0
         forked = []
-        for sibling in siblings:
-            if self.rows.num_free:
-                sibling.timings.scheduled = self._clock()
-                expected = self._expected_output(sibling.request)
-                forked.append(self._stays.fork(lead, sibling, expected, draft))
-            else:
-                self.waiting.add(sibling, again=True)
+        while sequence.siblings and self.rows.num_free:
+            forked.append(self._fork(lead, draft))
+        # A context waits for rows, if anybody else can leave one; a prompt goes on to draw.
+        if not sequence.request.continuations or self.num_running == 1:
+            self._queue_siblings(sequence)
+        self.rows.num_siblings[lead] = len(sequence.siblings)
         return forked
+
+    def _queue_siblings(self, sequence: Sequence) -> None:
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            self.waiting.add(sibling, again=True)
+
+    def _fork(self, lead: int, draft: Draft) -> int:
+        sibling = self.rows.sequence(lead).siblings.pop(0)
+        sibling.timings.scheduled = self._clock()
+        return self._stays.fork(lead, sibling, self._expected_output(sibling.request), draft)
+
+    def _fork_late(self, lead: int, draft: Draft) -> None:
+        """Continuations that found no row before, each with its first tokens."""
+        sequence = self.rows.sequence(lead)
+        while sequence.siblings and self.rows.num_free and self.pool.num_free and draft.budget > 0:
+            self._plan_chunk(self._fork(lead, draft), draft)
+        if self.num_running == 1 and draft.budget > 0:
+            self._queue_siblings(sequence)  # nobody else will leave a row or a block
+            self._plan_chunk(lead, draft)
+        self.rows.num_siblings[lead] = len(sequence.siblings)
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
-        while draft.budget > 0 and self._admission.num_unclaimed_rows() > 0:
-            sequence = self.waiting.next(self._clock(), self._max_wait())
-            if sequence is None:
+        max_wait = self._max_wait()
+        while draft.budget > 0:
+            sequence = self.waiting.next(self._clock(), max_wait)
+            if sequence is None or not self._admission.has_rows(sequence):
                 return
             cached = self._admission.cached_blocks(sequence)
+            cached = cached[: self._scoring.readable(sequence, cached)]
             if not self._admission.has_room(sequence, cached, draft.budget):
                 if not self.num_running and not self._flights:
-                    self._fail_waiting(sequence)
+                    self.waiting.remove(sequence)
+                    self._landing.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
                     continue
                 return
             self.waiting.remove(sequence)
@@ -305,120 +321,22 @@ class Scheduler:
                 sequence.num_cached = len(cached) * self.pool.block_size
             expected = self._expected_output(sequence.request)
             row = self._stays.begin(sequence, cached, expected, draft)
-            left = int(self.rows.planned[row] - self.rows.computed[row])
-            room = (len(cached) + self.pool.num_free) * self.pool.block_size
-            chunk = min(left, draft.budget, room - int(self.rows.computed[row]))
-            self._plan_slice(row, chunk, draft)
+            self._scoring.begin(row)
+            if sequence.group is not None:
+                self._beams.enter(row, draft)
+            self._plan_chunk(row, draft)
 
     def _max_wait(self) -> float:
         """Seconds of waiting after which a sequence goes before all others."""
-        if not self._service_times:
+        if not self._landing.service_times:
             return self.limits.max_wait
-        return max(self.limits.max_wait, 4 * float(np.median(self._service_times)))
-
-    def _fail_waiting(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self._fail(sequence, self._does_not_fit(sequence.num_tokens))
-
-    def _does_not_fit(self, num_tokens: int) -> DoesNotFit:
-        capacity = self.pool.num_blocks * self.pool.block_size
-        return DoesNotFit(
-            f"this row has {num_tokens} tokens and wants more, but the whole KV pool holds "
-            f"{capacity} ({self.pool.num_blocks} blocks of {self.pool.block_size}). Lower "
-            "max_tokens, shorten the prompt, or raise kv_cache_memory_bytes."
-        )
-
-    def _make_room(self) -> None:
-        """Preempt one running sequence; if there is but one, the pool is too small for it."""
-        running = self.rows.running.tolist()
-        if len(running) == 1:
-            num_tokens = int(self.rows.planned[running[0]])
-            self._fail(self._stays.end(running[0]), self._does_not_fit(num_tokens))
-            return
-
-        def reluctance(place: int) -> tuple[bool, int, int]:
-            victim = self.rows.sequence(running[place])
-            tired = victim.num_preemptions >= MOST_PREEMPTIONS
-            return (tired, -victim.request.priority, -place)
-
-        # Never the first admitted: someone must get to the end.
-        victim = self._stays.end(running[min(range(1, len(running)), key=reluctance)])
-        victim.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.add(victim, again=True)
-
-    def _fail(self, sequence: Sequence, error: QuireError) -> None:
-        for one in (sequence, *sequence.siblings):
-            one.finish_reason, one.error = "error", error
-            self._ended.append(one)
-        sequence.siblings = []
+        return max(self.limits.max_wait, 4 * float(np.median(self._landing.service_times)))
 
     def commit(self, result: StepResult) -> list[Sequence]:
         """Digest the oldest plan's result; returns the sequences that ended."""
-        flight, rows = self._flights.popleft(), self.rows
-        self._keep_scores(flight, result)
-        live = np.flatnonzero((rows.stay[flight.rows] == flight.stays) & (flight.stays > 0))
-        failed = [i for i in result.failed if i in live]
-        if failed:
-            live = np.setdiff1d(live, failed)
-        at, tokens = flight.rows[live], result.tokens[live]
-        now = self._clock()
-        for row in at[rows.known[at] == rows.num_prompt[at]].tolist():
-            rows.sequence(row).timings.first_token = now
-        kept, ended = num_kept(rows, at, tokens, result.counts[live])
-        for i in np.flatnonzero(rows.visited[at]).tolist():
-            kept[i], ended[i] = self._visit(int(at[i]), tokens[i], int(live[i]), result)
-        rows.append_outputs(at, tokens, kept)
-        for row in at[rows.guided[at] & ~ended].tolist():
-            if self._jump_ahead(row):
-                ended[at == row] = True
-        for row in at[ended].tolist():
-            self._finish(row, now)
-        for i in failed:
-            self._fail(*_failure(self._stays.end(int(flight.rows[i]))))
-        return self.take_ended()
+        self._landing.land(self._flights.popleft(), result)
+        return self._landing.take_ended()
 
     def take_ended(self) -> list[Sequence]:
         """The sequences that ended since they were last asked for."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _keep_scores(self, flight: _Flight, result: StepResult) -> None:
-        for i, entries in result.scored.items():
-            one = flight.plan.prefill[i]
-            if self.rows.stay[one.row] == flight.slice_stays[i]:
-                sequence = self.rows.sequence(one.row)
-                sequence.prompt_logprobs += entries[len(sequence.prompt_logprobs) - one.start :]
-
-    def _visit(self, row: int, tokens: Ints, i: int, result: StepResult) -> tuple[int, bool]:
-        """Judge one row's new tokens in Python: text, logprobs, many stop ids."""
-        sequence = self.rows.sequence(row)
-        num_outputs = int(self.rows.known[row] - self.rows.num_prompt[row])
-        kept = judge(sequence, tokens[: result.counts[i]].tolist(), num_outputs)
-        if i in result.logprobs:
-            sequence.logprobs += result.logprobs[i][:kept]
-        return kept, sequence.finish_reason is not None
-
-    def _jump_ahead(self, row: int) -> bool:
-        """Append what the grammar forces next, without drawing it; True if that ends the row.
-
-        Rows that want logprobs draw every token, to have one for each.
-        """
-        rows, sequence = self.rows, self.rows.sequence(row)
-        if sequence.guide is None or sequence.request.params.num_logprobs is not None:
-            return False
-        room = int(rows.limit[row] - rows.known[row])
-        forced = sequence.guide.forced()[:room]
-        if not forced:
-            return False
-        kept = judge(sequence, forced, int(rows.known[row] - rows.num_prompt[row]))
-        self._stays.force(row, forced[:kept])
-        return sequence.finish_reason is not None
-
-    def _finish(self, row: int, now: float) -> None:
-        sequence = self._stays.end(row)
-        if sequence.finish_reason is None:
-            sequence.finish_reason, sequence.stop_reason = ending(sequence)
-        sequence.timings.last_token = now
-        self._service_times.append(now - sequence.timings.scheduled)
-        self._ended.append(sequence)
+        return self._landing.take_ended()

@@ -14,9 +14,16 @@ import numpy.typing as npt
 
 from quire.cache.pool import BlockPool
 from quire.request import Ints
-from quire.scheduler.rows import Rows
+from quire.sampling_params import SamplingParams
+from quire.scheduler.rows import NOT_STALE, Rows
 from quire.sequence import Sequence
 from quire.step import Assigned, RowStart, Slice
+
+NEVER = np.iinfo(np.int32).max  # so many blocks are published: as if all were
+UNLIMITED = np.iinfo(np.int32).max
+
+# How the device draws for a beam: in vain, since the host chooses among the candidates.
+_BEAM = SamplingParams(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -30,11 +37,20 @@ class Draft:
     prefill: list[Slice] = field(default_factory=list)
 
     def assigned(self) -> Assigned:
-        """The block-table changes so far: (rows, indices, blocks), one array each."""
+        """The block-table changes so far, each entry once.
+
+        A row that forks and writes in one plan changes its last entry twice; a device writes
+        entries in any order, so only the last change is told.
+        """
         if not self.changes:
             return Assigned()
-        rows, indices, blocks = zip(*self.changes, strict=True)
-        return Assigned(np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks))
+        rows, indices, blocks = (np.concatenate(c) for c in zip(*self.changes, strict=True))
+        entries = rows.astype(np.int64) << 32 | indices
+        _, from_the_end = np.unique(entries[::-1], return_index=True)
+        if len(from_the_end) < len(entries):
+            last = np.sort(len(entries) - 1 - from_the_end)
+            rows, indices, blocks = rows[last], indices[last], blocks[last]
+        return Assigned(rows, indices, blocks)
 
 
 class Stays:
@@ -46,20 +62,34 @@ class Stays:
 
     def begin(self, sequence: Sequence, cached: Ints, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row, over the cached blocks that begin it."""
-        row = self._enter(sequence, expected, draft)
-        self.pool.share(cached)
-        self._append(row, cached, draft)
+        row = self.enter(sequence, expected, draft)
+        self.lay(row, cached, draft)
+        return row
+
+    def lay(self, row: int, cached: Ints, draft: Draft) -> None:
+        """Lay published blocks under a row that has none, as the beginning of its tokens."""
         rows = self.rows
-        rows.computed[row] = len(cached) * self.pool.block_size
-        rows.num_published[row] = rows.num_shared[row] = len(cached)
+        self._share(row, cached, draft)
+        rows.num_published[row] = len(cached)
         if len(cached):
             rows.pasts[row] = self.pool.serial(int(cached[-1]))
-        return row
+
+    def lay_private(self, row: int, blocks: Ints, draft: Draft) -> None:
+        """The same with blocks of another row, which need not be published; the row then
+        publishes nothing, not knowing what its blocks would come after."""
+        self._share(row, blocks, draft)
+        self.rows.num_published[row] = NEVER
+
+    def _share(self, row: int, blocks: Ints, draft: Draft) -> None:
+        self.pool.share(blocks)
+        self._append(row, blocks, draft)
+        self.rows.computed[row] = len(blocks) * self.pool.block_size
+        self.rows.num_shared[row] = len(blocks)
 
     def fork(self, lead: int, sibling: Sequence, expected: float, draft: Draft) -> int:
         """Put `sibling` into a row that shares all of the lead's blocks."""
         rows = self.rows
-        row = self._enter(sibling, expected, draft)
+        row = self.enter(sibling, expected, draft)
         blocks = rows.block_ids(lead).copy()
         self.pool.share(blocks)
         self._append(row, blocks, draft)
@@ -70,7 +100,46 @@ class Stays:
         sibling.num_cached = rows.sequence(lead).num_cached
         return row
 
-    def _enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
+    def follow(self, row: int, parent: int) -> None:
+        """Let the row go on from where `parent` stands, over the same blocks; its own go back.
+
+        The device hears of its table when it is next fed (`retell`).
+        """
+        rows = self.rows
+        old, new = rows.block_ids(row).copy(), rows.block_ids(parent).copy()
+        length = min(len(old), len(new))
+        differs = np.flatnonzero(old[:length] != new[:length])
+        same = int(differs[0]) if len(differs) else length
+        self.pool.share(new[same:])
+        self.pool.release(old[same:])
+        rows.blocks[row, same : len(old)] = -1
+        rows.blocks[row, same : len(new)] = new[same:]
+        rows.num_blocks[row] = rows.num_shared[row] = len(new)
+        rows.stale[row] = min(int(rows.stale[row]), same)
+        rows.num_published[row], rows.pasts[row] = rows.num_published[parent], rows.pasts[parent]
+        rows.copy_progress(row, parent)
+        rows.forked[row] = rows.forked[parent] = True
+
+    def vacate(self, row: int) -> None:
+        """Give the row's blocks back, and park it."""
+        rows = self.rows
+        if rows.planned[row]:
+            self.pool.release(rows.block_ids(row).copy())
+            rows.blocks[row, : rows.num_blocks[row]] = -1
+            rows.num_blocks[row] = rows.num_shared[row] = rows.stale[row] = 0
+            rows.park(row)
+
+    def retell(self, at: Ints, draft: Draft) -> None:
+        """Tell the device the tables of decode rows that follow others since they were fed."""
+        rows = self.rows
+        for row in at[rows.stale[at] < rows.num_blocks[at]].tolist():
+            indices = np.arange(rows.stale[row], rows.num_blocks[row], dtype=np.int32)
+            blocks = rows.blocks[row, indices]
+            draft.changes.append((np.full(len(indices), row, np.int32), indices, blocks))
+        rows.stale[at] = NOT_STALE
+
+    def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
+        """Put `sequence` into a row that has no blocks."""
         row = self.rows.enter(sequence, expected)
         draft.starts.append(_row_start(row, sequence))
         return row
@@ -137,7 +206,12 @@ class Stays:
 
     def num_shared_tails(self, row: int) -> int:
         """1 if the row is about to write into a block that others hold too."""
-        return int(self.shared_tails(np.array([row], np.int32))[0])
+        rows = self.rows
+        if not rows.forked[row]:
+            return 0
+        index = int(rows.computed[row]) // self.pool.block_size
+        inside = index < rows.num_blocks[row]
+        return int(inside and self.pool.holders[rows.blocks[row, index]] > 1)
 
     def copy_tail(self, row: int, draft: Draft) -> None:
         """Give the row a block of its own for the one it is about to write into.
@@ -181,6 +255,10 @@ class Stays:
 
 def _row_start(row: int, sequence: Sequence) -> RowStart:
     request = sequence.request
+    if sequence.group is not None:
+        # Nothing stops it on the device: the group decides.
+        ids = request.prompt_ids, sequence.output_ids
+        return RowStart(row, _BEAM, 0, sequence.sample, *ids, stop_ids=(), max_tokens=UNLIMITED)
     return RowStart(
         row=row,
         params=request.params,
@@ -190,4 +268,5 @@ def _row_start(row: int, sequence: Sequence) -> RowStart:
         output_ids=sequence.output_ids,
         stop_ids=tuple(sorted(request.eos_ids | request.stop_ids)),
         max_tokens=request.max_tokens,
+        processors=request.processors,
     )

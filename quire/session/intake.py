@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from quire.errors import InvalidParams, NotSupported, QuireError
+from quire.inputs.answers import AnswerOptions
 from quire.inputs.chat import render_conversations
 from quire.inputs.prompt import RequestMaker, split_prompts
 from quire.inputs.tokenizer import Tokenizer
+from quire.outputs import AnswerReading
 from quire.request import Request
 from quire.run import Refused, Window
 from quire.sampling_params import SamplingParams
@@ -35,7 +38,9 @@ class Intake:
         *,
         tokenizer: Tokenizer | None,
         lazy_window: int,
+        answers: AnswerOptions,
     ) -> None:
+        self._answers = answers
         self._maker, self._default_params = maker, default_params
         self._tokenizer, self._lazy_window = tokenizer, lazy_window
         self._num_made = 0
@@ -55,7 +60,11 @@ class Intake:
         one by one.
         """
         given = split_prompts(prompts)
-        make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
+
+        def make(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
+            made = self._maker.make(some, *rest, tokenization_kwargs=tokenization_kwargs, **more)
+            return _with_reading(made, self._answers.for_text)
+
         return self._read(given, params, priority, strict, make)
 
     def read_chats(
@@ -73,14 +82,20 @@ class Intake:
         if tokenizer is None:
             raise NotSupported("chat() needs a tokenizer, and skip_tokenizer_init=True left it out")
         kwargs = {"add_special_tokens": False, **(tokenization_kwargs or {})}
+        reading = partial(self._answers.for_chat, with_tools=bool(rendering.get("tools")))
 
         def make(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
             rendered = render_conversations(
                 some, tokenizer, first_index=more["first_index"], **rendering
             )
-            return self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
+            made = self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
+            return _with_reading(made, reading)
 
         return self._read(split_prompts(conversations), params, priority, strict, make)
+
+    def window(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> Window:
+        """One window, each prompt with its own parameters; bad prompts are refused."""
+        return self._make(list(prompts), _ParamCopies(params), 0, None, self._maker.make)
 
     def _read(
         self,
@@ -101,7 +116,7 @@ class Intake:
             for item in made:
                 if isinstance(item, Refused):
                     raise item.error
-        return _windows(made), len(given)
+        return cut_windows(made), len(given)
 
     def _make(
         self,
@@ -184,6 +199,18 @@ class _ParamCopies:
         return self._copies[id(params)]
 
 
+def _with_reading(
+    made: list[Request | QuireError], reading: Callable[[str | None], AnswerReading | None]
+) -> list[Request | QuireError]:
+    """The requests, each with how its answer is taken apart, which its prompt may decide."""
+    return [
+        replace(item, reading=how)
+        if isinstance(item, Request) and (how := reading(item.prompt)) is not None
+        else item
+        for item in made
+    ]
+
+
 def _priorities(priority: Sequence[int], first: int, count: int) -> list[int]:
     """The priorities of prompts first .. first + count."""
     some = list(priority[first : first + count])
@@ -201,7 +228,7 @@ def _wrong_priorities(what: str) -> InvalidParams:
     )
 
 
-def _windows(items: Window) -> Iterator[Window]:
+def cut_windows(items: Window) -> Iterator[Window]:
     """Cut at so many prompts, or so many prompt tokens."""
     window: Window = []
     num_tokens = 0

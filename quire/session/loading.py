@@ -14,7 +14,7 @@ from quire.errors import InvalidOption, InvalidParams
 from quire.executor.executor import Executor, ExecutorFacts
 from quire.inputs.tokenizer import Tokenizer
 from quire.notes import note
-from quire.options import Options, resolve
+from quire.options import DeviceFacts, Options, resolve
 from quire.sampling_params import SamplingParams
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles, locate
@@ -115,24 +115,33 @@ def _executor(
     from quire.executor.probe import device_facts
     from quire.weights.load import dummy_weights, load_weights
 
-    config = resolve(options, spec, device_facts(options.device))
-    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    warmup = None
-    if config.device == "cuda":
-        from quire.executor.warmup import Warmup
+    facts = device_facts(options.device)
+    if facts.device == "cpu":
+        return _cpu_executor(files, spec, options, facts)
+    config = resolve(options, spec, facts)
+    from quire.executor.cuda import CudaExecutor
+    from quire.executor.warmup import Warmup
 
-        warmup = Warmup(config, spec)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    warmup = Warmup(config, spec)
     if config.load_format == "dummy":
         weights = dummy_weights(spec, dtype=dtype, device=device, seed=config.seed)
     else:
         weights = load_weights(files, spec, dtype=dtype, device=device)
-    if config.device == "cuda":
-        from quire.executor.cuda import CudaExecutor
+    return config, CudaExecutor(config, spec, weights, warmup)
 
-        return config, CudaExecutor(config, spec, weights, warmup)
+
+def _cpu_executor(
+    files: ModelFiles, spec: ModelSpec, options: Options, facts: DeviceFacts
+) -> tuple[EngineConfig, Executor]:
     from quire.executor.local import LocalExecutor
+    from quire.session.cpu_weights import load_cpu_weights, with_kernels
+    from quire.session.int8_default import int8_fits
 
-    return config, LocalExecutor(config, spec, weights)
+    facts = with_kernels(facts, spec, options)
+    why = int8_fits(files, spec, options, steady=facts.steady_kernels)
+    config = resolve(options, spec, facts, int8_fits=why)
+    return config, LocalExecutor(config, spec, load_cpu_weights(files, spec, config))
 
 
 def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:

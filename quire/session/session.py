@@ -9,6 +9,8 @@ from typing import Any
 
 from quire.cache.pool import BlockPool
 from quire.engine import Engine
+from quire.inputs.answers import AnswerOptions
+from quire.inputs.continuations import ContinuationReader
 from quire.inputs.prompt import RequestMaker
 from quire.options import Options
 from quire.plan.lengths import OutputLengths
@@ -17,10 +19,14 @@ from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
 from quire.results import Results
 from quire.run import Refused, Result, Run, Window
+from quire.sampling_params import BeamSearchParams
 from quire.scheduler.scheduler import Limits, Scheduler
+from quire.session.beams import BeamCall
 from quire.session.guides import Guides
 from quire.session.intake import Intake, Params
 from quire.session.loading import LoadedModel, load
+from quire.session.processors import RequestProcessors
+from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
 from quire.session.views import EngineView, KvCacheView, ModelConfigView
 from quire.step import StepPlan
@@ -45,8 +51,7 @@ class Session:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_repeat=config.max_repeat,
             max_wait=config.max_wait,
-            # Merging two partial results rounds differently from reading all at once.
-            prefix_groups=config.prefix_groups and not config.batch_invariant,
+            prefix_groups=config.prefix_groups,
         )
         self._guides = Guides(
             model.tokenizer, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids
@@ -77,12 +82,14 @@ class Session:
             more_eos_ids=model.more_eos_ids,
             llm_seed=config.seed,
             max_logprobs=config.max_logprobs,
+            processors=RequestProcessors(config, model.spec.vocab_size).of,
         )
         self.intake = Intake(
             maker,
             model.default_params,
             tokenizer=model.tokenizer,
             lazy_window=4 * scheduler.rows.capacity,
+            answers=AnswerOptions(config.reasoning_parser, config.tool_call_parser),
         )
 
     @classmethod
@@ -129,6 +136,31 @@ class Session:
         plan = self._planner.plan(requests, cached=cached)
         _ = plan.estimate  # made now, from what is known now
         return plan
+
+    def beam_call(
+        self, prompts: Any, params: BeamSearchParams, concurrency_limit: int | None
+    ) -> BeamCall:
+        """Prompts to search answers for, read and checked."""
+        return BeamCall(
+            prompts,
+            params,
+            concurrency_limit,
+            intake=self.intake,
+            tokenizer=self.model.tokenizer,
+            max_rows=self.engine.scheduler.rows.capacity,
+            has_processors=bool(self.model.config.batch_processors),
+        )
+
+    def score_call(self, contexts: Any, continuations: Any) -> ScoreCall:
+        """Contexts and continuations, read and checked."""
+        model = self.model
+        reader = ContinuationReader(
+            model.tokenizer,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=model.config.max_model_len,
+            pool_tokens=model.facts.num_blocks * model.config.block_size,
+        )
+        return ScoreCall(reader.read(contexts, continuations))
 
     def _observe_step(self, plan: StepPlan, seconds: float) -> None:
         starts = plan.decode.positions.astype("int64")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quire.errors import EngineBusy, EngineClosed
+from quire.sampling.lanes import on_behalf_of
 
 
 class Turns:
@@ -23,9 +24,9 @@ class Turns:
     def turn(self) -> Iterator[None]:
         """Wait for the turn and hold it; raises where waiting would be for ever."""
         self.check()
-        if self._owner == threading.get_ident():
+        if self._owner is not None and self._owner in (threading.get_ident(), on_behalf_of()):
             raise EngineBusy(
-                "this LLM is already at work in this thread: it was called from a callback, or "
+                "this LLM is already at work: it was called from a callback or a processor, or "
                 "while one of its streams is open. Finish or close() the stream first, or "
                 "collect what you need and call afterwards."
             )

@@ -73,8 +73,6 @@ _PROFILE = "Use torch.profiler around generate()."
 class NotBuiltMethods:
     """Methods of vLLM's LLM that raise NotSupported."""
 
-    beam_search = _not_built("beam_search", "Use generate() with n and temperature.")
-    score_continuations = _not_built("score_continuations", "Use generate() with prompt_logprobs.")
     encode = _not_built("encode", _POOLING)
     embed = _not_built("embed", _POOLING)
     classify = _not_built("classify", _POOLING)

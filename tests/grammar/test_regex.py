@@ -10,22 +10,8 @@ from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.regex import escaped, in_slashes, one_of, translated
 from quire.structured_params import StructuredOutputsParams
+from tests.grammar.regexes import REGEXES, random_regexes
 from tests.grammar.walking import Walker
-
-REGEXES = [
-    *("a", "abc", "a|b|c", "(ab)+", "a*b", "a?b?c", "a{3}", "a{2,4}", "a{2,}b", "a{,3}b"),
-    *("[abc]+", "[^abc]{1,3}", "[a-z]{2,5}", "[A-Za-z0-9_-]{1,8}", "[]a]{2}", "[^]a]{2}"),
-    *(r"\d{3}-\d{4}", r"\w{1,6}", r"\s\S{1,3}\s", r"\D\d", r"\W{1,2}", r"[\w.-]{1,9}"),
-    *(r"[\d\s]{2,4}", r"[^\d\s]{2}", r"[\W]x", r"(yes|no|maybe)!?", r"^anchored$", "^a|b$"),
-    *(r"\Aabc\Z", r"(?i)hello", r"(?i:yes) no", r"(?s).{1,3}", r".{1,4}", r"a*?b+?c??"),
-    *(r"\d{1,3}(\.\d{1,3}){3}", r"[0-9a-f]{8}-[0-9a-f]{4}", r"#[0-9A-F]{6}", r"\$\d+\.\d{2}"),
-    *(r"(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d)", r"[01]\d:[0-5]\d", r"v\d+(\.\d+){0,2}"),
-    *(r"https?://[a-z]{1,8}\.(com|org)(/[a-z]{1,4})?", r"[a-z]{1,6}@[a-z]{1,6}\.[a-z]{2,3}"),
-    *("é+ü?", "[äöü]{1,3}", "日本(語|人)", "[α-ω]{1,4}", "😀|🚀", "[😀-😎]{2}", r"é\x41\u00fc"),
-    *(r"a\/b/c", "x\ny", r"tab\tnew\nend", r"\{\}\[\]\(\)\*\+\?\.\\\|\^\$", "a{x", "[a&&b~~c]+"),
-    *("[[a]+", r"[\]\[]{2}", "(?P<year>[0-9]{4})", "(?:a|(?:b|c)d){2,3}", "(?#note)a(?#more)+b"),
-    *("(a|ab)(c|bcd)(d*)", "(x+x+)+y", "(a+)+b", "(|a)b", "a(b|)", '"quoted"', "'single'", " lead"),
-]
 
 
 @pytest.mark.filterwarnings("ignore:Possible")  # Python's own word on [a&&b] and [[a]
@@ -45,8 +31,23 @@ def test_what_is_written_matches(regex: str, compiler: GrammarCompiler, walker: 
     assert finished >= 3
 
 
+@pytest.mark.parametrize("block", range(6))
+def test_what_is_written_of_made_up_ones_matches(
+    block: int, compiler: GrammarCompiler, walker: Walker
+) -> None:
+    finished = 0
+    for regex in random_regexes(140)[block::6]:
+        grammar = compiler.compile(StructuredOutputsParams(regex=regex))
+        for seed in range(3):
+            walk = walker.walk(grammar.matcher(), seed, max_tokens=150, forcing=seed == 1)
+            if walk.ended:
+                finished += 1
+                assert re.fullmatch(regex, walk.text), f"{regex} wrote {walk.text!r}"
+    assert finished >= 50
+
+
 def test_there_are_enough_regexes() -> None:
-    assert len(set(REGEXES)) >= 60
+    assert len({*REGEXES, *random_regexes(140)}) >= 200
 
 
 @pytest.mark.parametrize(

@@ -253,41 +253,6 @@ def test_what_the_template_says_reaches_the_caller() -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ ''.__class__.__mro__ }}",
-        "{{ ''['__class__'] }}{{ ''|attr('__class__') }}",
-        "{{ ().__class__.__base__.__subclasses__() }}",
-        "{{ self.__init__.__globals__ }}",
-        "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ lipsum.__globals__['os'].popen('id').read() }}",
-        "{{ namespace.__init__.__globals__ }}",
-        "{{ range.__self__ }}",
-        "{{ raise_exception.__globals__ }}",
-        "{{ strftime_now.__globals__ }}",
-        "{{ dict.__subclasses__() }}",
-        "{{ messages.__class__ }}{{ messages[0].__init__.__globals__ }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(x=1) }}",
-        "{{ '{0.__class__}'.format(1) }}{{ ('%s' % ''.__class__) }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ namespace(__init__=1) }}",
-        "{% import 'os' as os %}",
-        "{% include '/etc/passwd' %}",
-        "{{ ''.join.__self__.__class__ }}",
-        "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}",
-        "{% macro m() %}{% endmacro %}{{ m.__globals__ }}{{ m._func.__globals__ }}",
-    ],
-)
-def test_templates_stay_in_their_sandbox(template: str) -> None:
-    try:
-        text = render([USER], template)
-    except InvalidPrompt:
-        return
-    assert not text.strip() or text == "1"  # jinja may show what is forbidden as nothing
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
         "{% for i in range(1000000000) %}{{ i }}{% endfor %}",
         "{% for i in range(9000) %}{% for j in range(9000) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 1000000000 }}",

@@ -44,7 +44,7 @@ def preempt_every_second_step(scheduler: Scheduler) -> None:
 
     def disturbed() -> StepPlan | None:
         if next(turns) % 2 == 1 and scheduler.num_running > 1:
-            scheduler._make_room()
+            scheduler._preemption.make_room()
         return schedule()
 
     scheduler.schedule = disturbed  # type: ignore[method-assign]
@@ -79,6 +79,21 @@ def test_batch_invariant_runs_are_bitwise_equal(
 ) -> None:
     outputs = run(default_model, prompts, batch_invariant=True, **SETTINGS[name])
     for ours, first in zip(outputs, invariant, strict=True):
+        assert list(ours.outputs[0].token_ids) == list(first.outputs[0].token_ids)
+        assert ours.outputs[0].logprobs == first.outputs[0].logprobs
+
+
+@pytest.fixture(scope="module")
+def in_bytes(default_model: Path, prompts: list[str]) -> Iterator[list[RequestOutput]]:
+    yield run(default_model, prompts, quantization="int8")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_8_bit_runs_are_bitwise_equal_without_being_asked_to(
+    name: str, default_model: Path, prompts: list[str], in_bytes: list[RequestOutput]
+) -> None:
+    outputs = run(default_model, prompts, quantization="int8", **SETTINGS[name])
+    for ours, first in zip(outputs, in_bytes, strict=True):
         assert list(ours.outputs[0].token_ids) == list(first.outputs[0].token_ids)
         assert ours.outputs[0].logprobs == first.outputs[0].logprobs
 

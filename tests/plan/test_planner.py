@@ -161,7 +161,7 @@ def some_requests(seed: int) -> list[Request]:
             prompt = preambles[int(rng.integers(3))] + prompt
         n = int(rng.integers(2, 5)) if rng.random() < 0.2 else 1
         sampled = n > 1 or rng.random() < 0.3
-        extra = {"prompt_logprobs": 1} if rng.random() < 0.1 else {}
+        extra = {"prompt_logprobs": int(rng.integers(0, 3))} if rng.random() < 0.2 else {}
         requests.append(
             request(
                 prompt,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.sampling.logprobs import log_probabilities, score_tokens
 from quire.sampling_params import SamplingParams
 from tests.sampling.making import make_params, make_sampler, make_start, sample_one
 
@@ -122,29 +123,24 @@ def test_processed_logprobs_of_a_whole_draw_follow_the_temperature() -> None:
 
 
 @pytest.mark.parametrize("num_top", [0, 5, -1])
-def test_prompt_tokens_are_scored_one_by_one(num_top: int) -> None:
-    logits = make_logits(7)
-    targets = np.asarray([5, 1400, 0, 7, 7, 30, 2], np.int32)
-    sampler = make_sampler(VOCAB, make_start(9, SamplingParams(prompt_logprobs=num_top)))
-    scored = sampler.score(logits, targets, 9)
-    assert [entry.token_id for entry in scored] == targets.tolist()
-    for line, entry in enumerate(scored):
-        expected = plain_logprobs(logits[line])
-        assert entry.logprob == pytest.approx(expected[targets[line]], abs=1e-5)
-        assert entry.rank == 1 + int((expected > expected[targets[line]]).sum())
-        assert len(entry.top_ids) == (VOCAB if num_top == -1 else num_top)
-        assert np.allclose(
-            entry.top_logprobs, np.sort(expected)[::-1][: len(entry.top_ids)], atol=1e-5
-        )
+def test_given_tokens_are_scored_under_the_lines_they_name(num_top: int) -> None:
+    values = log_probabilities(make_logits(5))
+    lines, tokens = [0, 1, 2, 3, 4, 0, 0, 4], [5, 1400, 0, 7, 7, 30, 5, 2]
+    made = score_tokens(values, torch.tensor(lines[5:]), torch.tensor(tokens), num_top)
+    for i, (line, token) in enumerate(zip(lines, tokens, strict=True)):
+        expected = values[line].numpy()
+        assert float(made.logprobs[i]) == expected[token]
+        assert int(made.ranks[i]) == 1 + int((expected > expected[token]).sum())
+        count = VOCAB if num_top == -1 else num_top
+        assert made.top_ids[i].tolist() == np.argsort(-expected, kind="stable")[:count].tolist()
+        assert made.top_logprobs[i].tolist() == expected[made.top_ids[i]].tolist()
 
 
-def test_the_piece_a_line_is_scored_in_does_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.sampling import sampler as module
-
-    logits, targets = make_logits(9), np.arange(9, dtype=np.int32)
-    whole = make_sampler(VOCAB, make_start(0, SamplingParams(prompt_logprobs=2)))
-    first = whole.score(logits, targets, 0)
-    monkeypatch.setattr(module, "_PIECE", 2 * VOCAB)
-    again = whole.score(logits, targets, 0)
-    assert [entry.logprob for entry in first] == [entry.logprob for entry in again]
-    assert [entry.top_ids.tolist() for entry in first] == [e.top_ids.tolist() for e in again]
+def test_scores_are_bitwise_the_same_in_any_company() -> None:
+    logits, tokens = make_logits(9), torch.arange(9)
+    whole = score_tokens(log_probabilities(logits), tokens[:0], tokens, 3)
+    for i in range(9):
+        values = log_probabilities(logits[i : i + 1])
+        alone = score_tokens(values, tokens[:0], tokens[i : i + 1], 3)
+        assert torch.equal(alone.logprobs, whole.logprobs[i : i + 1])
+        assert torch.equal(alone.top_logprobs, whole.top_logprobs[i : i + 1])

@@ -340,3 +340,24 @@ def test_it_works_inside_and_outside_of_inference_mode() -> None:
     sampler.start(make_start(0, params, prompt=[1]))
     with torch.inference_mode():
         sample_one(sampler, logits.clone())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_a_masked_line_draws_what_the_allowed_tokens_alone_would(temperature: float) -> None:
+    """Lines that follow a grammar draw from all tokens first; nobody may notice."""
+    rng = np.random.default_rng(5)
+    vocab, lines = 300, 40
+    starts = [make_start(i, SamplingParams(temperature=temperature), seed=i) for i in range(lines)]
+    rows = np.arange(lines, dtype=np.int32)
+    logits = torch.from_numpy(rng.normal(size=(lines, vocab)).astype("f4") * 3)
+    allowed = rng.random((lines, vocab)) < rng.choice([0.02, 0.5, 0.98], (lines, 1))
+    allowed[:, 7] = True
+    packed = np.packbits(np.pad(allowed, ((0, 0), (0, 20))), axis=1, bitorder="little")
+    masks = Masks(rows, np.ascontiguousarray(packed).view(np.uint32))
+    found = make_sampler(vocab, *starts).sample(logits, rows, rows + 1, masks)
+    only = logits.masked_fill(~torch.from_numpy(allowed), -torch.inf)
+    expected = make_sampler(vocab, *starts).sample(only, rows, rows + 1, None)
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    free = make_sampler(vocab, *starts).sample(logits, rows, rows + 1, None)
+    same = (free.tokens == found.tokens).sum().item()
+    assert 0 < same < lines, "some draws are meant to be refused, and some not"

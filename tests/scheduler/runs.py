@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scheduler import Limits, Scheduler
 from quire.sequence import Sequence
+from tests.fake_beams import fake_masks
 from tests.fakes import VOCAB, FakeExecutor, FakeGuide, expected_output
 
 
@@ -42,7 +44,10 @@ class Setting:
             prefix_groups=self.prefix_groups,
         )
         scheduler = Scheduler(
-            pool, limits, expected_output=lambda r: max(1.0, r.max_tokens * self.optimism)
+            pool,
+            limits,
+            expected_output=lambda r: max(1.0, r.max_tokens * self.optimism),
+            make_masks=partial(fake_masks, VOCAB),
         )
         return Engine(scheduler, executor, depth=self.depth)
 

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.engine import Engine
+from quire.scheduler.beam_rule import SearchRules
 from quire.sequence import Sequence
 from tests.fakes import expected_output
+from tests.scheduler.beam_runs import check_group, lead_of
 from tests.scheduler.runs import Setting, make_request, samples_of
 
 MOST_ROWS, BUDGET, NUM_BLOCKS, BLOCK = 4, 12, 14, 4
@@ -21,6 +23,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.open: dict[int, list[Sequence]] = {}  # added, not all samples ended
         self.ended: dict[tuple[int, int], Sequence] = {}
+        self.searches: dict[int, SearchRules] = {}
         self.number = 0
         self.idle_steps = 0
 
@@ -59,6 +62,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.add(self.open[self.number])
         self.number += 1
 
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=10),
+        max_tokens=st.integers(1, 6),
+        width=st.integers(1, 3),
+        priority=st.integers(0, 2),
+        stops=st.lists(st.integers(0, 996), max_size=30),
+    )
+    def add_search(
+        self, prompt: list[int], max_tokens: int, width: int, priority: int, stops: list[int]
+    ) -> None:
+        request = make_request(self.number, prompt, max_tokens, priority=priority, stop_ids=stops)
+        self.searches[self.number] = SearchRules(width, max_tokens, request.stop_ids)
+        lead = lead_of(request, self.searches[self.number], order=self.number)
+        self.open[self.number] = [lead]
+        self.engine.add([lead])
+        self.number += 1
+
     @precondition(lambda self: not self.engine.idle)
     @rule(count=st.integers(1, 10))
     def step(self, count: int) -> None:
@@ -79,7 +99,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (request.number, sample) not in self.ended, "it came out twice"
             self.ended[(request.number, sample)] = sequence
             assert sequence.error is None
-            assert sequence.output_ids.tolist() == expected_output(request, sample)
+            if request.number in self.searches:
+                check_group(sequence, request, self.searches[request.number])
+            else:
+                assert sequence.output_ids.tolist() == expected_output(request, sample)
             if all((request.number, s) in self.ended for s in range(request.params.n)):
                 del self.open[request.number]
 

@@ -241,6 +241,17 @@ def test_repeat_grows_when_nothing_is_wasted_and_never_with_prefill() -> None:
     assert max(p.repeat for p in executor.plans) == 8
 
 
+def test_rows_that_rest_shorten_no_plan_when_nobody_waits() -> None:
+    """Rows of 8, 16, .. 64 tokens: the long ones go on in large plans, which end with them."""
+    engine = setting(max_repeat=32, num_blocks=400).engine()
+    run_all(engine, [make_request(i, [i, i], 8 * (i + 1) + 1) for i in range(8)])
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    repeats = [p.repeat for p in executor.plans if not p.prefill]
+    assert sum(repeats) == 64
+    assert repeats[0] == 32
+
+
 def test_a_row_that_may_stop_soon_repeats_less() -> None:
     engine = setting(max_repeat=32, num_blocks=400).engine()
     requests = [make_request(i, [i, i], 60, stop_ids=[998]) for i in range(4)]

@@ -1,0 +1,95 @@
+"""Scores of tokens in published blocks, kept beside the blocks.
+
+Whoever asks for prompt logprobs and finds a block finds the scores of its tokens here, and need
+not compute the block again. An entry is made when the pass that scores it is planned, and filled
+when that pass comes home: others of the same plan can rely on it before. It goes with its block,
+or when `most_bytes` are used up, the longest unused first.
+
+block_size 4, prompt [7 7 7 7 | 8 8 8 8 | 9 ...]: the entry of the first block has three lines
+(nothing comes before the first token), that of the second has four, of which the first was made
+at the last position of the block before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from quire.step import Scores
+
+MOST_BYTES = 64 << 20
+# What an entry takes beside its numbers: five arrays and the objects that hold them.
+OVERHEAD = 1024
+
+
+@dataclass(slots=True, eq=False)
+class BlockScores:
+    """The scores of one block's tokens, with `num_top` of the likeliest beside each (-1: all).
+
+    No `scores` yet: they are on their way, unless they were `lost` with the row that made them.
+    """
+
+    num_top: int
+    scores: Scores | None = None
+    lost: bool = False
+
+    def has(self, num_top: int) -> bool:
+        """Whether so many of the likeliest are, or will be, there."""
+        enough = self.num_top == -1 or 0 <= num_top <= self.num_top
+        return enough and not self.lost
+
+
+class ScoreShelf:
+    """Entries by block id; knows nothing of what the blocks hold."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes, self.num_bytes = most_bytes, 0
+        self._entries: OrderedDict[int, BlockScores] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, block: int, num_top: int) -> BlockScores | None:
+        """The entry of a block, if it has or will have enough for `num_top`."""
+        entry = self._entries.get(block)
+        if entry is None or not entry.has(num_top):
+            return None
+        self._entries.move_to_end(block)
+        return entry
+
+    def promise(self, block: int, num_top: int) -> BlockScores | None:
+        """A new entry, to be filled; None if the block has one that will do."""
+        if self.find(block, num_top) is not None:
+            return None
+        self.drop(block)
+        entry = self._entries[block] = BlockScores(num_top)
+        return entry
+
+    def fill(self, block: int, entry: BlockScores, scores: Scores) -> None:
+        """The scores came home. They are copied: a part of a large array would keep all of it."""
+        entry.scores = Scores(*(array.copy() for array in scores.arrays()))
+        if self._entries.get(block) is not entry:
+            return  # dropped meanwhile; those who hold it can still read it
+        self.num_bytes += _size(entry)
+        while self.num_bytes > self.most_bytes:
+            filled = (b for b, kept in self._entries.items() if kept.scores is not None)
+            self.drop(next(filled))
+
+    def lose(self, block: int, entry: BlockScores) -> None:
+        """The scores will not come; whoever relied on them has to compute."""
+        entry.lost = True
+        if self._entries.get(block) is entry:
+            self.drop(block)
+
+    def drop(self, block: int) -> None:
+        entry = self._entries.pop(block, None)
+        if entry is not None and entry.scores is not None:
+            self.num_bytes -= _size(entry)
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.num_bytes = 0
+
+
+def _size(entry: BlockScores) -> int:
+    return OVERHEAD + (entry.scores.nbytes if entry.scores is not None else 0)

@@ -1,0 +1,45 @@
+"""How the text of an answer is taken apart: reasoning, content, tool calls.
+
+`text` always stays whole; the parts are fields beside it. A chat is read for reasoning, and for
+tool calls where it was given tools; a completion only where an option names a parser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from quire.inputs.reasoning import opens_reasoning
+from quire.inputs.tool_calls import Format, ParsedAnswer, parse_tool_calls
+from quire.outputs import AnswerReading
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """What the options say: `reasoning_parser` as a tag ("" for any), `tool_call_parser` as a
+    format (None: nothing was said)."""
+
+    reasoning_tag: str = ""
+    tool_format: str | None = None
+
+    def for_chat(self, prompt: str | None, *, with_tools: bool) -> AnswerReading:
+        """How the answer to a chat is read, whose prompt was rendered to this."""
+        tool_format = self.tool_format or ("auto" if with_tools else "none")
+        began = opens_reasoning(prompt or "", self.reasoning_tag)
+        return AnswerReading(self.reasoning_tag, tool_format, began)
+
+    def for_text(self, prompt: str | None) -> AnswerReading | None:
+        """The same for a completion; None where nobody asked."""
+        if not self.reasoning_tag and self.tool_format is None:
+            return None
+        return self.for_chat(prompt, with_tools=False)
+
+
+def read_answer(text: str, reading: AnswerReading) -> ParsedAnswer:
+    """The parts of an answer."""
+    return parse_tool_calls(
+        text,
+        cast(Format, reading.tool_format),
+        began_in_prompt=reading.began_in_prompt,
+        tag=reading.reasoning_tag,
+    )

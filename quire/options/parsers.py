@@ -1,0 +1,52 @@
+"""Names of parsers as scripts write them, and which of ours they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.options.checks import choice
+
+# The tag that opens the reasoning; "" goes by the text.
+_REASONING = {
+    "": "",
+    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2"), "<think>"),
+    **dict.fromkeys(("kimi_k2", "minimax_m2", "nemotron_v3", "olmo3"), "<think>"),
+    **dict.fromkeys(("qwen3", "step3", "step3p5"), "<think>"),
+    "mistral": "[THINK]",
+    "seed_oss": "<seed:think>",
+    "cohere_command3": "<|START_THINKING|>",
+}
+# How calls are written: the formats of inputs/tool_calls.py.
+_TOOL_CALLS = {
+    "auto": "auto",
+    "none": "none",
+    "hermes": "hermes",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "mistral": "mistral",
+    "pythonic": "pythonic",
+    "llama4_pythonic": "pythonic",
+}
+_OTHER_REASONING = ("granite", "hunyuan_a13b", "openai_gptoss", "identity")
+_OTHER_TOOL_CALLS = (
+    *("deepseek_v3", "deepseek_v31", "ernie45", "gigachat3", "glm45", "glm47", "granite"),
+    *("granite-20b-fc", "hunyuan_a13b", "internlm", "jamba", "kimi_k2", "longcat", "minimax"),
+    *("minimax_m2", "olmo3", "openai", "phi4_mini_json", "qwen3_coder", "qwen3_xml"),
+    *("seed_oss", "step3", "xlam"),
+)
+_known_reasoning = choice(
+    *_REASONING, others=_OTHER_REASONING, instead="Leave it out: tags are found in the answer."
+)
+_known_tool_calls = choice(
+    *_TOOL_CALLS, others=_OTHER_TOOL_CALLS, instead="Read the calls off the answer's text."
+)
+
+
+def reasoning_parser(name: str, value: Any) -> str:
+    """The tag that opens the reasoning; "" for whichever the answer begins with."""
+    return _REASONING[_known_reasoning(name, value)]
+
+
+def tool_call_parser(name: str, value: Any) -> str:
+    """One of the formats of inputs/tool_calls.py."""
+    return _TOOL_CALLS[_known_tool_calls(name, value)]

@@ -1,0 +1,162 @@
+"""HoldingSampler: a Sampler whose rows may have logits processors of their own.
+
+A row with processors draws from what these return. They begin in their lanes as soon as the
+logits are there, and the other rows draw meanwhile. Whoever is ready then draws with them; the
+logits of a row that is not are *held*: it draws nothing in this step, and in a later one, named
+by the plan, from the held logits, without being computed again. What it draws is the same
+either way, because noise belongs to a position and not to a step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.errors import QuireError
+from quire.request import Ints
+from quire.sampling.lanes import Call, Lanes
+from quire.sampling.processors import RowProcessors
+from quire.sampling.rows import Flags
+from quire.sampling.sampler import Sampled, Sampler
+from quire.step import Masks, RowStart, TokenLogprobs
+
+# How long rows that are ready wait for processors, as a share of the time the step took so far.
+# Beside rows without processors little: it is their time. Among themselves as long again, since
+# a step with few rows takes nearly as long as one with many.
+PATIENCE_BESIDE_OTHERS, PATIENCE_ALONE = 0.05, 1.0
+MOST_PATIENCE = 0.1  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Logits that are with a row's processors; the token drawn from them stands at `position`."""
+
+    call: Call[Tensor]
+    raw: Tensor | None  # as the model gave them, where the row's logprobs are of those
+    position: int
+
+
+class HoldingSampler:
+    """Draws for all rows; those with processors when these are done."""
+
+    def __init__(self, sampler: Sampler, *, max_rows: int, device: torch.device) -> None:
+        self._sampler, self._device = sampler, device
+        self._lanes = Lanes()
+        self._has: Flags = np.zeros(max_rows, np.bool_)
+        self._processors: dict[int, RowProcessors] = {}
+        self._held: dict[int, _Held] = {}
+        self._last_step = time.perf_counter()
+
+    def start(self, start: RowStart) -> None:
+        self.end(np.asarray([start.row], np.int32))
+        self._sampler.start(start)
+        if start.processors:
+            self._has[start.row] = True
+            self._processors[start.row] = RowProcessors(start)
+
+    def end(self, rows: Ints) -> None:
+        """The rows are free again; what is held for them is of no more use."""
+        self._sampler.end(rows)
+        for row in rows[self._has[rows]].tolist():
+            del self._processors[row]
+            if row in self._held:
+                self._held.pop(row).call.cancel()
+        self._has[rows] = False
+
+    def sample(self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None) -> Sampled:
+        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for."""
+        theirs = np.flatnonzero(self._has[rows])
+        if not len(theirs):
+            sampled = self._sampler.sample(logits, rows, positions, masks)
+            self._last_step = time.perf_counter()
+            return sampled
+        for line in theirs.tolist():
+            self._begin(int(rows[line]), logits[line], int(positions[line]))
+        made = _Merged.of(len(rows), self._device)
+        others = np.flatnonzero(~self._has[rows])
+        if len(others):
+            at = torch.from_numpy(others).to(self._device)
+            made.add(
+                others, self._sampler.sample(logits[at], rows[others], positions[others], masks)
+            )
+        self._wait(rows[theirs], beside_others=len(others) > 0)
+        done = np.array([self._held[int(row)].call.done() for row in rows[theirs]], np.bool_)
+        if done.any():
+            made.add(theirs[done], self.sample_held(rows[theirs[done]], masks))
+        for line in theirs[~done].tolist():
+            made.held[line] = self._held[int(rows[line])].call
+        self._last_step = time.perf_counter()
+        return made.sampled()
+
+    def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
+        """The next token of each of these rows, from its held logits, which are processed."""
+        made = _Merged.of(len(rows), self._device)
+        held = [self._held.pop(row) for row in rows.tolist()]
+        outcomes = [one.call.outcome() for one in held]
+        for line, (row, outcome) in enumerate(zip(rows.tolist(), outcomes, strict=True)):
+            if outcome.error is not None:
+                made.fail(line, self._processors[row].failure(outcome.error))
+        processed = [outcome.made for outcome in outcomes if outcome.made is not None]
+        if not processed:
+            return made.sampled()
+        lines = np.array([i for i, outcome in enumerate(outcomes) if outcome.made is not None])
+        raw = [held[i].raw for i in lines]
+        sampled = self._sampler.sample(
+            torch.stack(processed),
+            rows[lines],
+            np.array([held[i].position for i in lines], np.int32),
+            masks,
+            raw=torch.stack([p if r is None else r for p, r in zip(processed, raw, strict=True)]),
+        )
+        made.add(lines, sampled)
+        for row, token in zip(rows[lines].tolist(), sampled.tokens.tolist(), strict=True):
+            self._processors[row].append(token)
+        return made.sampled()
+
+    def position_held(self, row: int) -> int:
+        """Where the token will stand that the row draws from its held logits."""
+        return self._held[row].position
+
+    def _begin(self, row: int, logits: Tensor, position: int) -> None:
+        call = self._processors[row].begin(logits, self._lanes)
+        raw = logits.clone() if self._sampler.keeps_raw(row) else None
+        self._held[row] = _Held(call, raw, position)
+
+    def _wait(self, rows: Ints, *, beside_others: bool) -> None:
+        took = time.perf_counter() - self._last_step
+        share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
+        calls = [self._held[row].call for row in rows.tolist()]
+        self._lanes.wait(calls, min(share * took, MOST_PATIENCE))
+
+
+@dataclass(slots=True)
+class _Merged:
+    """The result of several draws, put together line by line."""
+
+    tokens: Tensor
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: list[int] = field(default_factory=list)
+    held: dict[int, Call[Tensor]] = field(default_factory=dict)
+    errors: dict[int, QuireError] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, num_lines: int, device: torch.device) -> _Merged:
+        return cls(torch.zeros(num_lines, dtype=torch.int64, device=device))
+
+    def add(self, lines: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
+        self.tokens[torch.from_numpy(lines).to(self.tokens.device)] = sampled.tokens
+        self.logprobs.update({int(lines[i]): one for i, one in sampled.logprobs.items()})
+        self.failed += [int(lines[i]) for i in sampled.failed]
+        self.errors.update({int(lines[i]): one for i, one in sampled.errors.items()})
+
+    def fail(self, line: int, error: QuireError) -> None:
+        self.failed.append(line)
+        self.errors[line] = error
+
+    def sampled(self) -> Sampled:
+        failed = tuple(sorted(self.failed))
+        return Sampled(self.tokens, self.logprobs, failed, self.held, self.errors)

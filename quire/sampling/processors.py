@@ -1,0 +1,115 @@
+"""Logits processors of single rows: functions of the caller's that see a row's logits first.
+
+Two forms, told apart by how many arguments they take: (output ids, logits) -> logits, and
+(prompt ids, output ids, logits) -> logits. They get the model's logits, float32 [vocabulary],
+to change or to replace; grammars, penalties and the rest come afterwards. They run in lanes, so
+that one that is slow, fails or never returns costs its own rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import ProcessorFailed
+from quire.param_rules import MAX_BIAS
+from quire.sampling.batch_interface import wants_prompt
+from quire.sampling.lanes import Call, GivenUp, Lanes
+from quire.step import RowStart
+
+Processor = Callable[..., Any]
+
+
+class RowProcessors:
+    """The processors of one row, and the tokens they are told about."""
+
+    def __init__(self, start: RowStart) -> None:
+        self._processors = start.processors
+        self._wants_prompt = [wants_prompt(p) for p in start.processors]
+        self._prompt_ids: list[int] = start.prompt_ids.tolist()
+        self._output_ids: list[int] = start.output_ids.tolist()
+        self._lane = tuple(_key(p) for p in start.processors)
+
+    def begin(self, logits: Tensor, lanes: Lanes) -> Call[Tensor]:
+        """Start them on one line of logits, which stays as it is. [vocabulary]"""
+        # Outside of inference mode, or the processors could not write into it.
+        with torch.inference_mode(False), torch.no_grad():
+            line = logits.to(torch.float32, copy=True)
+        made = _mark(line.device)
+        return lanes.submit(self._lane, lambda: self._run(line, made))
+
+    def append(self, token_id: int) -> None:
+        self._output_ids.append(token_id)
+
+    def failure(self, error: BaseException) -> ProcessorFailed:
+        """What the row ends with."""
+        if isinstance(error, ProcessorFailed):
+            return error
+        names = ", ".join(_name(p) for p in self._processors)
+        if isinstance(error, GivenUp):
+            return ProcessorFailed(f"logits processor {names}: {error}; it was given up.")
+        return ProcessorFailed(f"logits processor {names}: {what_it_said(error)}")
+
+    def _run(self, logits: Tensor, made: torch.cuda.Event | None) -> Tensor:
+        if made is not None:
+            torch.cuda.current_stream(logits.device).wait_event(made)
+        with torch.no_grad():
+            for processor, wants_prompt in zip(self._processors, self._wants_prompt, strict=True):
+                logits = self._call(processor, wants_prompt, logits)
+        if made is not None:
+            torch.cuda.current_stream(logits.device).synchronize()
+        return logits
+
+    def _call(self, processor: Processor, wants_prompt: bool, logits: Tensor) -> Tensor:
+        told = (self._prompt_ids, self._output_ids) if wants_prompt else (self._output_ids,)
+        at = f"logits processor {_name(processor)}, at token {len(self._output_ids)} of the answer"
+        try:
+            given = processor(*told, logits)
+        except Exception as error:
+            raise ProcessorFailed(f"{at}: {what_it_said(error)}") from error
+        return checked_logits(given, logits, at)
+
+
+def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
+    """What a processor returned, if it can stand for `logits`; +inf becomes a finite wish."""
+    if not isinstance(given, Tensor):
+        raise ProcessorFailed(
+            f"{at}: it returned {type(given).__name__}, not a tensor; return the logits"
+        )
+    if given.shape != logits.shape:
+        raise ProcessorFailed(
+            f"{at}: it returned a tensor of shape {list(given.shape)}; the logits it got have "
+            f"{list(logits.shape)}"
+        )
+    edited = given.detach().to(logits.device, torch.float32)
+    if bool(torch.isnan(edited).any()):
+        raise ProcessorFailed(f"{at}: it returned NaN")
+    return edited.clamp(max=MAX_BIAS)
+
+
+def what_it_said(error: BaseException | None) -> str:
+    words = str(error)[:300]
+    return f"it raised {type(error).__name__}" + (f": {words}" if words else "")
+
+
+def _name(processor: Processor) -> str:
+    """The name its author gave it: a function's, else its class's."""
+    named = getattr(processor, "__qualname__", None) or type(processor).__qualname__
+    return str(named)
+
+
+def _key(processor: Processor) -> Hashable:
+    """The same for the same processor; two bound methods of one object are equal, not one."""
+    return processor if isinstance(processor, Hashable) else id(processor)
+
+
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    """When what was put on the device's stream so far is done."""
+    if device.type != "cuda":
+        return None
+    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    made.record(torch.cuda.current_stream(device))
+    return made

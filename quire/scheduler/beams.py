@@ -1,0 +1,266 @@
+"""Beams in rows: a search as a group of rows that fork and die by sharing blocks.
+
+A group has `width` rows from its admission to its end; which beam is in which row changes. Each
+step every beam offers its candidates, and when the last offer is home the rule (beam_rule.py)
+chooses. The first child of a beam stays in its row; further ones take over the rows of beams that
+died: their blocks go back, and the parent's are shared, the partly filled last one copied when it
+is written. The rows then wait for nobody: the next plan feeds the chosen tokens.
+
+A group waits, is preempted and ends as one, in the person of its lead. It comes back as it was:
+its beams are computed one after the other, each over the whole blocks it has in common with one
+before it, so a group never needs more blocks than when it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from quire.errors import DoesNotFit, InvalidLogits
+from quire.request import Ints, Request
+from quire.sampling_params import BeamSearchParams
+from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
+from quire.scheduler.stays import Draft, Stays
+from quire.scheduler.stopping import UNFINISHED
+from quire.sequence import Guide, Sequence
+from quire.step import Chosen, Floats, TokenLogprobs
+
+
+class BeamGroup:
+    """One search and the rows it has. Written by Beams alone."""
+
+    def __init__(self, rules: SearchRules, request: Request, order: int, *, num_best: int) -> None:
+        """`num_best` of the answers are wanted, `rules.width` at most."""
+        self.lead = Sequence(request, order=order, group=self)
+        self.search = BeamSearch(rules, self._ends)
+        self.answers: list[Sequence] = []  # once it is over, best first
+        self.num_best = num_best
+        self.rows: list[int] = []  # the first are those of the beams, in their order
+        self.guides: list[Guide | None] = []  # of the beams
+        self.offers: dict[int, tuple[Ints, Floats]] = {}  # by row
+        self.num_begun = 0  # beams that were computed, or are being computed
+
+    @property
+    def width(self) -> int:
+        return self.search.rules.width
+
+    @property
+    def num_candidates(self) -> int:
+        return self.search.rules.num_candidates
+
+    @property
+    def is_ready(self) -> bool:
+        """Every beam has made its offer."""
+        return len(self.offers) == len(self.search.beams)
+
+    def _ends(self, beam: int, token: int) -> bool:
+        """Whether a beam ends with this token. An end id in the middle of a grammar does not end
+        it; where there is no end id, the end of the grammar does."""
+        guide, end_ids = self.guides[beam], self.search.rules.end_ids
+        if token in end_ids or guide is None:
+            return token in end_ids and (guide is None or guide.is_complete)
+        if end_ids:
+            return False
+        trial = guide.fork()
+        return trial.accept(token) and trial.is_stopped
+
+
+def search_lead(request: Request, search: BeamSearchParams, order: int) -> Sequence:
+    """The sequence that stands for a search; its answers are in its group when it ends."""
+    rules = SearchRules(
+        width=search.beam_width,
+        max_tokens=request.max_tokens,
+        end_ids=request.eos_ids | request.stop_ids,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+    )
+    return BeamGroup(rules, request, order, num_best=search.n or search.beam_width).lead
+
+
+class Beams:
+    """Moves the beams of groups through rows."""
+
+    def __init__(
+        self,
+        stays: Stays,
+        expected_output: Callable[[Request], float],
+    ) -> None:
+        self._stays, self._rows = stays, stays.rows
+        self._expected_output = expected_output
+
+    def enter(self, lead_row: int, draft: Draft) -> None:
+        """The lead began in its row: take the group's other rows, for beams to come."""
+        group = _group(self._rows.sequence(lead_row))
+        group.rows, group.num_begun = [lead_row], 1
+        group.guides = group.guides or [group.lead.guide]
+        expected = self._expected_output(group.lead.request)
+        for i in range(1, group.width):
+            seat = Sequence(group.lead.request, i, group.lead.order, group=group)
+            if i < len(group.search.beams):
+                seat.output_ids = group.search.beams[i].token_ids()
+                seat.guide = group.guides[i]
+            row = self._stays.enter(seat, expected, draft)
+            self._rows.park(row)
+            group.rows.append(row)
+
+    def begin_next(self, row: int, draft: Draft) -> int | None:
+        """A row was computed to its end: the row of the beam that is computed next, if any."""
+        group = self._rows.sequence(row).group
+        if group is None or group.num_begun == len(group.search.beams):
+            return None
+        following = group.rows[group.num_begun]
+        sequence, pool = self._rows.sequence(following), self._stays.pool
+        self._rows.unpark(following)
+        shared = self._in_common(group, sequence.token_ids)
+        cached = pool.match(sequence.token_ids, salt=sequence.request.cache_salt)
+        if len(shared) > len(cached):
+            self._stays.lay_private(following, shared, draft)
+        else:
+            self._stays.lay(following, cached, draft)
+        group.num_begun += 1
+        return following
+
+    def _in_common(self, group: BeamGroup, token_ids: Ints) -> Ints:
+        """The most whole blocks that these tokens have in common with a beam that was begun."""
+        rows, size = self._rows, self._stays.pool.block_size
+        best: Ints = np.empty(0, np.int32)
+        for row in group.rows[: group.num_begun]:
+            theirs = rows.sequence(row).token_ids
+            differs = np.flatnonzero(theirs != token_ids)  # beams are of one length
+            common = min(int(differs[0]), int(rows.computed[row]))
+            if common // size > len(best):
+                best = rows.block_ids(row)[: common // size].copy()
+        return best
+
+    def searched(self, draft: Draft, at: Ints) -> Ints:
+        """The rows of a plan that offer candidates: of its slices, and of its decode rows `at`."""
+        drawing = [row for piece in draft.prefill for row in piece.sample_into]
+        rows: Ints = np.concatenate([np.array(drawing, np.int32), at])
+        return rows[self._rows.num_candidates[rows] > 0]
+
+    def chosen(self, at: Ints) -> Chosen:
+        """The tokens that the rule chose for beams among decode rows."""
+        rows = self._rows
+        beams = at[rows.num_candidates[at] > 0]
+        return Chosen(beams, rows.outputs[beams, rows.known[beams] - rows.num_prompt[beams] - 1])
+
+    def offer(self, row: int, tokens: Ints, logprobs: Floats) -> BeamGroup:
+        """A row's candidates are home. Returns its group, which may be ready now."""
+        group = _group(self._rows.sequence(row))
+        count = group.num_candidates
+        group.offers[row] = tokens[:count], logprobs[:count]
+        return group
+
+    def decide(self, group: BeamGroup) -> None:
+        """Choose among the offers of a group that is ready, and put the next beams into rows.
+
+        Raises the error of a grammar that fails.
+        """
+        offers = [group.offers[row] for row in group.rows[: len(group.search.beams)]]
+        group.offers = {}
+        tokens, logprobs = (np.array(part) for part in zip(*offers, strict=True))
+        group.search.advance(tokens, logprobs)
+        if group.search.over:
+            group.answers = [
+                self._answer(group, i, answer)
+                for i, answer in enumerate(group.search.answers[: group.num_best])
+            ]
+        else:
+            self._place(group)
+
+    def _place(self, group: BeamGroup) -> None:
+        """Put the beams that were just chosen where their parents are, or where beams died."""
+        parents = [beam.parent for beam in group.search.beams]
+        spare = [row for i, row in enumerate(group.rows) if i not in parents]
+        settled: set[int] = set()
+        seats: list[int] = []
+        guides: list[Guide | None] = []
+        for parent in parents:
+            row, guide = group.rows[parent], group.guides[parent]
+            if parent in settled:
+                seats.append(spare.pop())
+                self._stays.follow(seats[-1], row)
+                guides.append(None if guide is None else guide.fork())
+            else:
+                settled.add(parent)
+                seats.append(row)
+                guides.append(guide)
+        for row in spare:
+            self._stays.vacate(row)
+        group.rows, group.guides = seats + spare, guides
+        tokens = [beam.trail.token for beam in group.search.beams if beam.trail]
+        chosen = np.array(tokens, np.int32)[:, None]
+        self._rows.append_outputs(np.array(seats, np.int32), chosen, np.ones(len(seats), np.int32))
+        self._follow_grammar(group, tokens)
+
+    def _follow_grammar(self, group: BeamGroup, tokens: list[int]) -> None:
+        for row, guide, token in zip(group.rows, group.guides, tokens, strict=False):
+            self._rows.sequence(row).guide = guide
+            self._rows.guided[row] = guide is not None
+            if guide is not None and not guide.accept(token) and guide.error is not None:
+                raise guide.error
+
+    def _answer(self, group: BeamGroup, i: int, answer: Answer) -> Sequence:
+        lead = group.lead
+        steps = answer.beam.trail.steps() if answer.beam.trail else []
+        made = Sequence(lead.request, i, lead.order, group=group)
+        made.output_ids = answer.beam.token_ids()
+        made.logprobs = [_logprobs(step, 2 * group.width) for step in steps]
+        made.num_cached, made.timings = lead.num_cached, lead.timings
+        made.finish_reason = "length" if answer.by_length else "stop"
+        last = int(made.output_ids[-1])
+        if not answer.by_length:
+            made.stop_reason = last if last in lead.request.stop_ids else None
+        elif (guide := group.guides[answer.beam.parent]) is not None:
+            # No room was left at this step alone, so the parent's guide is still here.
+            ended = guide.fork()
+            if not (ended.accept(last) and ended.is_complete):
+                made.stop_reason = UNFINISHED
+        return made
+
+    def take_out(self, row: int) -> Sequence:
+        """End a row, and where it is a beam its whole group; returns who waits or ends for it."""
+        group = self._rows.sequence(row).group
+        return self._stays.end(row) if group is None else self.leave(group)
+
+    def leave(self, group: BeamGroup) -> Sequence:
+        """Take a group out of its rows, its beams as they are; returns its lead, which waits or
+        ends for all."""
+        for row in group.rows:
+            self._stays.end(row)
+        group.rows, group.offers, group.num_begun = [], {}, 0
+        lead = group.lead
+        if group.search.beams:
+            lead.output_ids, lead.guide = group.search.beams[0].token_ids(), group.guides[0]
+        return lead
+
+
+def _logprobs(step: Trail, most: int) -> TokenLogprobs:
+    """Of a step: its token, and at most so many of the likeliest that its grammar allowed."""
+    logprob = float(step.logprobs[step.place])
+    count = min(most, int((step.logprobs > -np.inf).sum()))
+    tops = step.candidates[:count], step.logprobs[:count]
+    return TokenLogprobs(step.token, logprob, step.place + 1, *tops)
+
+
+def _group(sequence: Sequence) -> BeamGroup:
+    if sequence.group is None:
+        raise RuntimeError("a row that offers candidates belongs to no search")
+    return sequence.group
+
+
+def too_wide(width: int, capacity: int) -> DoesNotFit:
+    """The error of a search that needs more rows than there are."""
+    return DoesNotFit(
+        f"beam_width={width} needs as many rows at once, and there are {capacity} (max_num_seqs, "
+        "max_num_batched_tokens). Lower beam_width, or raise these options."
+    )
+
+
+def no_answer() -> InvalidLogits:
+    """The error of a search that found nothing."""
+    return InvalidLogits(
+        "no beam could be continued to an end: the constraints leave no token. Loosen the "
+        "grammar, or raise beam_width."
+    )

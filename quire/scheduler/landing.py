@@ -1,0 +1,181 @@
+"""What happens when a plan comes home: tokens kept, rows ended, reasons given.
+
+A result may come home after its row went to someone else (its sequence ended, or was
+preempted): the number of the stay tells, and it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import GrammarFailed, InvalidLogits, QuireError
+from quire.request import Ints
+from quire.scheduler.beams import BeamGroup, Beams, no_answer
+from quire.scheduler.held import HeldRows
+from quire.scheduler.rows import Rows
+from quire.scheduler.scoring import Scoring, invalid
+from quire.scheduler.stays import Stays
+from quire.scheduler.stopping import ending, judge, num_kept
+from quire.sequence import Sequence
+from quire.step import Candidates, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan on its way, and whose stays its results belong to."""
+
+    plan: StepPlan
+    rows: Ints
+    stays: npt.NDArray[np.int64]
+    slice_stays: tuple[int, ...]
+
+
+def _failure(sequence: Sequence) -> QuireError:
+    """Why a row could draw no token: its grammar's reason, or bad logits."""
+    if sequence.guide is not None and sequence.guide.error is not None:
+        return sequence.guide.error
+    return InvalidLogits(
+        "the model gave NaN or infinite logits for this row, or its constraints left no token, "
+        "so none could be drawn; the other rows went on. Loosen the constraints, try "
+        "dtype='float32', or check the weights."
+    )
+
+
+class Landing:
+    """Digests results, and holds the sequences that ended until they are asked for."""
+
+    def __init__(
+        self, stays: Stays, scoring: Scoring, beams: Beams, clock: Callable[[], float]
+    ) -> None:
+        self.rows: Rows = stays.rows
+        self.held = HeldRows(stays.rows)
+        self.ended: list[Sequence] = []
+        self.service_times: deque[float] = deque(maxlen=101)
+        self._stays, self._scoring, self._clock = stays, scoring, clock
+        self._beams = beams
+
+    def take_ended(self) -> list[Sequence]:
+        """The sequences that ended since they were last asked for."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def fail(self, sequence: Sequence, error: QuireError) -> None:
+        """End a sequence that is in no row, and the samples that were to fork off it."""
+        for one in (sequence, *sequence.siblings):
+            one.finish_reason, one.error = "error", error
+            self.ended.append(one)
+        sequence.siblings = []
+
+    def land(self, flight: Flight, result: StepResult) -> None:
+        """Give each row what it drew; whoever ends there has left its row after this."""
+        rows, now = self.rows, self._clock()
+        self._keep_scores(flight, result, now)
+        live = np.flatnonzero((rows.stay[flight.rows] == flight.stays) & (flight.stays > 0))
+        failed = [i for i in result.failed if i in live]
+        if failed:
+            live = np.setdiff1d(live, failed)
+        if result.candidates is not None:
+            beams = rows.num_candidates[flight.rows[live]] > 0
+            self._land_beams(flight, result.candidates, live[beams].tolist(), now)
+            live = live[~beams]
+        at, tokens = flight.rows[live], result.tokens[live]
+        for row in at[rows.known[at] == rows.num_prompt[at]].tolist():
+            rows.sequence(row).timings.first_token = now
+        kept, ended = num_kept(rows, at, tokens, result.counts[live])
+        for i in np.flatnonzero(rows.visited[at]).tolist():
+            kept[i], ended[i] = self._visit(int(at[i]), tokens[i], int(live[i]), result)
+        rows.append_outputs(at, tokens, kept)
+        for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
+            if self._jump_ahead(row):
+                ended[at == row] = True
+        for row in at[ended].tolist():
+            self._finish(row, now)
+        for i in failed:
+            row = int(flight.rows[i])
+            if rows.stay[row] == flight.stays[i]:  # it may have gone with its search
+                error = result.errors.get(i) or _failure(rows.sequence(row))
+                self.fail(self._beams.take_out(row), error)
+        self.held.add(result.held, flight.rows, flight.stays)
+
+    def _land_beams(
+        self, flight: Flight, candidates: Candidates, lines: list[int], now: float
+    ) -> None:
+        """Give each group what its rows offer; one that has all of it takes its next step."""
+        offers = {line: i for i, line in enumerate(candidates.lines.tolist())}
+        for line in lines:
+            row, i = int(flight.rows[line]), offers[line]
+            group = self._beams.offer(row, candidates.tokens[i], candidates.logprobs[i])
+            timings = group.lead.timings
+            timings.first_token = timings.first_token or now
+            if not group.is_ready:
+                continue
+            try:
+                self._beams.decide(group)
+            except GrammarFailed as error:
+                self.fail(self._beams.leave(group), error)
+            else:
+                if group.search.over:
+                    self._finish_group(group, now)
+
+    def _finish_group(self, group: BeamGroup, now: float) -> None:
+        lead = self._beams.leave(group)
+        if not group.answers:
+            self.fail(lead, no_answer())
+            return
+        best = group.answers[0]
+        lead.output_ids, lead.finish_reason = best.output_ids, best.finish_reason
+        lead.timings.last_token = now
+        self.service_times.append(now - lead.timings.scheduled)
+        self.ended.append(lead)
+
+    def _keep_scores(self, flight: Flight, result: StepResult, now: float) -> None:
+        """Give each slice's row its scores, in order: a later one may rely on an earlier one's."""
+        for i, one in enumerate(flight.plan.prefill):
+            scores = result.scored.get(i)
+            if scores is None:
+                continue
+            row, stay = one.row, flight.slice_stays[i]
+            error = invalid(scores) if one.targets and not one.targets.as_asked else None
+            if error is not None and self.rows.stay[row] == stay:
+                self.fail(self._stays.end(row), error)
+            elif self._scoring.land(row, stay, scores):
+                self.rows.sequence(row).finish_reason = "length"
+                self._finish(row, now)
+
+    def _visit(self, row: int, tokens: Ints, i: int, result: StepResult) -> tuple[int, bool]:
+        """Judge one row's new tokens in Python: text, logprobs, many stop ids."""
+        sequence = self.rows.sequence(row)
+        num_outputs = int(self.rows.known[row] - self.rows.num_prompt[row])
+        kept = judge(sequence, tokens[: result.counts[i]].tolist(), num_outputs)
+        if i in result.logprobs:
+            sequence.logprobs += result.logprobs[i][:kept]
+        return kept, sequence.finish_reason is not None
+
+    def _jump_ahead(self, row: int) -> bool:
+        """Append what the grammar forces next, without drawing it; True if that ends the row.
+
+        Rows that want logprobs draw every token, to have one for each.
+        """
+        rows, sequence = self.rows, self.rows.sequence(row)
+        if sequence.guide is None or sequence.request.params.num_logprobs is not None:
+            return False
+        room = int(rows.limit[row] - rows.known[row])
+        forced = sequence.guide.forced()[:room]
+        if not forced:
+            return False
+        kept = judge(sequence, forced, int(rows.known[row] - rows.num_prompt[row]))
+        self._stays.force(row, forced[:kept])
+        return sequence.finish_reason is not None
+
+    def _finish(self, row: int, now: float) -> None:
+        sequence = self._stays.end(row)
+        if sequence.finish_reason is None:
+            sequence.finish_reason, sequence.stop_reason = ending(sequence)
+        sequence.timings.last_token = now
+        self.service_times.append(now - sequence.timings.scheduled)
+        self.ended.append(sequence)

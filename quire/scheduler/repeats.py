@@ -1,0 +1,40 @@
+"""How many decode steps one plan asks for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.request import Ints
+from quire.scheduler.stays import Draft, Stays
+
+MOST_WASTE = 0.02  # of the tokens of a plan that repeats, while others wait for a row
+MOST_REST = 0.5  # of the same, when nobody does
+
+
+def plan_repeat(stays: Stays, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
+    """How many decode steps of rows `at` to ask for: as many as waste little, and have room.
+
+    At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
+    """
+    rows, repeat = stays.rows, most
+    if repeat == 1 or bool(rows.stepwise[at].any()):
+        return 1
+    left = rows.limit[at] - rows.planned[at]
+    # Whoever stops by a token wastes half a plan on average, once in its life.
+    may_stop = rows.stop_ids[at, 0] >= 0
+    life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
+    # Whoever is full rests for the rest of a plan, which costs next to nothing unless
+    # somebody waits for the row; but then the plan must not outlast everybody.
+    most_rest = MOST_WASTE if awaited else MOST_REST
+    repeat = min(repeat, int(left.max(initial=1)))
+    while repeat > 1:
+        steps = repeat * len(at)
+        wasted = float(np.where(may_stop, repeat * repeat / 2 / life, 0).sum())
+        rests = wasted + float(np.maximum(repeat - left, 0).sum())
+        fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
+        lacking = stays.lacking(at, repeat)
+        if fits and lacking.sum() <= stays.pool.num_free:
+            stays.grow(at, lacking, draft)
+            return repeat
+        repeat //= 2
+    return 1

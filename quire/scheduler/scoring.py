@@ -1,0 +1,229 @@
+"""Which given tokens a row scores, and what becomes of the scores.
+
+Two kinds of sequence score: one that wants prompt logprobs scores every token of its prompt but
+the first; one of a request with continuations scores its own continuation and draws nothing.
+Sample 0 of such a request leads. At the end of the prompt it scores the first token of every
+continuation at once, from one line of logits; there the others fork off it, share its blocks,
+and go on with their second token. A continuation of one token needs no row at all.
+
+A line of scores per target, in this order:
+    prompt logprobs   position p scores token p + 1 of the prompt: line p
+    lead              the first token of each continuation, then the rest of its own
+    others            the rest of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.cache.pool import BlockPool
+from quire.cache.scores import BlockScores
+from quire.errors import InvalidLogits
+from quire.request import Ints, Request
+from quire.scheduler.rows import Rows
+from quire.scheduler.stays import Stays
+from quire.sequence import Sequence
+from quire.step import Scores, Targets, join_scores
+
+
+def continuation_samples(request: Request, order: int) -> list[Sequence]:
+    """The sequences that score a request's continuations; the first leads."""
+    return [
+        Sequence(request, i, order, output_ids=tokens[:-1])
+        for i, tokens in enumerate(request.continuations)
+        if i == 0 or len(tokens) > 1
+    ]
+
+
+def next_position(sequence: Sequence) -> int | None:
+    """The first position whose logits are still to be scored; None if there is none."""
+    request = sequence.request
+    if request.continuations:
+        num_own = sequence.num_scored
+        if sequence.sample == 0:
+            num_own -= len(request.continuations)
+        at = request.num_prompt - 1 if num_own < 0 else request.num_prompt + num_own
+        return at if at < sequence.num_tokens else None
+    if request.params.prompt_logprobs is None or sequence.sample:
+        return None
+    return sequence.num_scored if sequence.num_scored < request.num_prompt - 1 else None
+
+
+def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
+    """What positions start .. end of a sequence are to score."""
+    first = next_position(sequence)
+    if first is None:
+        return None
+    request, first = sequence.request, max(first, start)
+    if not request.continuations:
+        last = min(end, request.num_prompt - 1)
+        if first >= last:
+            return None
+        offsets = np.arange(first - start, last - start, dtype=np.int32)
+        num_top = request.params.prompt_logprobs or 0
+        return Targets(offsets, request.prompt_ids[first + 1 : last + 1], num_top)
+    num_prompt = request.num_prompt
+    own = np.arange(max(first, num_prompt), end, dtype=np.int32)
+    offsets = own - np.int32(start)
+    tokens = request.continuations[sequence.sample][own - num_prompt + 1]
+    if first < num_prompt <= end and sequence.sample == 0:
+        firsts = np.array([tokens[0] for tokens in request.continuations], np.int32)
+        here = np.full(len(firsts), num_prompt - 1 - start, np.int32)
+        offsets, tokens = np.concatenate([here, offsets]), np.concatenate([firsts, tokens])
+    return Targets(offsets, tokens, as_asked=False) if len(tokens) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Promise:
+    """Scores of block number `index` of a row's prompt, known once `index + 1` blocks are."""
+
+    index: int
+    block: int
+    entry: BlockScores
+
+
+class Scoring:
+    """Keeps the scores of rows, and those of their whole blocks beside the blocks."""
+
+    def __init__(
+        self, pool: BlockPool, stays: Stays, queue_again: Callable[[Sequence], None]
+    ) -> None:
+        self._pool, self._stays, self._queue_again = pool, stays, queue_again
+        self._rows: Rows = stays.rows
+        self._promises: dict[int, list[_Promise]] = {}  # by stay
+        self._borrowed: dict[int, list[BlockScores]] = {}  # by stay, the first block first
+
+    def is_waiting(self, row: int) -> bool:
+        """Its context is there, and some continuations have not forked off it yet."""
+        siblings = self._rows.sequence(row).siblings
+        return bool(siblings) and self._rows.computed[row] == self._rows.num_prompt[row]
+
+    def readable(self, sequence: Sequence, cached: Ints) -> int:
+        """How many of the cached blocks that begin a sequence it need not compute.
+
+        A position that is to be scored has to be computed, unless its scores lie beside the
+        blocks: with the scores of blocks 0 .. m, blocks 0 .. m - 1 can be read, since the score
+        of a block's first token comes from the position before it.
+        """
+        at, size = next_position(sequence), self._pool.block_size
+        if at is None:
+            return len(cached)
+        if sequence.siblings:
+            at = min(at, sequence.request.num_prompt - 1)
+        own = min(len(cached), at // size)
+        if sequence.request.continuations:
+            return own
+        found = len(self._entries(sequence, cached))
+        return max(own, (sequence.num_scored + 1) // size + found - 1) if found else own
+
+    def _entries(self, sequence: Sequence, cached: Ints) -> list[BlockScores]:
+        """Scores of cached blocks, from the block that the next wanted score belongs to on."""
+        num_top = sequence.request.params.prompt_logprobs or 0
+        found = []
+        for block in cached[(sequence.num_scored + 1) // self._pool.block_size :].tolist():
+            entry = self._pool.scores.find(block, num_top)
+            if entry is None:
+                break
+            found.append(entry)
+        return found
+
+    def begin(self, row: int) -> None:
+        """A stay begins: hold on to the scores it relies on, whatever becomes of their blocks."""
+        sequence, computed = self._rows.sequence(row), int(self._rows.computed[row])
+        at = next_position(sequence)
+        if sequence.request.continuations or at is None or at >= computed:
+            return
+        cached = self._pool.match(
+            sequence.token_ids,
+            salt=sequence.request.cache_salt,
+            most=computed // self._pool.block_size + 1,
+        )
+        self._borrowed[int(self._rows.stay[row])] = self._entries(sequence, cached)
+
+    def promise(self, row: int, before: int) -> None:
+        """Blocks from number `before` on were published, and their scores will come."""
+        sequence, size = self._rows.sequence(row), self._pool.block_size
+        num_whole = int(self._rows.computed[row]) // size
+        wanted = sequence.request.params.prompt_logprobs
+        last = min(num_whole, sequence.request.num_prompt // size)
+        if wanted is None or sequence.sample or not self._pool.caching or before >= last:
+            return
+        if sequence.request.num_prompt == 1:
+            return  # nothing comes before its only token
+        # One token more, for match never covers the last one.
+        tokens = np.append(sequence.request.prompt_ids[: last * size], np.int32(0))
+        published = self._pool.match(tokens, salt=sequence.request.cache_salt)
+        promises = self._promises.setdefault(int(self._rows.stay[row]), [])
+        for index in range(before, min(last, len(published))):
+            block = int(published[index])
+            entry = self._pool.scores.promise(block, wanted)
+            if entry is not None:
+                promises.append(_Promise(index, block, entry))
+        self._keep_promises(sequence, int(self._rows.stay[row]))
+
+    def land(self, row: int, stay: int, scores: Scores) -> bool:
+        """Keep what a slice of a row scored; True if the row has all it is there for.
+
+        Scores of a stay that ended meanwhile are lost, and so is what others were promised of
+        them. A row that relied on lost scores queues again, and computes them.
+        """
+        if self._rows.stay[row] != stay:
+            self._borrowed.pop(stay, None)
+            for promise in self._promises.pop(stay, ()):
+                self._pool.scores.lose(promise.block, promise.entry)
+            return False
+        sequence = self._rows.sequence(row)
+        if not self._take_borrowed(sequence, self._borrowed.pop(stay, [])):
+            self._queue_again(self._stays.end(row))
+            return False
+        sequence.scores.append(scores)
+        sequence.num_scored += len(scores)
+        self._keep_promises(sequence, stay)
+        return bool(sequence.request.continuations) and next_position(sequence) is None
+
+    def _take_borrowed(self, sequence: Sequence, entries: list[BlockScores]) -> bool:
+        """Scores of the blocks that a row found instead of computing them; False if any is lost."""
+        parts = [entry.scores for entry in entries if entry.scores is not None]
+        if len(parts) < len(entries):
+            return False
+        if entries:
+            size, num_top = self._pool.block_size, sequence.request.params.prompt_logprobs
+            first = (sequence.num_scored + 1) // size
+            begin = sequence.num_scored - max(0, first * size - 1)
+            # Of the last block the first token alone: what follows it is computed.
+            last = (first + len(entries) - 1) * size - max(0, first * size - 1)
+            cut = [part.part(0, len(part), None if num_top == -1 else num_top) for part in parts]
+            found = join_scores(cut).part(begin, last)
+            sequence.scores.append(found)
+            sequence.num_scored += len(found)
+        return True
+
+    def _keep_promises(self, sequence: Sequence, stay: int) -> None:
+        """Put the scores of whole blocks beside them, as far as they are known."""
+        waiting = self._promises.get(stay, [])
+        size = self._pool.block_size
+        # Line p is token p + 1: a block's last line is that of its last token.
+        num_scored = sequence.num_scored
+        ready = [p for p in waiting if max(1, (p.index + 1) * size - 1) <= num_scored]
+        if ready:
+            known = join_scores(sequence.scores)
+            sequence.scores[:] = [known]
+            for p in ready:
+                lines = known.part(max(0, p.index * size - 1), (p.index + 1) * size - 1)
+                self._pool.scores.fill(p.block, p.entry, lines)
+        self._promises[stay] = waiting[len(ready) :]
+        if not self._promises[stay]:
+            del self._promises[stay]
+
+
+def invalid(scores: Scores) -> InvalidLogits | None:
+    """Why these scores mean nothing, if they do."""
+    if not np.isnan(scores.logprobs).any():
+        return None
+    return InvalidLogits(
+        "the model gave NaN logits where this row was to be scored; the other rows went on. Try "
+        "dtype='float32', or check the weights."
+    )

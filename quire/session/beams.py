@@ -1,0 +1,160 @@
+"""`LLM.beam_search`: searches as requests, and what they found in the shape that scripts know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import BatchError, InvalidParams, NotSupported
+from quire.inputs.prompt import split_prompts
+from quire.inputs.tokenizer import Tokenizer
+from quire.notes import warn
+from quire.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+)
+from quire.run import Refused, Window
+from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.session.intake import Intake
+
+
+class BeamCall:
+    """One call: what to run, and what to make of the outputs."""
+
+    def __init__(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        concurrency_limit: int | None,
+        *,
+        intake: Intake,
+        tokenizer: Tokenizer | None,
+        max_rows: int,
+        has_processors: bool,
+    ) -> None:
+        """A prompt or a list of them, checked whole; a search takes at most `max_rows` beams.
+
+        `has_processors`: the LLM has logits processors for all rows, which beams would not heed.
+        """
+        search = _checked(params, max_rows)
+        self._limit = _checked_limit(concurrency_limit)
+        self._prompts = list(split_prompts(prompts))
+        self._tokenizer = tokenizer
+        windows, _ = intake.read(self._prompts, _sampling(search), strict=True)
+        self._windows: list[Window] = [
+            [item if isinstance(item, Refused) else replace(item, search=search) for item in window]
+            for window in windows
+        ]
+        items = [item for window in self._windows for item in window]
+        if has_processors or any(i.processors for i in items if not isinstance(i, Refused)):
+            raise NotSupported(
+                "beam_search ranks by the model's own probabilities, and this LLM has "
+                "logits_processors that would change them; make one without them to search with."
+            )
+        self._num_done = 0
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._prompts)
+
+    def windows(self) -> Iterator[Window]:
+        """All at once; with a limit so many, and the next when these are done."""
+        if self._limit is None:
+            yield from self._windows
+            return
+        items = [item for window in self._windows for item in window]
+        for begin in range(0, len(items), self._limit):
+            while self._num_done < begin:
+                yield []
+            yield items[begin : begin + self._limit]
+
+    def count(self, index: int, output: RequestOutput) -> None:
+        """One more search is over."""
+        self._num_done += 1
+
+    def outputs(self, found: Sequence[RequestOutput]) -> list[BeamSearchOutput]:
+        """What each search found; BatchError if one failed."""
+        errors = {i: o.error for i, o in enumerate(found) if o.error is not None}
+        if errors:
+            raise BatchError(self.known(found), errors)
+        return [self._output(i, one) for i, one in enumerate(found)]
+
+    def known(self, found: Sequence[RequestOutput | None]) -> list[BeamSearchOutput | None]:
+        """For each prompt what its search found, None where there is nothing."""
+        return [
+            None if one is None or one.error is not None else self._output(i, one)
+            for i, one in enumerate(found)
+        ]
+
+    def _output(self, index: int, found: RequestOutput) -> BeamSearchOutput:
+        ids = found.prompt_token_ids or []
+        text = found.prompt
+        if text is None and self._tokenizer is not None:
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return BeamSearchOutput(
+            [self._sequence(index, ids, text, answer) for answer in found.outputs]
+        )
+
+    def _sequence(
+        self, index: int, prompt_ids: list[int], text: str | None, answer: CompletionOutput
+    ) -> BeamSearchSequence:
+        return BeamSearchSequence(
+            orig_prompt=self._prompts[index],
+            tokens=[*prompt_ids, *answer.token_ids],
+            logprobs=[position for position in answer.logprobs or () if position is not None],
+            cum_logprob=answer.cumulative_logprob or 0.0,
+            text=None if self._tokenizer is None else f"{text}{answer.text}",
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            output_token_ids=list(answer.token_ids),
+        )
+
+
+def _checked(params: Any, max_rows: int) -> BeamSearchParams:
+    """A private copy that breaks no rule."""
+    if not isinstance(params, BeamSearchParams):
+        raise InvalidParams(
+            f"params is a BeamSearchParams, not {type(params).__name__}",
+            parameter="params",
+            value=params,
+        )
+    search = replace(params)
+    if search.beam_width > max_rows:
+        raise InvalidParams(
+            f"beam_width is {search.beam_width}, and {max_rows} rows run at once; lower it, or "
+            "raise max_num_seqs and max_num_batched_tokens",
+            parameter="beam_width",
+            value=search.beam_width,
+        )
+    if search.temperature != 0:
+        warn(
+            f"BeamSearchParams.temperature={search.temperature} changes nothing: a beam search "
+            "ranks by the model's own probabilities, here as in vLLM and Transformers"
+        )
+    return search
+
+
+def _checked_limit(limit: Any) -> int | None:
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
+        return limit
+    raise InvalidParams(
+        f"concurrency_limit is a whole number from 1 on, or None, not {limit!r}",
+        parameter="concurrency_limit",
+        value=limit,
+    )
+
+
+def _sampling(search: BeamSearchParams) -> SamplingParams:
+    """What a search has in common with any other request."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=search.max_tokens,
+        ignore_eos=search.ignore_eos,
+        include_stop_str_in_output=search.include_stop_str_in_output,
+        structured_outputs=search.structured_outputs,
+        logprobs=0,
+        skip_special_tokens=False,
+    )

@@ -1,0 +1,1 @@
+"""Module names that scripts import: what is behind them is elsewhere."""

@@ -1,0 +1,1 @@
+"""See quire.v1.sample.logits_processor."""

@@ -1,0 +1,123 @@
+"""Answers taken apart: reasoning, content and tool calls as fields, with `text` left whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire import LLM, SamplingParams
+from quire.inputs.answers import AnswerOptions, read_answer
+from quire.outputs import AnswerReading, CompletionOutput, ToolCall
+from tests.tiny_llm import tiny_llm
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+WEATHER = ToolCall("weather", {"city": "Oslo"})
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CHAT = [{"role": "user", "content": "Is it cold?"}]
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}\n"
+OPENS = PLAIN + "<think>\n"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with tiny_llm(tmp_path_factory.mktemp("tiny"), chat_template=PLAIN) as made:
+        yield made
+
+
+def saying(llm: LLM, text: str, **fields: Any) -> SamplingParams:
+    """Parameters under which any model says exactly this."""
+    ids = [*llm.get_tokenizer().encode(text, add_special_tokens=False), 2]
+
+    def dictated(output_ids: list[int], logits: Tensor) -> Tensor:
+        logits[:] = -torch.inf
+        logits[ids[len(output_ids)]] = 0.0
+        return logits
+
+    usual: dict[str, Any] = {"max_tokens": len(ids), "temperature": 0.0}
+    return SamplingParams(**{**usual, **fields}, logits_processors=[dictated])
+
+
+def chat(llm: LLM, text: str, **options: Any) -> CompletionOutput:
+    [output] = llm.chat(CHAT, saying(llm, text), use_tqdm=False, **options)
+    answer = output.outputs[0]
+    assert answer.text == text
+    return answer
+
+
+def test_a_chat_with_tools_has_its_calls_apart(llm: LLM) -> None:
+    answer = chat(llm, f"<think>Cold?</think>Let me see. {CALL}", tools=TOOLS)
+    assert answer.reasoning == "Cold?"
+    assert answer.content == "Let me see."
+    assert answer.tool_calls == (WEATHER,)
+    assert "reasoning='Cold?'" in repr(answer) and "weather" in repr(answer)
+
+
+def test_without_tools_a_call_is_just_text(llm: LLM) -> None:
+    answer = chat(llm, f"Like this: {CALL}")
+    assert (answer.content, answer.tool_calls, answer.reasoning) == (answer.text, (), None)
+
+
+def test_reasoning_that_the_prompt_opened_is_reasoning(llm: LLM) -> None:
+    answer = chat(llm, "It may be.</think>Yes.", chat_template=OPENS)
+    assert (answer.reasoning, answer.content) == ("It may be.", "Yes.")
+    unfinished = chat(llm, "It may be, or", chat_template=OPENS)
+    assert (unfinished.reasoning, unfinished.content) == ("It may be, or", "")
+    assert chat(llm, "It may be, or").reasoning is None
+
+
+def test_a_completion_is_left_whole_unless_an_option_names_a_parser(
+    llm: LLM, tmp_path: Path
+) -> None:
+    text = f"<think>Hm.</think>{CALL}"
+
+    def complete(one: LLM) -> CompletionOutput:
+        return one.generate("Say:", saying(one, text), use_tqdm=False)[0].outputs[0]
+
+    answer = complete(llm)
+    assert (answer.content, answer.reasoning, answer.tool_calls) == (text, None, ())
+    with tiny_llm(tmp_path, tool_call_parser="hermes", reasoning_parser="qwen3") as other:
+        answer = complete(other)
+        assert (answer.content, answer.reasoning, answer.tool_calls) == ("", "Hm.", (WEATHER,))
+        assert chat(other, CALL, chat_template=PLAIN).tool_calls == (WEATHER,)
+
+
+def test_a_parser_that_is_named_reads_no_other_tags(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path, reasoning_parser="mistral", chat_template=PLAIN) as llm:
+        assert chat(llm, "<think>a</think>b").reasoning is None
+        assert chat(llm, "[THINK]a[/THINK]b").reasoning == "a"
+
+
+def test_special_tokens_that_mark_parts_are_seen_though_the_text_leaves_them_out(
+    llm: LLM,
+) -> None:
+    """As <|python_tag|> and [TOOL_CALLS] do in some models; here <|im_start|> stands in."""
+    reading = AnswerReading(tool_format="llama3")
+    assert read_answer('<|python_tag|>{"name": "f", "parameters": {}}', reading).tool_calls
+    text = '<|im_start|>{"name": "f", "parameters": {}}'
+    [output] = llm.chat(CHAT, saying(llm, text), use_tqdm=False, tools=TOOLS)
+    # What the token itself says is no mark, so the plain text is what is read.
+    assert output.outputs[0].text == '{"name": "f", "parameters": {}}'
+    assert output.outputs[0].tool_calls == (ToolCall("f", {}),)
+
+
+def test_every_sample_is_read_and_an_error_has_no_parts(llm: LLM) -> None:
+    params = saying(llm, "<think>a</think>b", n=2, temperature=1.0)
+    [output] = llm.chat(CHAT, params, use_tqdm=False)
+    assert [(a.reasoning, a.content) for a in output.outputs] == [("a", "b")] * 2
+    [failed] = llm.chat([[]], SamplingParams(), use_tqdm=False, on_error="return")
+    assert (failed.outputs[0].content, failed.outputs[0].tool_calls) == ("", ())
+
+
+def test_what_was_asked_decides_how_an_answer_is_read() -> None:
+    assert AnswerOptions().for_text("x") is None
+    assert AnswerOptions().for_chat("x", with_tools=False).tool_format == "none"
+    assert AnswerOptions().for_chat("x", with_tools=True).tool_format == "auto"
+    assert AnswerOptions(tool_format="hermes").for_text(None) == AnswerReading("", "hermes")
+    assert AnswerOptions().for_chat("... <think>\n", with_tools=False).began_in_prompt
+    named = AnswerOptions("[THINK]")
+    assert not named.for_chat("<think>", with_tools=False).began_in_prompt
