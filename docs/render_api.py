@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import quire
 from quire.options import OPTIONS
 from quire.param_rules import PARAMS_STATUS
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 PAGE = Path(__file__).with_name("api.md")
 
@@ -35,9 +36,23 @@ TypeError. `None` always stands for the default. A value that breaks a rule rais
 MODULES = """\
 Each is also importable from the module of the same name as vLLM's: `quire.sampling_params`,
 `quire.outputs`, `quire.inputs`, `quire.logprobs`, `quire.pooling_params`,
-`quire.lora.request`, `quire.tokenizers`, `quire.renderers.hf`, and `quire.exceptions`, where
+`quire.lora.request`, `quire.logits_process`, `quire.v1.sample.logits_processor`,
+`quire.tokenizers`, `quire.renderers.hf`, and `quire.exceptions`, where
 `VLLMValidationError` is `InvalidRequest`.
 """
+
+BEAMS = {
+    "beam_width": "How many beams a search keeps; 1 is greedy.",
+    "max_tokens": "Tokens of an answer at most; fewer where the model's length ends.",
+    "ignore_eos": "End tokens end nothing; the end of a grammar still does.",
+    "temperature": "Changes nothing, with a warning: beams are ranked by the model's own chances.",
+    "length_penalty": "An answer's score is the sum of its logprobs / generated tokens ** this.",
+    "include_stop_str_in_output": "The end token is part of `text`.",
+    "structured_outputs": "What every beam must look like; its end token is drawn and counts.",
+    "early_stopping": "True: stop when beam_width answers are there; False: when none of the beams "
+    'can do better at its present length; "never": when none can at any length.',
+    "n": "The best so many answers; all that were found if None. A grammar may have fewer.",
+}
 
 
 def render() -> str:
@@ -49,6 +64,8 @@ def render() -> str:
         INTRODUCTION,
         "## Names in `quire`\n\n" + ", ".join(f"`{n}`" for n in sorted(quire.__all__)) + ".\n",
         MODULES,
+        "## Methods of `LLM`\n",
+        _table(("method", ""), _methods()),
         "## Options of `LLM(model, ...)` that are honoured\n",
         _table(
             ("option", "default", "meaning"),
@@ -68,7 +85,28 @@ def render() -> str:
             ),
         ),
     ]
+    parts += ["## Fields of `BeamSearchParams`\n", _table(("field", "default", ""), _beams())]
     return "\n".join(parts)
+
+
+def _beams() -> Iterator[tuple[str, ...]]:
+    """Every field of a beam search; one that BEAMS does not explain is a KeyError."""
+    for field in dataclasses.fields(BeamSearchParams):
+        required = field.default is dataclasses.MISSING
+        yield f"`{field.name}`", "required" if required else _code(field.default), BEAMS[field.name]
+
+
+def _methods() -> Iterator[tuple[str, ...]]:
+    """Each public method with its parameters and the first sentence about it; last those that
+    are not built."""
+    found = inspect.getmembers(quire.LLM, inspect.isfunction)
+    public = [(name, method, inspect.getdoc(method) or "") for name, method in found]
+    for name, method, about in sorted(public, key=lambda one: one[2].startswith("Not built")):
+        if not name.startswith("_"):
+            known = [p for p in inspect.signature(method).parameters if p != "self"]
+            words = " ".join(about.split("\n\n")[0].split())
+            asked = "" if words.startswith("Not built") else ", ".join(known)
+            yield f"`{name}({asked})`", words
 
 
 def _code(value: Any) -> str:
