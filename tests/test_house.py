@@ -62,7 +62,7 @@ def test_no_machine_of_ours_is_named_in_the_tree() -> None:
     # Put together here, so that this file does not hold what it looks for.
     folders = [f"/{name}" for name in ("work/", "farm/", "root/", "opt/wheels", "tmp/[a-z]")]
     hosts = ["py" + "pi\\.org", "python" + "hosted\\."]
-    # A path starts a word: "tests/work/x" is somebody's folder, not a machine's.
+    # A path starts a word: the same name inside a relative path is somebody's own folder.
     pattern = re.compile(r"(?<![\w.~$}*-])(" + "|".join(folders) + ")|" + "|".join(hosts))
     found = []
     for path in tracked_files():

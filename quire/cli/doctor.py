@@ -17,7 +17,8 @@ from typing import Annotated
 import typer
 
 from quire.cli import exits
-from quire.weights.pull import ALIASES, cached, offline, quire_home
+from quire.home import quire_home
+from quire.weights.pull import ALIASES, cached, offline
 
 # What `generate` cannot run without; torch has a finding of its own.
 NEEDED = ("numpy", "tokenizers", "safetensors", "jinja2", "tqdm")

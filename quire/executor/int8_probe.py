@@ -7,7 +7,6 @@ in a fraction of a second, and kept in QUIRE_HOME for the same processor, torch 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.executor.probe import fast_dtypes, keep, machine_key
-from quire.home import quire_home
+from quire.executor.probe import fast_dtypes, machine_key
+from quire.home import keep, kept
 from quire.kernels.cpu.int8 import Int8Arithmetic, Int8Matrix, TorchInt8
 from quire.kernels.cpu.linear import make_linear
 from quire.kernels.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
@@ -27,6 +26,7 @@ from quire.kernels.ops import LinearOp
 
 ROWS = (1, 4, 16, 64)  # numbers of rows tried; the last choice serves all beyond it
 SIZE = (768, 768)
+KEPT = "int8.json"
 # Each product is tried for so long and so often, at least: one that is interrupted says nothing.
 SECONDS_PER_TRY, TRIES = 0.01, 12
 
@@ -49,7 +49,10 @@ class Int8Probe:
             last = i == len(self.choices) - 1
             if not last and self.choices[i + 1].path == choice.path:
                 continue
-            rows = f"{first} rows and more" if last else f"{first} to {choice.rows} rows"
+            if last:
+                rows = f"{first} rows and more"
+            else:
+                rows = f"{first} to {choice.rows} rows" if choice.rows > first else f"{first} row"
             parts.append(choice.path if last and first == 1 else f"{choice.path} for {rows}")
             first = choice.rows + 1
         return f"8-bit products: {', '.join(parts)}"
@@ -67,10 +70,9 @@ def int8_probe() -> Int8Probe:
     """Measured once per processor, torch and library."""
     native = library()
     made = "torch" if native is None else Path(native._name).stem
-    path, key = quire_home() / "int8.json", f"{machine_key()}-{made}"
-    known = _load(path)
-    if (kept := _probe(known.get(key), native)) is not None:
-        return kept
+    key = f"{machine_key()}-{made}"
+    if (known := _probe(kept(KEPT).get(key), native)) is not None:
+        return known
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a product shared among busy cores measures them, not the path
     try:
@@ -78,7 +80,7 @@ def int8_probe() -> Int8Probe:
     finally:
         torch.set_num_threads(num_threads)
     entry = {"choices": [list(choice) for choice in found.choices], "gain": round(found.gain, 2)}
-    keep(path, {**known, key: entry})
+    keep(KEPT, key, entry)
     return found
 
 
@@ -113,14 +115,6 @@ def _seconds(linear: LinearOp, x: Tensor) -> float:
         linear(x)
         best, tries = min(best, time.perf_counter() - before), tries + 1
     return best
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
 
 
 def _probe(entry: Any, native: ctypes.CDLL | None) -> Int8Probe | None:

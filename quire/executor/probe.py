@@ -8,19 +8,17 @@ QUIRE_HOME for the same processor, torch and number of threads.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import platform
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from quire.home import keep, kept
 from quire.kernels.cpu.linear import make_linear
 from quire.options import DeviceFacts
-from quire.weights.pull import quire_home
 
 # How many times faster than float32 a smaller format must be to be worth its rounding.
 LEAST_GAIN = 1.3
@@ -100,12 +98,12 @@ def available_memory() -> int:
 
 def fast_dtypes() -> tuple[str, ...]:
     """Which of bfloat16 and float16 beat float32 here, the fastest first; measured once."""
-    path, key = quire_home() / "probe.json", machine_key()
-    known = _load(path)
-    if key in known:
-        return known[key]
+    key = machine_key()
+    known = kept("probe.json").get(key)
+    if isinstance(known, list) and all(name in ("bfloat16", "float16") for name in known):
+        return tuple(known)
     fast = _measure_dtypes()
-    keep(path, {**known, key: fast})
+    keep("probe.json", key, fast)
     return fast
 
 
@@ -151,34 +149,6 @@ def machine_key() -> str:
     lines = {line for line in _read("/proc/cpuinfo").splitlines() if line.split("\t")[0] in wanted}
     parts = [platform.machine(), torch.__version__, *sorted(lines)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _load(path: Path) -> dict[str, tuple[str, ...]]:
-    """What earlier processes measured; a file that says something else counts as absent."""
-    try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    allowed = {"bfloat16", "float16"}
-    if not isinstance(stored, dict):
-        return {}
-    return {
-        key: tuple(names)
-        for key, names in stored.items()
-        if isinstance(names, list) and all(name in allowed for name in names)
-    }
-
-
-def keep(path: Path, known: Mapping[str, object]) -> None:
-    """Keep it if that is possible; measuring again costs little."""
-    mine = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(known, file)
-        mine.replace(path)
-    except OSError:
-        return
 
 
 def _container_file_pages() -> int:

@@ -7,18 +7,16 @@ text both ways; the verdict is kept in QUIRE_HOME under a fingerprint of the wei
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from quire.executor.accuracy import Accuracy, compare
 from quire.executor.int8_probe import int8_arithmetic, int8_probe
-from quire.executor.probe import LEAST_GAIN, available_memory, keep
-from quire.home import quire_home
+from quire.executor.probe import LEAST_GAIN, available_memory
+from quire.home import keep, kept
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
@@ -37,6 +35,7 @@ KNOWN = {
     # SmolLM2-135M-Instruct in Q4_1 and Q8_0, what the alias "smollm2" fetches.
     "e869c436c6e019ee59550faf5d06b3e8": Accuracy(4000, 0.0046, 0.0049, 0.956, 0.9996),
 }
+KEPT = "accuracy.json"
 WINDOW, NUM_WINDOWS = 256, 4
 # A check that would take longer is not made: so many multiply-adds take about half a minute on
 # two cores.
@@ -68,10 +67,8 @@ def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Accuracy | None:
     key = fingerprint(files)
     if key in KNOWN:
         return KNOWN[key]
-    path = quire_home() / "accuracy.json"
-    known = _load(path)
-    if (kept := _accuracy(known.get(key))) is not None:
-        return kept
+    if (known := _accuracy(kept(KEPT).get(key))) is not None:
+        return known
     work = NUM_WINDOWS * WINDOW * (spec.body_weights + spec.head_weights)
     bytes_needed = 5 * (spec.body_weights + 2 * spec.head_weights)
     if work > MOST_WORK or bytes_needed > available_memory() / 2:
@@ -82,7 +79,7 @@ def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Accuracy | None:
     started = time.perf_counter()
     found = measure(files, spec, windows)
     note(f"checked 8-bit arithmetic on this model, once ({time.perf_counter() - started:.1f} s)")
-    keep(path, {**known, key: asdict(found)})
+    keep(KEPT, key, asdict(found))
     return found
 
 
@@ -126,14 +123,6 @@ def _built(spec: ModelSpec, weights: Weights, max_len: int) -> Decoder:
     shape = head_shape(spec, DEFAULT_BLOCK_SIZE, torch.float32)
     kernels = kernels_for("cpu", shape, batch_invariant=False)
     return build_model(spec, weights, kernels, shape, max_len=max_len, tp=TensorParallel())
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
 
 
 def _accuracy(entry: Any) -> Accuracy | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from quire.errors import CorruptModel, ModelNotFound
-from quire.home import quire_home as quire_home  # also known by this module's name
+from quire.home import quire_home
 
 _PIECE = 1 << 20
 # Wheels only: to download a source package, pip would run its code.

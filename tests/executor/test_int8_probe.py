@@ -90,3 +90,6 @@ def test_the_choice_is_one_line() -> None:
     assert said("vnni", "vnni", "amx", "amx") == (
         "8-bit products: vnni for 1 to 4 rows, amx for 5 rows and more"
     )
+    assert said("vnni", "amx", "amx", "amx") == (
+        "8-bit products: vnni for 1 row, amx for 2 rows and more"
+    )

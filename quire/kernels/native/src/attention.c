@@ -24,22 +24,8 @@ struct scratch {
     float *q, *out, *scores, *keys, *values;
 };
 
-#define ISA 0
-#include "attention_body.h"
-#undef ISA
-#if defined(__x86_64__)
-#define ISA 2
-#include "attention_body.h"
-#undef ISA
-#define ISA 3
-#include "attention_body.h"
-#undef ISA
-#elif defined(__aarch64__)
-#define ISA 1
-#include "attention_body.h"
-#undef ISA
-#endif
-#include "pick.h"
+#define BODY "attention_body.h"
+#include "variants.h"
 
 enum { LINE = 64, MOST_LANES = 16, MOST_ROWS_AT_ONCE = 6 };
 

@@ -16,22 +16,8 @@ struct gate {
     void *out;
 };
 
-#define ISA 0
-#include "elementwise_body.h"
-#undef ISA
-#if defined(__x86_64__)
-#define ISA 2
-#include "elementwise_body.h"
-#undef ISA
-#define ISA 3
-#include "elementwise_body.h"
-#undef ISA
-#elif defined(__aarch64__)
-#define ISA 1
-#include "elementwise_body.h"
-#undef ISA
-#endif
-#include "pick.h"
+#define BODY "elementwise_body.h"
+#include "variants.h"
 
 /* Numbers that one task works on at least: some ten microseconds' work. Less is not worth waking
  * another thread, which on a busy machine is slow to come. */

@@ -82,22 +82,8 @@ static void end_search(struct search *s, const struct quire_draw *d, int64_t lin
     }
 }
 
-#define ISA 0
-#include "noise_body.h"
-#undef ISA
-#if defined(__x86_64__)
-#define ISA 2
-#include "noise_body.h"
-#undef ISA
-#define ISA 3
-#include "noise_body.h"
-#undef ISA
-#elif defined(__aarch64__)
-#define ISA 1
-#include "noise_body.h"
-#undef ISA
-#endif
-#include "pick.h"
+#define BODY "noise_body.h"
+#include "variants.h"
 
 static void draw_one(void *context, int64_t line, int64_t thread)
 {

@@ -16,22 +16,8 @@ enum {
     LINE = 16,       /* floats of a cache line */
 };
 
-#define ISA 0
-#include "product_body.h"
-#undef ISA
-#if defined(__x86_64__)
-#define ISA 2
-#include "product_body.h"
-#undef ISA
-#define ISA 3
-#include "product_body.h"
-#undef ISA
-#elif defined(__aarch64__)
-#define ISA 1
-#include "product_body.h"
-#undef ISA
-#endif
-#include "pick.h"
+#define BODY "product_body.h"
+#include "variants.h"
 
 static int64_t panels_of(int64_t columns)
 {
