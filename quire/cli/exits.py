@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from quire.errors import EngineError, JobLocked, JobStopped, ModelError, QuireError
 
@@ -29,7 +30,7 @@ def code_of(error: QuireError) -> int:
     return UNAVAILABLE if isinstance(error, ModelError | EngineError) else USAGE
 
 
-def fail(message: str, code: int) -> None:
+def fail(message: str, code: int) -> NoReturn:
     print(f"quire: {message}", file=sys.stderr)
     sys.exit(code)
 
@@ -42,6 +43,13 @@ def save_traceback() -> str:
     return file.name
 
 
+def _told(error: OSError) -> str:
+    """Which file, and what is wrong with it, without the system's number for it."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn whatever goes wrong inside into a line and an exit code."""
@@ -52,7 +60,7 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except OSError as error:
-        fail(str(error), IO_ERROR)
+        fail(_told(error), IO_ERROR)
     except Exception as error:  # the outermost door: what no one foresaw must still be legible
         fail(
             f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",

@@ -13,10 +13,14 @@ import typer
 
 from quire.cli import exits
 from quire.cli import job_options as o
+from quire.cli.toml_text import toml_text
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
+    from quire.jobs.failures import Failures
     from quire.jobs.job import Job, JobReport
+
+_MOST_FAILURES, _LONGEST = 5, 200  # causes that are told at the end, and characters of each
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     continuations: o.Continuations = None,
     chat: o.Chat = None,
     schema: o.Schema = None,
+    schema_column: o.SchemaColumn = None,
     regex: o.Regex = None,
     choice: o.Choice = None,
     grammar: o.Grammar = None,
@@ -58,15 +63,22 @@ def run(
     reuse: o.Reuse = False,
     retry_failed: o.RetryFailed = False,
     plan: o.ShowPlan = False,
+    print_config: o.PrintConfig = False,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Answer every row of a table; run it again and it goes on."""
     given = {name: value for name, value in context.params.items() if value not in (None, [], ())}
-    for name in ("config", "plan", "as_json", "quiet"):
+    for name in ("config", "plan", "print_config", "as_json", "quiet"):
         given.pop(name, None)
-    options = {**read_config(config), **_parsed(given)}
-    _run(options, plan=plan, as_json=as_json, quiet=quiet)
+    options = merged(read_config(config), _parsed(given))
+    made = _job(dict(options))
+    if print_config:
+        typer.echo(toml_text(options))
+    elif plan:
+        typer.echo(made.plan())
+    else:
+        execute(made, as_json=as_json, quiet=quiet)
 
 
 def read_config(path: str | None) -> dict[str, Any]:
@@ -78,6 +90,15 @@ def read_config(path: str | None) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidOption(f"{path} is no TOML: {error}", parameter="config") from None
     return {name.replace("-", "_"): value for name, value in found.items()}
+
+
+def merged(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """Both; where they differ, the flags. Sampling parameters and engine options one by one."""
+    both = {**config, **flags}
+    for name in ("sampling", "options"):
+        if isinstance(config.get(name), dict) and name in flags:
+            both[name] = {**config[name], **flags[name]}
+    return both
 
 
 def _parsed(given: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +129,7 @@ def _assignment(given: str, flag: str) -> tuple[str, Any]:
         return name.strip().replace("-", "_"), value
 
 
-def _run(options: dict[str, Any], *, plan: bool, as_json: bool, quiet: bool) -> None:
+def _job(options: dict[str, Any]) -> Job:
     from quire.jobs.job import Job
 
     for name in ("input", "output", "model"):
@@ -117,17 +138,13 @@ def _run(options: dict[str, Any], *, plan: bool, as_json: bool, quiet: bool) -> 
                 f"{name} is missing: quire run INPUT --model M --prompt TEMPLATE -o OUTPUT",
                 parameter=name,
             )
-    job = Job(
+    return Job(
         options.pop("input"),
         options.pop("output"),
         model=options.pop("model"),
         command=["quire", *sys.argv[1:]],
         **options,
     )
-    if plan:
-        typer.echo(job.plan())
-        return
-    execute(job, as_json=as_json, quiet=quiet)
 
 
 def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
@@ -136,6 +153,11 @@ def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
         report = job.run(progress=not quiet)
     except Interrupted as stopped:  # as a KeyboardInterrupt it would end the command in silence
         raise JobStopped(str(stopped)) from None
+    except KeyboardInterrupt:  # the second one: nothing was waited for
+        exits.fail(
+            "interrupted; what was acknowledged is on disk, and the same command continues",
+            exits.INTERRUPTED,
+        )
     finish(report, as_json=as_json)
 
 
@@ -161,7 +183,13 @@ def summary(report: JobReport) -> str:
     return (
         f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{again}{failed} in "
         f"{report.seconds:.1f} s, {rate:,.0f} output tok/s{restarts}: {report.output}"
+        + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])
     )
+
+
+def _failure(found: Failures) -> str:
+    told = found.example if len(found.example) <= _LONGEST else found.example[:_LONGEST] + "…"
+    return f"\n  {found.count:,} {found.error_type}: {told}"
 
 
 def facts(report: JobReport) -> dict[str, Any]:
@@ -176,4 +204,5 @@ def facts(report: JobReport) -> dict[str, Any]:
         "prompt_tokens": report.prompt_tokens,
         "output_tokens": report.output_tokens,
         "restarts": report.num_restarts,
+        "failures": {found.error_type: found.count for found in report.failures},
     }

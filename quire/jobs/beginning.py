@@ -13,13 +13,17 @@ from typing import IO, Any
 from quire import __version__
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.columns import ResultColumns
+from quire.jobs.durable import make_directory, sync_directory
 from quire.jobs.input.files import InputFile, find_files, read_rows
 from quire.jobs.input.spool import STEM, spool_rows, spool_stream
+from quire.jobs.lock import NAME as LOCK
+from quire.jobs.lock import JobLock
 from quire.jobs.manifest import NAME, Manifest
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.output import output_format
 from quire.jobs.place import job_dir_for
 from quire.jobs.rows import BadRow
+from quire.jobs.segments import last_epoch
 from quire.jobs.stamps import FileStamp
 from quire.jobs.templates import RowTemplate
 
@@ -27,6 +31,7 @@ from quire.jobs.templates import RowTemplate
 def job_directory(options: JobOptions) -> Path:
     """The job's directory, made if need be; an OUTPUT that no job wrote is not overwritten."""
     output = Path(options.output)
+    _refuse_input_as_output(options)
     job_dir = Path(options.job) if options.job else job_dir_for(output)
     is_job = (job_dir / NAME).exists()
     if not is_job and output.exists() and not options.overwrite:
@@ -42,22 +47,40 @@ def job_directory(options: JobOptions) -> Path:
             parameter="job",
             value=str(job_dir),
         )
-    job_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(job_dir)
     return job_dir
+
+
+def _refuse_input_as_output(options: JobOptions) -> None:
+    """Not even --overwrite is meant for the rows that are to be answered."""
+    output = Path(options.output)
+    for given in map(Path, options.input):
+        if given.is_dir() and output.parent.is_dir() and given.samefile(output.parent):
+            what = f"{output} lies in the INPUT folder, and would be read as input next time"
+        elif given.is_file() and output.exists() and given.samefile(output):
+            what = f"{output} is both INPUT and OUTPUT, and its rows would be lost"
+        else:
+            continue
+        raise InvalidOption(f"{what}; give another OUTPUT", parameter="output", value=str(output))
+
+
+def tidy(job_dir: Path) -> None:
+    """Leave no directory behind where nothing was begun: all it holds is the lock. Still held, so
+    whoever waits for it finds that it is gone, and makes another."""
+    if job_dir.is_dir() and [path.name for path in job_dir.iterdir()] == [LOCK]:
+        (job_dir / LOCK).unlink()
+        job_dir.rmdir()
 
 
 def _is_only_begun(job_dir: Path) -> bool:
     """Whether a kill left it before it had a manifest."""
-    ours = {"lock", NAME + ".partial"}
+    ours = {LOCK, NAME + ".partial"}
     return all(p.name in ours or p.name.startswith(STEM + ".") for p in job_dir.iterdir())
 
 
 def manifest_before(options: JobOptions, job_dir: Path) -> Manifest | None:
     """The manifest on disk, unless there is none or it is to be forgotten."""
-    if not (job_dir / NAME).exists():
-        return None
-    if options.overwrite:
-        forget(job_dir)
+    if options.overwrite or not (job_dir / NAME).exists():
         return None
     return Manifest.load(job_dir)
 
@@ -68,15 +91,21 @@ def is_finished(before: Manifest, now: Manifest, options: JobOptions) -> bool:
     return same and not options.retry_failed and Path(now.output).exists()
 
 
-def forget(job_dir: Path) -> None:
-    """Remove what the job before this one left, the lock aside."""
+def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
+    """Remove what the job before this one left, the lock and what was just spooled aside. The
+    manifest goes last: wherever this is stopped, what is left is a job that the same command can
+    begin again."""
+    spooled = {file.path.resolve() for file in files}
     for path in job_dir.iterdir():
-        if path.name == "lock":
+        if path.name in (LOCK, NAME) or path.resolve() in spooled:
             continue
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink()
+    sync_directory(job_dir)
+    (job_dir / NAME).unlink(missing_ok=True)
+    sync_directory(job_dir)
 
 
 def input_files(
@@ -111,6 +140,7 @@ def manifest_of(
         system=options.system,
         few_shot=_few_shot(options),
         continuations=options.continuations,
+        schema_column=options.schema_column,
         chat=False if options.batch else options.chat,
         id_column=options.id,
         where=options.where,
@@ -162,10 +192,10 @@ def _few_shot(options: JobOptions) -> tuple[tuple[str, str], ...]:
     return tuple(examples)
 
 
-def agreed(before: Manifest | None, now: Manifest, epoch: int, *, reuse: bool) -> Manifest:
+def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool) -> Manifest:
     """The manifest to go on with; JobChanged where the job on disk is another one."""
     if before is None:
-        return now.changed(first_epoch=epoch)
+        return now.changed(first_epoch=lock.epoch)
     differences, about_every_row = before.differences(now)
     if not differences:
         hashes = {old.path: old.sha256 for old in before.inputs}
@@ -177,9 +207,11 @@ def agreed(before: Manifest | None, now: Manifest, epoch: int, *, reuse: bool) -
             f"the job on disk is another one:\n  {listed}\nPass --reuse to keep the rows whose "
             "content is unchanged, --overwrite to begin again, or give another OUTPUT."
         )
+    # By the lock file alone, a power cut that emptied it would make old records new.
+    lock.raise_to(last_epoch(lock.job_dir) + 1)
     reuse_from = before.first_epoch if before.reuse_from is None else before.reuse_from
     return now.changed(
-        first_epoch=epoch,
+        first_epoch=lock.epoch,
         reuse_from=None if about_every_row else reuse_from,
         model_files=before.model_files if before.model == now.model else (),
         tokenizer_files=before.tokenizer_files if before.model == now.model else (),

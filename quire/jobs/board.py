@@ -31,6 +31,7 @@ class Board:
     def __init__(self, file: int) -> None:
         self._file = file
         self._memory = mmap.mmap(file, _SIZE)
+        self.moved_at = time.monotonic()  # by this process
 
     @classmethod
     def create(cls) -> Board:
@@ -46,10 +47,15 @@ class Board:
 
     def move(self, phase: Phase, median_step: float = 0.0) -> None:
         """Say what the engine is at, now."""
+        self.moved_at = time.monotonic()
         _, _, _, count = _HEADER.unpack_from(self._memory)
         _HEADER.pack_into(
             self._memory, 0, phase, time.monotonic_ns(), int(median_step * 1e9), count
         )
+
+    def beat(self) -> None:
+        """Say that it is still at it."""
+        struct.pack_into("=q", self._memory, 8, time.monotonic_ns())
 
     def show_rows(self, rows: Iterable[int]) -> None:
         """Say which rows the engine holds from now on."""

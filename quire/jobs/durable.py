@@ -1,4 +1,7 @@
-"""Files that are there after a power cut: written aside, synced, renamed, the directory synced."""
+"""Files that are there after a power cut: written aside, synced, renamed, the directory synced.
+
+A file whose directory was not synced may be gone however often the file itself was.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,15 @@ def sync_directory(directory: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def make_directory(path: Path) -> None:
+    """Make `path` and what is missing above it, for good. If it is there already, whoever made it
+    may have been killed before it was."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing or [path]:
+        sync_directory(each.parent)
 
 
 @contextmanager

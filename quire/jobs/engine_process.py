@@ -20,6 +20,7 @@ from quire.jobs.wire import Lines, Message, pack
 
 COMMAND = (sys.executable, "-m", "quire.jobs.child")
 SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
+ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
 _CHUNK = 1 << 16
 _LAST_WORDS = 20  # lines of its stderr that are kept
 
@@ -55,6 +56,7 @@ class EngineProcess:
         self._lines, self._half_line = Lines(), b""
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self.ended = False
+        self._looked = self._back = time.monotonic()
         self._code: int | None = None
         self.send(opening)
 
@@ -78,6 +80,10 @@ class EngineProcess:
                 messages += self._read()
             else:
                 self._listen()
+        now = time.monotonic()
+        if now - self._looked > timeout + ABSENCE:
+            self._back = now
+        self._looked = now
         return messages
 
     def _write(self) -> None:
@@ -120,10 +126,13 @@ class EngineProcess:
         return bool(data)
 
     def is_hung(self) -> bool:
-        """Whether it works on rows and has not moved for far too long."""
+        """Whether it works on rows and has not moved for far too long. While nobody reads what it
+        says (we were stopped by Ctrl-Z, or a disk kept us waiting) it cannot move, so that time
+        does not count."""
         if self.board.phase() != Phase.WORKING:
             return False
         silent, median = self.board.silent_for()
+        silent = min(silent, time.monotonic() - self._back)
         return silent > max(SILENCE, SLOW_STEPS * median)
 
     def kill(self) -> None:

@@ -15,6 +15,7 @@ from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import beginning
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.engine_process import COMMAND, EngineProcess
+from quire.jobs.failures import Failures, failures_of
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
 from quire.jobs.journal import FULL, Journal
@@ -44,11 +45,12 @@ class JobReport:
     job_dir: Path
     num_rows: int
     num_failed: int
-    num_before: int  # rows that were there already
+    num_before: int  # rows that were there already, those that a changed job kept among them
     seconds: float = 0.0
     prompt_tokens: int = 0  # of this run
     output_tokens: int = 0
     num_restarts: int = 0
+    failures: tuple[Failures, ...] = ()  # by the type of error; empty if it was finished before
 
     @property
     def num_ok(self) -> int:
@@ -69,7 +71,7 @@ def run_job(
         before = beginning.manifest_before(options, job_dir)
         files = beginning.input_files(options, job_dir)
         now = beginning.manifest_of(options, files, command)
-        manifest = beginning.agreed(before, now, lock.epoch, reuse=options.reuse)
+        manifest = beginning.agreed(before, now, lock, reuse=options.reuse)
         if before is not None and beginning.is_finished(before, manifest, options):
             num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
             return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
@@ -77,6 +79,7 @@ def run_job(
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
     finally:
+        beginning.tidy(job_dir)
         lock.release()
 
 
@@ -107,9 +110,10 @@ class JobRun:
         engine = EngineProcess(opening, command=engine_command, hear=self.note)
         try:
             beginning.check_columns(self._files, self._manifest.columns)
+            if self._options.overwrite:
+                beginning.forget(self._job_dir, self._files)
             self._manifest.save(self._job_dir)
             journal = self._opened_journal()
-            num_before = sum(journal.index.counts())
             work = make_work(self._options, self._manifest, self._files, journal.index)
             self._work, self._counting = work, Counting(self._files)
             supervisor = self._supervisor(journal, work, opening, signals, engine_command, engine)
@@ -123,11 +127,12 @@ class JobRun:
                 self._job_dir,
                 work.num_rows,
                 num_failed,
-                num_before,
+                self._progress.before,
                 time.monotonic() - began,
                 self._progress.prompt_tokens,
                 self._progress.output_tokens,
                 supervisor.num_restarts,
+                failures_of(self._job_dir, journal.index) if num_failed else (),
             )
         except JobStopped as stopped:
             raise self._stopped(stopped, signals) from stopped
@@ -166,7 +171,7 @@ class JobRun:
     ) -> Supervisor:
         def keep(record: ResultRecord) -> None:
             journal.append(record)
-            self.result(record)
+            self._progress.before += 1
 
         rows = work.rows()
         if journal.older:
@@ -279,7 +284,10 @@ def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], d
     asking: Asking = BatchAsking()
     if not options.batch:
         asking = PromptMaker(
-            prompt=options.prompt, messages=options.messages, continuations=options.continuations
+            prompt=options.prompt,
+            messages=options.messages,
+            continuations=options.continuations,
+            schema_column=options.schema_column,
         )
     return Work(
         files,

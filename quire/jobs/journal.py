@@ -66,8 +66,7 @@ class Journal:
         self.older: tuple[int, ...] = found.older
         self._oldest_pending: float | None = None
         self._num_pending, self._broken = 0, False
-        # A lock file that a power cut emptied must not make an old epoch new.
-        lock.epoch = max(lock.epoch, found.last_epoch + 1)
+        lock.raise_to(found.last_epoch + 1)
         last = max((number for number in found.ends if number), default=1)
         self._results = self._opened(last, found.ends.get(last, 0))
         self._errors = self._opened(0, found.ends.get(0, 0))
@@ -90,13 +89,12 @@ class Journal:
 
     def _opened(self, number: int, end: int) -> _Segment:
         path = self._job_dir / segment_name(number)
-        is_new = not path.exists()
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(file).st_size > end:
             os.ftruncate(file, end)
             os.fsync(file)
-        if is_new:
-            sync_directory(self._job_dir)
+        # Also where the file is there already: whoever made it may have been killed before this.
+        sync_directory(self._job_dir)
         return _Segment(number, file, end)
 
     def append(self, record: ResultRecord) -> None:

@@ -31,8 +31,8 @@ class JobLock:
     """Held from `take` until `release`, or until the process ends."""
 
     def __init__(self, job_dir: Path, number: int, epoch: int) -> None:
+        self.job_dir, self.epoch = job_dir, epoch
         self._path, self._number = job_dir / NAME, number
-        self.epoch = epoch
 
     @classmethod
     def take(cls, job_dir: Path) -> JobLock:
@@ -52,6 +52,11 @@ class JobLock:
             except BaseException:
                 os.close(number)
                 raise
+
+    def raise_to(self, epoch: int) -> None:
+        """Write in this epoch, unless ours is later already: a power cut may have emptied the
+        file, and an epoch that has records must never come again."""
+        self.epoch = max(self.epoch, epoch)
 
     def check(self) -> None:
         """Raise JobLocked if the lock file was taken away under us."""

@@ -24,7 +24,17 @@ Kind = Literal["generate", "choices", "batch"]
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
 _ABOUT_ROWS = (
     *("version", "inputs", "input_format", "prompt", "messages", "system", "few_shot"),
-    *("continuations", "chat", "id_column", "where", "limit", "shard", "sampling", "settings"),
+    *(
+        "continuations",
+        "schema_column",
+        "chat",
+        "id_column",
+        "where",
+        "limit",
+        "shard",
+        "sampling",
+        "settings",
+    ),
     *("seed", "output_format", "output_column", "timings"),
 )
 _LONGEST_SHOWN = 60
@@ -45,6 +55,7 @@ class Manifest:
     system: str | None = None
     few_shot: tuple[tuple[str, str], ...] = ()  # (question, answer), rendered
     continuations: str | tuple[str, ...] | None = None  # a column, or templates
+    schema_column: str | None = None
     chat: bool | None = None  # None: whether the model has a chat template
     id_column: str | None = None
     where: str | None = None

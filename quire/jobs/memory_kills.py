@@ -24,21 +24,19 @@ def memory_kills() -> int:
 
 
 class MemoryKills:
-    """Counts the engines of one run that memory ran out for."""
+    """Tells whether the kernel killed an engine for its memory."""
 
     def __init__(self) -> None:
-        self._before, self._count = memory_kills(), 0
+        self._before = memory_kills()
 
     def begin(self) -> None:
         """A new engine starts."""
         self._before = memory_kills()
 
-    def count(self, code: int, *, said_so: bool) -> int:
-        """An engine ended with this code; how many times memory has run out by now, or 0 if it
-        was something else this time. A SIGKILL alone proves nothing: anybody can send one."""
-        killed = code == -signal.SIGKILL and memory_kills() > self._before
-        self._count += killed or said_so
-        return self._count if killed or said_so else 0
+    def is_why(self, code: int) -> bool:
+        """Whether this exit code is the kernel's doing. A SIGKILL alone proves nothing: anybody
+        can send one."""
+        return code == -signal.SIGKILL and memory_kills() > self._before
 
 
 def smaller(options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class JobOptions:
     batch: bool = False  # the input is an OpenAI batch file
     chat: bool | None = None
     schema: str | None = None
+    schema_column: str | None = None  # with the schema of each row's own answer
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
@@ -67,6 +68,8 @@ class JobOptions:
         if not self.batch:
             _one_of("prompt", self.prompt, "messages", self.messages)
         _one_of("input", self.input or None, "rows", self.rows)
+        if self.schema_column is not None and (self._structured() or self.continuations):
+            raise _wrong("schema_column", "excludes the others that shape answers", None)
         if self.continuations is not None and self.prompt is None:
             raise _wrong("continuations", "goes with a prompt that they continue", None)
         if self.messages is not None and self.few_shot is not None:
@@ -140,7 +143,11 @@ def read_schema(given: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong("schema", f"is a JSON schema, or the path of one ({error})", given) from None
+        raise _wrong(
+            "schema",
+            f"is a JSON schema or its file; it is no JSON ({error}), and no file has that name",
+            given,
+        ) from None
 
 
 def parse_shard(given: str) -> tuple[int, int]:

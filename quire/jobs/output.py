@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -54,12 +55,24 @@ def _write_lines(file: BinaryIO, job_dir: Path, manifest: Manifest, index: Resul
 
 
 def json_line(row: dict[str, Any]) -> bytes:
-    """The row as a line of UTF-8; text that UTF-8 cannot hold is escaped."""
-    line = json.dumps(row, ensure_ascii=False, default=_plain) + "\n"
+    """The row as a line of UTF-8. What JSON cannot hold is null (NaN and the infinities, which
+    Arrow has), and what UTF-8 cannot hold is escaped."""
+    try:
+        line = json.dumps(row, ensure_ascii=False, default=_plain, allow_nan=False) + "\n"
+    except ValueError:
+        line = json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n"
     try:
         return line.encode()
     except UnicodeEncodeError:
-        return json.dumps(row, default=_plain).encode() + b"\n"
+        return json.dumps(_finite(row), default=_plain).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from quire.notes import note
 
 _OURS = "quire: "
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
+ALL_FAILED = 64  # rows, from the first on: then it is hardly the rows
 
 
 class Progress:
@@ -43,6 +44,12 @@ class Progress:
     def result(self, record: ResultRecord) -> None:
         if record.failed:
             self.num_failed += 1
+            if self.num_failed == ALL_FAILED and not self.num_ok + self.before:
+                self.note(
+                    f"quire: the first {ALL_FAILED} rows all failed, the last one with "
+                    f"{record.error_type}: {record.error}. If that is the job's fault, stop it "
+                    "with Ctrl-C."
+                )
         else:
             self.num_ok += 1
             self.prompt_tokens += record.prompt_tokens

@@ -62,18 +62,24 @@ class PromptMaker:
         prompt: str | None,
         messages: str | None = None,
         continuations: str | tuple[str, ...] | None = None,
+        schema_column: str | None = None,
     ) -> None:
-        self._messages = messages
+        self._messages, self._schema = messages, schema_column
         self._prompt = None if prompt is None else RowTemplate(prompt, "--prompt")
         self._column = continuations if isinstance(continuations, str) else None
         listed = () if isinstance(continuations, str | None) else continuations
         self._endings = [RowTemplate(each, "--continuations") for each in listed]
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """{"prompt"} or {"messages"}, and "continuations" where endings are to be scored."""
+        """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, and "schema"
+        where the row has its own."""
+        asked: dict[str, Any] = (
+            {} if self._schema is None else {"schema": _schema(row, self._schema)}
+        )
         if self._messages is not None:
-            return {"messages": _conversation(row, self._messages)}
-        asked: dict[str, Any] = {} if self._prompt is None else {"prompt": self._prompt.render(row)}
+            return {**asked, "messages": _conversation(row, self._messages)}
+        if self._prompt is not None:
+            asked["prompt"] = self._prompt.render(row)
         if self._column is not None:
             asked["continuations"] = _endings(row, self._column)
         elif self._endings:
@@ -91,7 +97,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         raise BadRow(
-            "malformed_row", f"column {column!r} is text, and does not read as a JSON list"
+            "malformed_row", f"column {column!r} is text, and does not read as JSON"
         ) from None
 
 
@@ -111,6 +117,15 @@ def _endings(row: Mapping[str, Any], column: str) -> list[str]:
     if not isinstance(found, list) or not found or not all(isinstance(e, str) for e in found):
         raise BadRow(
             "invalid_prompt", f"column {column!r} holds {_kind(found)}; continuations are texts"
+        )
+    return found
+
+
+def _schema(row: Mapping[str, Any], column: str) -> Any:
+    found = _value(row, column)
+    if not isinstance(found, dict | bool):
+        raise BadRow(
+            "invalid_grammar", f"column {column!r} holds {_kind(found)}; a JSON schema is an object"
         )
     return found
 

@@ -85,6 +85,21 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     return params
 
 
+def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+    """Raise PromptTooLong by the beginning of a text alone, if that has twice the tokens that the
+    model takes: to encode all of a cell of megabytes takes longer than anything a row may cost."""
+    size = 16 * max_model_len
+    if tokenizer is None or len(text) <= 2 * size:
+        return
+    if len(tokenizer.encode(text[:size])) >= 2 * max_model_len:
+        raise PromptTooLong(
+            f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} "
+            f"tokens; the model takes {max_model_len} with the answer (max_model_len). Shorten it, "
+            "or set truncate_prompt_tokens to keep its end",
+            parameter="prompt",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One row, ready for the engine."""
@@ -104,8 +119,10 @@ class RequestReader:
         settings: Sequence[Mapping[str, Any]],
         *,
         chat: bool,
+        max_model_len: int,
     ) -> None:
         self._tokenizer, self._preamble, self._chat = tokenizer, preamble, chat
+        self._max_model_len = max_model_len
         self._settings = [sampling_params(each) for each in settings]
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
@@ -116,6 +133,8 @@ class RequestReader:
             try:
                 params = self._params(row)
                 prompt = self._prompt(row)
+                if params.truncate_prompt_tokens is None:
+                    self._check_length(prompt)
             except (InvalidRequest, NotSupported) as error:
                 made.append(error)
                 continue
@@ -129,6 +148,10 @@ class RequestReader:
     def _params(self, row: Mapping[str, Any]) -> SamplingParams:
         own, seed = row.get("params"), row.get("seed")
         params = sampling_params(own) if own is not None else self._settings[row.get("setting", 0)]
+        if "schema" in row:
+            params = copy.copy(params)
+            params.structured_outputs = StructuredOutputsParams(json=row["schema"])
+            params.checked_copy()
         if seed is None or params.seed is not None:
             return params
         params = copy.copy(params)
@@ -145,6 +168,11 @@ class RequestReader:
         else:
             messages = self._preamble.before(messages)
         return self._rendered(messages, row.get("chat", {}))
+
+    def _check_length(self, prompt: Prompt | _Rendered) -> None:
+        text = prompt.text if isinstance(prompt, _Rendered) else prompt
+        if isinstance(text, str):
+            refuse_far_too_long(text, self._tokenizer, self._max_model_len)
 
     def _rendered(self, messages: Sequence[Any], options: Mapping[str, Any]) -> _Rendered:
         from quire.inputs.chat import render_conversation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,6 +166,11 @@ class Scan:
     ends: dict[int, int]  # after the last good line of each segment
     older: tuple[int, ...]  # positions of records from before `first_epoch`, if asked for
     last_epoch: int
+
+
+def last_epoch(job_dir: Path) -> int:
+    """The latest epoch that any record on disk is of; 0 if there are none."""
+    return scan(job_dir, first_epoch=sys.maxsize).last_epoch
 
 
 def scan(

@@ -34,10 +34,14 @@ class FileStamp:
         return cls(str(path), found.st_size, stamp)
 
     def hashed(self) -> FileStamp:
-        """The same with its hash, read now if it is not known."""
+        """The same with its hash, read now if it is not known; without it if the file is no longer
+        the one that was found."""
         if self.sha256 is not None:
             return self
-        return replace(self, sha256=_hash_of_blob(Path(self.path)) or sha256_of(Path(self.path)))
+        path = Path(self.path)
+        found = _hash_of_blob(path) or sha256_of(path)
+        is_same = FileStamp.of(path).stamp == self.stamp
+        return replace(self, sha256=found) if is_same else self
 
     def same_as(self, now: FileStamp) -> bool:
         """Whether `now` is the same bytes. A hash that was never taken proves nothing, so a file

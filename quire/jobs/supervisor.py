@@ -65,6 +65,8 @@ class Supervisor:
         self._engine = engine
         self._facts: Message = {}  # of the engine that runs; empty until it is ready
         self._memory, self._said_memory = MemoryKills(), False
+        self._num_hungry = 0  # engines that ran out of memory
+        self._fuller: Message | None = None  # the opening to go back to
         self._in_flight = InFlight()
         self._again: deque[WorkRow] = deque()
         self._suspects, self._guilty = Suspects(), list[ResultRecord]()
@@ -238,7 +240,9 @@ class Supervisor:
         """Put the rows in flight where they belong, and let a new engine go on."""
         hung, held = not engine.ended, set(engine.board.rows())
         code = engine.end()
-        how = "hung" if hung else told(code)
+        hungry = self._said_memory or self._memory.is_why(code)
+        how = "hung" if hung else "ran out of memory" if hungry else told(code)
+        kind = "engine_hang" if hung else "out_of_memory" if hungry else "engine_crash"
         self._engine = None
         aboard, ashore = self._in_flight.lose(held)
         if self._trial and not aboard:
@@ -247,14 +251,15 @@ class Supervisor:
         self._watcher.note(
             f"quire: the engine {how} with {len(aboard)} rows on board; starting it again"
         )
-        self._ask_for_less(code)
+        guilty = self._suspects.accuse(aboard)
+        if hungry and self._facts:
+            self._spare_memory(alone=len(aboard) == 1, is_guilty=guilty is not None)
         was_loading, self._facts = not self._facts, {}
         self._run_open = self._trial = self._end_sent = False
         self._falls += 1
         self.num_restarts += 1
-        guilty = self._suspects.accuse(aboard)
         if guilty is not None:
-            self._find_guilty(guilty, "engine_hang" if hung else "engine_crash", how)
+            self._find_guilty(guilty, kind, how)
         limit = MOST_LOAD_FALLS if was_loading else MOST_FALLS
         if self._falls >= limit or len(self._guilty) >= MOST_GUILTY:
             self._journal.commit()
@@ -276,14 +281,26 @@ class Supervisor:
             self._keep(record)
         self._guilty.clear()
 
-    def _ask_for_less(self, code: int) -> None:
-        """From the second time on that memory ran out, the next engine gets half."""
-        if self._memory.count(code, said_so=self._said_memory) < 2 or not self._facts:
+    def _spare_memory(self, *, alone: bool, is_guilty: bool) -> None:
+        """The next engine gets half from the second time on that memory ran out, and where a
+        single row was too much. If less and less does not help that row, it is the row: the
+        others get back what they had when the search for it began."""
+        if is_guilty:
+            self._opening = self._fuller or self._opening
+            self._fuller, self._num_hungry = None, 0
             return
+        if not self._trial:
+            self._fuller = None
+        self._num_hungry += 1
+        if self._num_hungry > 1 or alone:
+            self._fuller = self._fuller or self._opening
+            self._ask_for_less()
+
+    def _ask_for_less(self) -> None:
         options = smaller(self._opening["options"], self._facts)
         self._opening = {**self._opening, "options": options}
         self._watcher.note(
-            f"quire: memory ran out again: going on with {options['max_num_seqs']} rows at once "
+            f"quire: memory is short: going on with {options['max_num_seqs']} rows at once "
             f"and {options['num_gpu_blocks_override']} KV blocks"
         )
 

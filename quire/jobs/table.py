@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.errors import JobChanged
 from quire.jobs.columns import ResultColumns
 from quire.jobs.input import files as input_files
 from quire.jobs.input.files import InputFile, find_files
@@ -17,17 +18,32 @@ from quire.jobs.manifest import Manifest
 from quire.jobs.place import job_dir_of
 from quire.jobs.record import ResultRecord
 from quire.jobs.segments import RecordReader, ResultIndex, scan
+from quire.jobs.stamps import FileStamp
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
 
 
 def job_files(job_dir: Path, manifest: Manifest) -> list[InputFile]:
-    """The input files; what was spooled is found even if the job directory was moved."""
+    """The input files; what was spooled is found even if the job directory was moved. JobChanged
+    where they are not what the job read: its results belong to those rows alone."""
     paths = []
     for file in manifest.inputs:
         moved = job_dir / Path(file.path).name
-        paths.append(str(file.path if Path(file.path).exists() or not moved.exists() else moved))
+        path = Path(file.path) if Path(file.path).exists() or not moved.exists() else moved
+        if not path.exists():
+            raise JobChanged(
+                f"the input {path} is gone, and the results in {job_dir} are of its rows. Put it "
+                f"back; once finished, {manifest.output} has everything by itself."
+            )
+        now = FileStamp.of(path)
+        if not file.same_as(now):
+            raise JobChanged(
+                f"the input {path} is not what this job read ({file.told} -> {now.told}), so the "
+                f"results in {job_dir} are not of its rows. Put it back, or run the job again with "
+                "--reuse."
+            )
+        paths.append(str(path))
     return find_files(paths, manifest.input_format)
 
 

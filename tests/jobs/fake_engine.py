@@ -2,7 +2,7 @@
 drive loop over the fake executor, and one that answers at once.
 
 Words in a prompt bring the fake down: <crash> kills its process, <hang> never returns, <nan>
-gives logits that are no numbers.
+gives logits that are no numbers, <huge> wants the memory of a thousand rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -20,6 +21,7 @@ from quire.config import EngineConfig
 from quire.executor.executor import ExecutorFacts
 from quire.inputs.tokenizer import Tokenizer
 from quire.jobs.board import Board, Phase
+from quire.jobs.child.choices import ContinuationEngine
 from quire.jobs.child.feed import Feed, Rows, Send
 from quire.jobs.child.generate import SessionEngine
 from quire.jobs.wire import Message
@@ -27,10 +29,10 @@ from quire.session.loading import LoadedModel
 from quire.session.session import Session
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
-from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, draw
+from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, mix
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
-CRASH, HANG, NAN, EOS = 990, 991, 992, 996
+CRASH, HANG, NAN, HUGE, EOS = 990, 991, 992, 993, 996
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -39,12 +41,12 @@ def tokenizer(*, chat: bool) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(alphabet)}
     vocabulary |= {f"Ġw{i}": i for i in range(len(alphabet), VOCAB - 7)}
-    for i, name in enumerate(("<crash>", "<hang>", "<nan>", "<p>", "<q>", "<r>", "<eos>")):
+    for i, name in enumerate(("<crash>", "<hang>", "<nan>", "<huge>", "<q>", "<r>", "<eos>")):
         vocabulary[name] = VOCAB - 7 + i
     backend = Backend(models.BPE(vocabulary, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    special = ("<crash>", "<hang>", "<nan>", "<eos>")
+    special = ("<crash>", "<hang>", "<nan>", "<huge>", "<eos>")
     backend.add_special_tokens([AddedToken(name, special=True) for name in special])
     templates = {"default": TEMPLATE} if chat else {}
     return Tokenizer(backend, special_tokens={"eos_token": "<eos>"}, chat_templates=templates)
@@ -53,9 +55,18 @@ def tokenizer(*, chat: bool) -> Tokenizer:
 class FaultyExecutor(FakeExecutor):
     """The fake, with greedy rows that need no noise, and prompts that bring it down."""
 
-    def __init__(self, *, delay: float) -> None:
+    def __init__(self, *, delay: float, hunger: int, layers: int) -> None:
         super().__init__(NUM_BLOCKS, BLOCK_SIZE)
-        self._delay = delay
+        self._delay, self._hunger, self._layers = delay, hunger, layers
+
+    def _attend(self) -> None:
+        time.sleep(0.03)
+
+    def _project(self) -> None:
+        time.sleep(0.04)
+
+    def _mix(self) -> None:
+        time.sleep(0.05)
 
     def start(self) -> ExecutorFacts:
         return ExecutorFacts(self.num_blocks, "fake", "none")
@@ -65,6 +76,13 @@ class FaultyExecutor(FakeExecutor):
         if plan.masks is not None:
             plan.masks.wait()
         time.sleep(self._delay)
+        for _ in range(self._layers):
+            for part in (self._attend, self._project, self._mix):
+                part()
+        num_rows = len(self.rows) + 1000 * sum(
+            HUGE in r.start.prompt_ids for r in self.rows.values()
+        )
+        np.empty(num_rows * self._hunger << 20, np.uint8)  # never touched, but it may be refused
         for row in self.rows.values():
             if CRASH in row.start.prompt_ids:
                 os.kill(os.getpid(), signal.SIGSEGV)
@@ -80,7 +98,7 @@ class FaultyExecutor(FakeExecutor):
     def _draw(self, row: FakeRow, chain: int) -> int:
         start = row.start
         noise = start.noise_key if start.params.temperature > 0 else 0
-        token = draw(chain, noise, start.sample) % (VOCAB - 7)
+        token = mix(chain, noise, start.sample) % (VOCAB - 7)
         row.last, row.length = token, row.length + 1
         written = row.length - len(start.prompt_ids)
         stopped = token in start.stop_ids and written >= start.params.min_tokens
@@ -88,17 +106,23 @@ class FaultyExecutor(FakeExecutor):
         return token
 
 
-def make(opening: Message, board: Board) -> SessionEngine:
+def make(opening: Message, board: Board) -> SessionEngine | ContinuationEngine:
     """The engine of a job whose model is "fake", with `options` of its own:
 
-    rows=N at once · delay=S seconds per step · chat=true for a chat template · load=S seconds
+    rows=N at once · delay=S seconds per step · chat=true for a chat template · load=S seconds ·
+    hunger=N MiB a row · layers=N of 0.12 s each in a step
     """
     options: Mapping[str, Any] = dict(
         word.split("=") for word in str(opening["model"]).split(":")[1:]
     )
     time.sleep(float(options.get("load", 0)))
-    config = _config(max_num_seqs=int(options.get("rows", 64)))
-    executor = FaultyExecutor(delay=float(options.get("delay", 0)))
+    rows = opening["options"].get("max_num_seqs", options.get("rows", 64))
+    config = _config(max_num_seqs=int(rows))
+    executor = FaultyExecutor(
+        delay=float(options.get("delay", 0)),
+        hunger=int(options.get("hunger", 0)),
+        layers=int(options.get("layers", 0)),
+    )
     model = LoadedModel(
         "fake",
         _spec(),
@@ -108,7 +132,8 @@ def make(opening: Message, board: Board) -> SessionEngine:
         tokenizer(chat="chat" in options),
         {},
     )
-    return SessionEngine(Session(model), opening, board, {})
+    kind = ContinuationEngine if opening["job"] == "choices" else SessionEngine
+    return kind(Session(model), opening, board, {})
 
 
 class StubEngine:

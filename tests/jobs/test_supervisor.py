@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from quire.errors import Interrupted, JobStopped, ModelError
 from quire.jobs import engine_process, supervisor
+from quire.jobs.board import Phase
 from quire.jobs.job import Job
 from quire.jobs.store import read_results
 from quire.jobs.suspects import Suspects
@@ -170,19 +172,22 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> No
 def test_a_second_ctrl_c_leaves_now(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 4)
     with started(run_command(source, tmp_path / "out.jsonl", model="fake:load=30")) as process:
-        assert wait_until(lambda: bool(children_of(process.pid)))
+        assert wait_until(lambda: (tmp_path / "out.jsonl.quire" / "errors.jsonl").exists())
         [engine] = children_of(process.pid)
         process.send_signal(signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) in (75, 130)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode in (75, 130)
+        assert ("To continue" if process.returncode == 75 else "same command continues") in said
     assert wait_until(lambda: not is_alive(engine), 10)
 
 
 def test_interrupted_in_python_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 4)
     job = make_job(source, tmp_path / "out.jsonl", "fake:load=0.5")
+    handler = signal.getsignal(signal.SIGINT)  # a shell in the background has it ignored
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -191,7 +196,7 @@ def test_interrupted_in_python_is_a_keyboard_interrupt(tmp_path: Path) -> None:
             job.run(progress=False)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_rows_in_flight_are_bounded_by_their_bytes(
@@ -200,6 +205,74 @@ def test_rows_in_flight_are_bounded_by_their_bytes(
     monkeypatch.setattr(supervisor, "IN_FLIGHT_BYTES", 2000)
     source = write_rows(tmp_path / "in.jsonl", 60, lambda i: "x" * 300)
     assert make_job(source, tmp_path / "out.jsonl").run(progress=False).num_ok == 60
+
+
+def test_a_long_step_that_gets_somewhere_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of six seconds, where two without a move are too long."""
+    monkeypatch.setattr(engine_process, "SILENCE", 2.0)
+    source = write_rows(tmp_path / "in.jsonl", 2)
+    job = Job(
+        source, tmp_path / "o.jsonl", model="fake:layers=50", prompt="{{ text }}", max_tokens=1
+    )
+    job._engine_command = drive.command()
+    report = job.run(progress=False)
+    assert (report.num_ok, report.num_restarts) == (2, 0)
+
+
+def test_silence_while_nobody_listened_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "SILENCE", 0.2)
+    waits = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
+    engine = engine_process.EngineProcess({"kind": "open"}, command=waits, hear=print)
+    try:
+        engine.board.move(Phase.WORKING)
+        time.sleep(0.3)
+        engine.poll(0)
+        assert engine.is_hung()
+        monkeypatch.setattr(engine_process, "ABSENCE", 0.1)
+        time.sleep(0.2)  # as if we had been stopped
+        engine.poll(0)
+        assert not engine.is_hung()
+        for _ in range(6):
+            time.sleep(0.05)
+            engine.poll(0)
+        assert engine.is_hung()
+    finally:
+        engine.end()
+
+
+def limited(arguments: list[str], gigabytes: int) -> list[str]:
+    """The command with so much address space for each of its processes: a real limit, at which
+    the system refuses memory."""
+    code = (
+        "import os, resource, sys; limit = int(sys.argv[1]) << 30;"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit));"
+        "os.execv(sys.argv[2], sys.argv[2:])"
+    )
+    return [sys.executable, "-c", code, str(gigabytes), *arguments]
+
+
+def test_an_engine_that_runs_out_of_memory_is_given_less_and_the_job_finishes(
+    tmp_path: Path,
+) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 150)
+    calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
+    assert run(run_command(source, calm)).returncode == 0
+    done = run(limited(run_command(source, output, model="fake:hunger=1000"), 40))
+    assert done.returncode == 0, done.stderr
+    assert "ran out of memory" in done.stderr and "Traceback" not in done.stderr
+    assert "going on with 32 rows at once" in done.stderr
+    assert read_lines(output) == read_lines(calm)
+
+
+def test_a_row_that_alone_takes_all_memory_fails_alone(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 4, lambda i: "<huge>" if i == 2 else f"row {i}")
+    output = tmp_path / "out.jsonl"
+    done = run(limited(run_command(source, output, model="fake:hunger=100"), 16))
+    assert done.returncode == 3, done.stderr
+    failed = {i: r["error_type"] for i, r in enumerate(read_lines(output)) if r["error"]}
+    assert failed == {2: "out_of_memory"}
 
 
 def rows(count: int) -> list[WorkRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -148,19 +149,34 @@ def test_only_the_kernel_s_own_kills_count_as_memory(monkeypatch: pytest.MonkeyP
     kills = [5]
     monkeypatch.setattr("quire.jobs.memory_kills.memory_kills", lambda: kills[0])
     memory = MemoryKills()
-    assert memory.count(-9, said_so=False) == 0
+    assert not memory.is_why(-9)
     kills[0] = 6
-    assert memory.count(-11, said_so=False) == 0
-    assert memory.count(-9, said_so=False) == 1
+    assert not memory.is_why(-11) and memory.is_why(-9)
     memory.begin()
-    assert memory.count(-9, said_so=False) == 0
-    assert memory.count(1, said_so=True) == 2
+    assert not memory.is_why(-9)
     options = smaller({"dtype": "float32"}, {"capacity": 256, "num_blocks": 1000})
     assert options == {
         "dtype": "float32",
         "max_num_seqs": 128,
         "num_gpu_blocks_override": 500,
     }
+
+
+def test_a_job_that_fails_from_the_start_says_so_early(tmp_path: Path) -> None:
+    def failed(row: int) -> ResultRecord:
+        return ResultRecord(row, f"0:{row}", "", 1, error="no 'txt'", error_type="missing_column")
+
+    def notes(first: ResultRecord) -> str:
+        stream = io.StringIO()
+        shown = Progress(MetricsFile(tmp_path), stream=stream)
+        shown.note = lambda line: print(line, file=stream)  # type: ignore[method-assign]
+        for record in (first, *map(failed, range(1, 200))):
+            shown.result(record)
+        return stream.getvalue()
+
+    assert notes(failed(0)).count("the first 64 rows all failed") == 1
+    assert "missing_column: no 'txt'" in notes(failed(0))
+    assert notes(ResultRecord(0, "0:0", "", 1, ("x",), ("stop",), 5, 7)) == ""
 
 
 def test_in_a_terminal_one_line_is_written_again_and_again(tmp_path: Path) -> None:

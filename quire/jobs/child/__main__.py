@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from quire.errors import ModelError, QuireError
 from quire.jobs.board import Board, Phase
 from quire.jobs.child.feed import Feed, Inbox, Rows, Send
+from quire.jobs.child.heartbeat import Heartbeat
 from quire.jobs.wire import Message, pack
 
 
@@ -36,28 +37,41 @@ def main() -> int:
     if opening is None:
         return 2
     try:
-        engine = _made(arguments.engine, opening, board)
+        _serve(_made(arguments.engine, opening, board), inbox, send, board)
     except QuireError as error:
         send({"kind": "failed", "error": str(error), "error_type": _family(error)})
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not _is_about_memory(error):
+            raise
+        send({"kind": "failed", "error": f"memory ran out: {error}", "error_type": "memory"})
+        return 1
+    return 0
+
+
+def _serve(engine: JobEngine, inbox: Inbox, send: Send, board: Board) -> None:
+    """Say that it is ready, then answer runs until the supervisor closes."""
     facts = engine.facts()
+    Heartbeat(board)
     send({"kind": "ready", **facts})
     while True:
         board.move(Phase.IDLE)
         message = inbox.get()
         if message is None or message["kind"] == "close":
-            return 0
+            return
         feed = Feed(inbox, message, board, window=4 * int(facts["capacity"]))
-        try:
-            if message.get("plan"):
-                send({"kind": "plan", "text": engine.plan(feed.rest())})
-            else:
-                engine.run(feed, send)
-        except QuireError as error:
-            send({"kind": "failed", "error": str(error), "error_type": _family(error)})
-            return 1
+        if message.get("plan"):
+            send({"kind": "plan", "text": engine.plan(feed.rest())})
+        else:
+            engine.run(feed, send)
         board.show_rows(())
         send({"kind": "drained"})
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    """Torch has no type of its own for a CPU that gives no more; its allocators say so in words."""
+    told = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in told)
 
 
 def _arguments() -> argparse.Namespace:

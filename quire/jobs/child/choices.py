@@ -2,81 +2,93 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.errors import BatchError, InvalidRequest, NotSupported, QuireError
+from quire.errors import InvalidRequest, NotSupported, QuireError
 from quire.jobs.board import Board
+from quire.jobs.child.driving import Asked, Driver, timings_of
 from quire.jobs.child.feed import Feed, Rows, Send
-from quire.jobs.child.tally import Tally, session_facts
-from quire.jobs.child.watched import WatchedExecutor
+from quire.jobs.child.tally import session_facts
 from quire.jobs.prompts import Preamble
-from quire.jobs.requests import failed
+from quire.jobs.requests import failed, refuse_far_too_long
 from quire.jobs.wire import Message
+from quire.request import Request
 
 if TYPE_CHECKING:
-    from quire.outputs import ContinuationScore, RequestOutput
+    from quire.outputs import RequestOutput
+    from quire.session.scoring import ScoreCall
     from quire.session.session import Session
 
-Scores = list["ContinuationScore"]
+# Rows read before the first step: contexts are long, and nobody shall wait until all are tokens.
+FEW_ROWS = 16
+PROBE_ROWS = 16  # run to measure the machine
 
 
 class ContinuationEngine:
-    """Scores the continuations of each row's context, window by window."""
+    """Scores the continuations of each row's context. A row is one context of text, and so one
+    request."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
-        self._session, self._board, self._files = session, board, files
+        self._session, self._files = session, files
         few_shot = tuple(map(tuple, opening.get("few_shot", ())))
         self._preamble = Preamble(opening.get("system"), few_shot)
-        self._held: list[int] = []
-        self._tally = Tally(session)
-        engine = session.engine
-        engine.executor = WatchedExecutor(engine.executor, board, lambda: self._held)
+        self._asked_of: dict[int, tuple[ScoreCall, list[str]]] = {}  # row -> its call, its endings
+        self._num_made, self._at_once = 0, FEW_ROWS
+        self._driver = Driver(session, board)
 
     def facts(self) -> Message:
         return {**session_facts(self._session), "chat": False, **self._files}
 
     def run(self, feed: Feed, send: Send) -> None:
-        for rows in feed.windows(lambda: True):
-            self._held = [row["row"] for row in rows]
-            self._board.show_rows(self._held)
-            for row, found in zip(rows, self._scores(rows, send), strict=True):
-                if isinstance(found, QuireError):
-                    send(failed(row["row"], found))
+        self._driver.run(feed, send, lambda rows: self._asked(rows, send), self._result)
+
+    def _asked(self, rows: Rows, send: Send) -> Iterator[Asked]:
+        """Windows that grow from FEW_ROWS, with a step of the engine after each."""
+        at = 0
+        while at < len(rows):
+            asked: Asked = []
+            for row in rows[at : at + self._at_once]:
+                request = self._request(row)
+                if isinstance(request, QuireError):
+                    send(failed(row["row"], request))
                 else:
-                    send(self._result(row, found))
+                    asked.append((row["row"], request))
+            yield asked
+            yield []
+            at += self._at_once
+            self._at_once = min(2 * self._at_once, self._session.engine.scheduler.rows.capacity)
 
-    def _scores(self, rows: Rows, send: Send) -> list[Scores | QuireError]:
-        """The scores of each row, or its error: one bad row does not cost the others."""
-        contexts = [self._preamble.text(row["prompt"]) for row in rows]
-        endings = [row["continuations"] for row in rows]
+    def _request(self, row: Message) -> Request | QuireError:
+        endings, context = row["continuations"], self._preamble.text(row["prompt"])
+        model = self._session.model
         try:
-            with self._session.turn():
-                call = self._session.score_call(contexts, endings)
-                outputs: dict[int, RequestOutput] = {}
-                for place, output in self._session.run(
-                    call.windows(), lambda: self._tally.tell(send)
-                ):
-                    outputs[place] = output
-                    self._tally.count(output)
-                return list(call.scores([outputs[i] for i in range(len(outputs))]))
-        except BatchError as error:
-            return [error.errors.get(i, found) for i, found in enumerate(error.outputs)]
+            refuse_far_too_long(context, model.tokenizer, model.config.max_model_len)
+            call = self._session.score_call([context], [endings])
         except (InvalidRequest, NotSupported) as error:
-            if len(rows) == 1:
-                return [error]
-            return [found for row in rows for found in self._scores([row], send)]
+            return error
+        [request] = [r for window in call.windows() for r in window if isinstance(r, Request)]
+        self._asked_of[row["row"]] = call, endings
+        self._num_made += 1
+        return replace(request, number=self._num_made)
 
-    def _result(self, row: Message, scores: Scores) -> Message:
+    def _result(self, row: int, output: RequestOutput) -> Message:
         """The likeliest continuation as the answer, and every score beside it."""
+        call, endings = self._asked_of.pop(row)
+        if output.error is not None:
+            return failed(row, output.error)
+        [scores] = call.scores([output])
         best = max(range(len(scores)), key=lambda i: scores[i].logprob)
-        tokenizer, context = self._session.model.tokenizer, self._preamble.text(row["prompt"])
         return {
             "kind": "result",
-            "row": row["row"],
-            "outputs": [row["continuations"][best]],
+            "row": row,
+            "outputs": [endings[best]],
             "finish_reasons": ["stop"],
-            "prompt_tokens": 0 if tokenizer is None else len(tokenizer.encode(context)),
+            "prompt_tokens": output.num_prompt_tokens,
             "output_tokens": sum(score.num_tokens for score in scores),
+            "timings": timings_of(output),
             "continuations": {
                 "logprobs": [score.logprob for score in scores],
                 "greedy": [score.is_greedy for score in scores],
@@ -85,5 +97,32 @@ class ContinuationEngine:
         }
 
     def plan(self, rows: Rows) -> str:
-        num_endings = sum(len(row["continuations"]) for row in rows)
-        return f"Plan\n  requests   {len(rows):,} contexts with {num_endings:,} continuations"
+        """Measured by a few rows, and told in tokens that have to be computed."""
+        made = [r for r in map(self._request, rows) if not isinstance(r, QuireError)]
+        num_endings = sum(len(request.continuations) for request in made)
+        lines = [f"requests   {len(made):,} contexts with {num_endings:,} continuations"]
+        if made:
+            lines += self._estimate(made)
+        return "\n  ".join(["Plan", *lines])
+
+    def _estimate(self, made: list[Request]) -> list[str]:
+        evenly = made[:: max(1, len(made) // PROBE_ROWS)][:PROBE_ROWS]
+        computed = sum(map(_num_computed, evenly))
+        with self._session.turn():
+            began = time.monotonic()
+            for _, output in self._session.run([list(evenly)], lambda: None):
+                computed -= output.num_cached_tokens or 0
+            seconds = time.monotonic() - began
+        pool = self._session.engine.scheduler.pool
+        known = sum(len(pool.match(r.prompt_ids)) * pool.block_size for r in made)
+        left = max(0, sum(map(_num_computed, made)) - known)
+        speed = computed / max(seconds, 1e-9)
+        return [
+            f"tokens     {left:,} to compute; {known:,} are of beginnings that rows share",
+            f"estimate   {left / speed:,.1f} s at {speed:,.0f} tokens/s, from {len(evenly)} rows",
+        ]
+
+
+def _num_computed(request: Request) -> int:
+    """Tokens that are fed: the last one of a continuation is only scored."""
+    return request.num_prompt + sum(len(tokens) - 1 for tokens in request.continuations)

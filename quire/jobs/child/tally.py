@@ -42,9 +42,10 @@ class Tally:
 
     def count(self, output: RequestOutput) -> None:
         self._finished += 1
-        self._prompt += len(output.prompt_token_ids or ())
+        self._prompt += output.num_prompt_tokens
         self._cached += output.num_cached_tokens or 0
         self._output += sum(len(answer.token_ids) for answer in output.outputs)
+        self._output += sum(score.num_tokens for score in output.continuation_scores or ())
 
     def tell(self, send: Send, *, at_once: bool = False) -> None:
         now = time.monotonic()
@@ -65,5 +66,7 @@ class Tally:
                 "output_tokens": self._output,
                 "finished": self._finished,
                 "steps": self._session.engine.num_steps,
+                "guessed": scheduler.guesses.num_guessed,
+                "accepted": scheduler.guesses.num_accepted,
             }
         )

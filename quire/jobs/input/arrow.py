@@ -101,8 +101,9 @@ def _is_file(path: Path) -> bool:
 
 
 def _not_arrow(path: Path, error: Exception) -> InvalidOption:
+    reason = str(error).rstrip(".")
     return InvalidOption(
-        f"{path} does not read as {path.suffix or 'Arrow'}: {error}. Name its format with "
+        f"{path} does not read as {path.suffix or 'Arrow'}: {reason}. Name its format with "
         "--format if the ending is wrong.",
         parameter="input",
         value=str(path),

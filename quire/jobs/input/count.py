@@ -9,13 +9,15 @@ from contextlib import suppress
 from quire.errors import InvalidOption
 from quire.jobs.input.arrow import count_rows
 from quire.jobs.input.files import InputFile
+from quire.jobs.input.packed import open_bytes, unpacking
 
 _CHUNK = 1 << 20
 
 
 class Counting(threading.Thread):
     """Counts while other work goes on. Lines are counted for rows, so a file with blank lines or
-    line breaks inside its fields has a few less; who reads the rows will know."""
+    line breaks inside its fields has a few less, and those of a JSON array are not counted at
+    all; who reads the rows will know."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         super().__init__(name="quire-counting", daemon=True)
@@ -26,14 +28,15 @@ class Counting(threading.Thread):
     def run(self) -> None:
         # A file that cannot be read is told by who reads its rows.
         with suppress(OSError, InvalidOption):
-            self.num_rows = sum(_count(file) for file in self._files)
+            if not any(file.is_array for file in self._files):
+                self.num_rows = sum(_count(file) for file in self._files)
 
 
 def _count(file: InputFile) -> int:
     if file.format == "arrow":
         return count_rows(file.path)
     num_lines, last = 0, b"\n"
-    with file.open_bytes() as stream:
+    with unpacking(file.path), open_bytes(file.path) as stream:
         while chunk := stream.read(_CHUNK):
             num_lines += chunk.count(b"\n")
             last = chunk[-1:]

@@ -10,6 +10,7 @@ from typing import IO
 
 from quire.errors import InvalidOption
 from quire.jobs.input.jsonl import LONGEST_ROW
+from quire.jobs.input.packed import is_packed, unpacking
 from quire.jobs.rows import BadRow
 
 Row = dict[str, str] | BadRow
@@ -20,7 +21,7 @@ def read_delimited(
 ) -> Iterator[Row | None]:
     """The rows of the file; None for those that are not wanted."""
     csv.field_size_limit(LONGEST_ROW)
-    with _opened(path) as file:
+    with unpacking(path), _opened(path) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header = _header(reader, path)
         number = 0
@@ -43,7 +44,7 @@ def read_delimited(
 
 def _opened(path: Path) -> IO[str]:
     # Bytes that are no UTF-8 come through as lone surrogates, and are told from text below.
-    if path.suffix.lower() == ".gz":
+    if is_packed(path):
         return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="")
     return open(path, encoding="utf-8-sig", errors="surrogateescape", newline="")
 

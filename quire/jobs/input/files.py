@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import glob
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from quire.errors import InvalidOption
 from quire.jobs.input.arrow import read_arrow
 from quire.jobs.input.delimited import read_delimited
 from quire.jobs.input.hub import PREFIX, files_of_hub
-from quire.jobs.input.jsonl import open_bytes, read_jsonl
+from quire.jobs.input.json_array import is_array, read_array
+from quire.jobs.input.jsonl import read_jsonl
 from quire.jobs.rows import BadRow, InputRow
 
 Format = Literal["jsonl", "csv", "tsv", "arrow"]
@@ -38,12 +39,15 @@ class InputFile:
     path: Path
     format: Format
 
-    def open_bytes(self) -> IO[bytes] | gzip.GzipFile:
-        return open_bytes(self.path)
+    @property
+    def is_array(self) -> bool:
+        """Whether it is one JSON array of rows and not a row per line."""
+        named = _suffix(self.path) == ".json"
+        return self.format == "jsonl" and named and is_array(self.path)
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[dict[str, Any] | BadRow | None]:
         if self.format == "jsonl":
-            return read_jsonl(self.path, wanted)
+            return (read_array if self.is_array else read_jsonl)(self.path, wanted)
         if self.format == "arrow":
             return read_arrow(self.path, wanted)
         return read_delimited(self.path, wanted, "\t" if self.format == "tsv" else ",")
@@ -82,14 +86,24 @@ def _paths(name: str) -> list[Path]:
     path = Path(name)
     if path.is_dir():
         return _in_folder(path)
-    if not path.exists():
+    if path.exists() and not path.is_file():
         raise InvalidOption(
-            f"there is no input {name!r}. Give a file (JSONL, CSV, TSV, Parquet, Arrow), a folder "
-            f'of such files, "-" for stdin, or {PREFIX}owner/name:split for the Hub.',
+            f"{name!r} is a pipe or a device, which can be read only once; pipe it in instead: "
+            "... | quire run - (and --format if it is no JSONL)",
             parameter="input",
             value=name,
         )
-    return [path]
+    if path.exists():
+        return [path]
+    if found := sorted(glob.glob(name, recursive=True)):
+        return [file for each in found for file in _paths(each)]
+    raise InvalidOption(
+        f"there is no input {name!r}. Give a file (JSON, CSV, TSV, Parquet, Arrow), a folder of "
+        f'such files, a pattern ("data/*.jsonl"), "-" for stdin, or {PREFIX}owner/name:split for '
+        "the Hub.",
+        parameter="input",
+        value=name,
+    )
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.rows import BadRow
 
 LONGEST_ROW = 32 << 20  # bytes
@@ -19,7 +20,7 @@ Values = dict[str, Any]
 def read_jsonl(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
     """The rows of the file; None for those that are not wanted."""
     number = 0
-    with open_bytes(path) as file:
+    with unpacking(path), open_bytes(path) as file:
         if file.read(len(_BOM)) != _BOM:
             file.seek(0)
         for line in _lines(file):
@@ -32,13 +33,6 @@ def read_jsonl(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | B
             else:
                 yield parse_line(line)
             number += 1
-
-
-def open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile:
-    """The file's bytes, unpacked where its name says that they are packed."""
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rb")
-    return open(path, "rb")
 
 
 def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | BadRow]:
@@ -59,15 +53,20 @@ def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | BadRow]:
 def parse_line(line: bytes) -> Values | BadRow:
     """The object on a line, or what keeps it from being one."""
     try:
-        found = _DECODER.decode(line.decode("utf-8").strip())
+        found = DECODER.decode(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
         return BadRow("malformed_row", f"the line is not UTF-8: {error.reason} at {error.start}")
     except RecursionError:
         return BadRow("malformed_row", "the line nests too deeply")
     except ValueError as error:
         return BadRow("malformed_row", f"the line is not JSON: {error}")
+    return row_of(found, "the line")
+
+
+def row_of(found: Any, what: str) -> Values | BadRow:
+    """The row that a JSON value is, or that it is none."""
     if not isinstance(found, dict):
-        return BadRow("malformed_row", f"the line is JSON, but a {type(found).__name__}, no object")
+        return BadRow("malformed_row", f"{what} is JSON, but a {type(found).__name__}, no object")
     return found
 
 
@@ -82,4 +81,4 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

@@ -36,9 +36,11 @@ def tiles(
         label = "Tokens scored" if _scores(manifest) else "Tokens written"
         found.append(Tile(label, f"{facts.num_output_tokens:,}", more=read))
     if series.working_seconds:
-        speed = series.num_output_tokens / series.working_seconds
-        read = f"{series.num_prompt_tokens / series.working_seconds:,.0f} read per second"
-        found.append(Tile("Throughput", f"{speed:,.0f}", "tok/s", read))
+        ended = f"{series.num_output_tokens / series.working_seconds:,.0f}"
+        read = f"{series.num_prompt_tokens / series.working_seconds:,.0f}"
+        # Who scores mostly reads; who generates is measured by what is written.
+        main, more = (read, f"{ended} scored") if _scores(manifest) else (ended, f"{read} read")
+        found.append(Tile("Throughput", main, "tok/s", f"{more} per second"))
         starts = len(series.restarts)
         again = f"started again {starts} times" if starts > 1 else "started again once"
         found.append(

@@ -1,0 +1,84 @@
+"""Rows through the session's one drive loop: windows in, each row's result out as it finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from quire.jobs.board import Board
+from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.tally import Tally
+from quire.jobs.child.watched import WatchedExecutor
+from quire.jobs.wire import Message
+
+if TYPE_CHECKING:
+    from quire.outputs import RequestOutput
+    from quire.request import Request
+    from quire.run import Refused, Window
+    from quire.session.session import Session
+
+# What rows of the feed become: windows of (row, request); an empty window lets the engine go on.
+Asked = list[tuple[int, "Request | Refused"]]
+
+
+class Driver:
+    """Knows which request is which row, shows the board who is on the device, and tells how it
+    goes."""
+
+    def __init__(self, session: Session, board: Board) -> None:
+        self._session, self._board = session, board
+        self._rows: dict[int, int] = {}  # request number -> row
+        self._tally = Tally(session)
+        engine = session.engine
+        engine.executor = WatchedExecutor(engine.executor, board, self._held)
+
+    def _held(self) -> list[int]:
+        sequences = self._session.engine.scheduler.rows.sequences
+        numbers = {sequence.request.number for sequence in sequences if sequence is not None}
+        return [self._rows[number] for number in numbers if number in self._rows]
+
+    def run(
+        self,
+        feed: Feed,
+        send: Send,
+        ask: Callable[[Rows], Iterable[Asked]],
+        result: Callable[[int, RequestOutput], Message],
+    ) -> None:
+        """Answer every row of the feed: `ask` makes windows of rows, `result` a message of what
+        became of each."""
+        indices: dict[int, int] = {}  # place in the run -> row
+        with self._session.turn():
+            windows = self._windows(feed, ask, indices)
+            for place, output in self._session.run(windows, lambda: self._tally.tell(send)):
+                row = indices.pop(place)
+                self._rows.pop(int(output.request_id), None)
+                self._tally.count(output)
+                send(result(row, output))
+            self._tally.tell(send, at_once=True)  # what came after the last second
+
+    def _windows(
+        self, feed: Feed, ask: Callable[[Rows], Iterable[Asked]], indices: dict[int, int]
+    ) -> Iterator[Window]:
+        def is_idle() -> bool:
+            # Not the engine's own word: rows whose grammar is being compiled are not in it yet.
+            return not self._rows
+
+        place = 0
+        for rows in feed.windows(is_idle):
+            if not rows:
+                yield []
+                continue
+            self._board.show_rows([*self._held(), *(row["row"] for row in rows)])
+            for asked in ask(rows):
+                for row, item in asked:
+                    self._rows[item.number] = indices[place] = row
+                    place += 1
+                yield [item for _, item in asked]
+
+
+def timings_of(output: RequestOutput) -> list[float | None]:
+    """Seconds from the queue to the device, to the first token (None where none is drawn) and to
+    the end."""
+    metrics = output.metrics
+    moments = (metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts)
+    return [round(max(at - metrics.queued_ts, 0.0), 4) if at else None for at in moments]

@@ -1,0 +1,229 @@
+"""Inputs as people have them: arrays, patterns, damaged archives, the output itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quire.errors import InvalidOption, JobChanged
+from quire.jobs import store
+from quire.jobs.input import json_array
+from quire.jobs.input.count import Counting
+from quire.jobs.input.files import find_files, read_rows
+from quire.jobs.job import Job
+from quire.jobs.results import StoredRun
+from quire.jobs.stamps import FileStamp
+from tests.jobs.driving import command, read_lines, run, write_rows
+from tests.jobs.instant import InstantEngine
+
+ROWS = [{"text": "a [1, 2], {", "n": [1, {"k": "]"}]}, {"text": 'ü "quoted"'}, {"n": 1.5e3}]
+
+
+def values(*names: object) -> list[Any]:
+    files = find_files([str(name) for name in names])
+    return [row.error.kind if row.error else row.values for row in read_rows(files)]
+
+
+@pytest.fixture(autouse=True)
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.jobs.job_run.EngineProcess", InstantEngine)
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
+def test_a_json_array_gives_its_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None, chunk: int
+) -> None:
+    monkeypatch.setattr(json_array, "_CHUNK", chunk)
+    path = tmp_path / "a.json"
+    text = json.dumps([*ROWS, 7, "no row", 12], indent=indent, ensure_ascii=False)
+    path.write_text("\ufeff \n" + text + "\n", encoding="utf-8")
+    bad = ["malformed_row"] * 3
+    assert values(path) == [*ROWS, *bad]
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert values(tmp_path / "a.json.gz") == [*ROWS, *bad]
+
+
+@pytest.mark.parametrize("text", ["[]", " [ ] ", "", "\n"])
+def test_an_empty_array_has_no_rows(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert values(tmp_path / "a.json") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[{"a": 1}, {"a": oops}]', "Expecting value"),
+        ('[{"a": 1} {"a": 2}]', "',' was expected"),
+        ('[{"a": 1}, ', "in the middle"),
+        ('[{"a": "never ends', "Unterminated"),
+        ("[" * 100_000, "nests too deeply"),
+    ],
+)
+def test_an_array_that_is_none_is_told_with_its_place(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InvalidOption, match=words):
+        values(tmp_path / "a.json")
+
+
+def test_the_rows_of_an_array_are_not_guessed_from_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
+    counting = Counting(find_files([str(tmp_path / "a.json")]))
+    counting.join()
+    assert counting.num_rows is None
+
+
+def test_a_pattern_names_files_in_order(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"from": name}) + "\n")
+    assert [row["from"] for row in values(f"{tmp_path}/*.jsonl")] == ["a.jsonl", "b.jsonl"]
+    assert len(values(f"{tmp_path}/**/*.jsonl")) == 3
+    with pytest.raises(InvalidOption, match="no input"):
+        values(f"{tmp_path}/*.csv")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz"])
+@pytest.mark.parametrize("how", ["cut", "plain", "damaged"])
+def test_an_archive_that_does_not_unpack_is_a_read_error_with_its_name(
+    tmp_path: Path, name: str, how: str
+) -> None:
+    whole = b"text\n" + b'{"text": "one"}\n' * 3000
+    packed = bytearray(gzip.compress(whole))
+    if how == "damaged":
+        packed[len(packed) // 2] ^= 255
+    given = {"cut": packed[: len(packed) // 2], "plain": whole, "damaged": packed}[how]
+    (tmp_path / name).write_bytes(given)
+    with pytest.raises(OSError, match="does not unpack") as caught:
+        values(tmp_path / name)
+    assert caught.value.filename == str(tmp_path / name)
+
+
+def test_a_pipe_by_name_is_refused_since_it_can_be_read_only_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(InvalidOption, match="quire run -"):
+        values(tmp_path / "rows.jsonl")
+
+
+def test_numbers_that_json_lacks_are_null_in_the_output(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    odd = [float("nan"), float("inf"), 1.5]
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "x": odd, "xs": [odd] * 3}), source)
+    Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+    found = [
+        json.loads(line, parse_constant=pytest.fail) for line in output.read_text().splitlines()
+    ]
+    assert [row["x"] for row in found] == [None, None, 1.5]
+    assert found[0]["xs"] == [None, None, 1.5]
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    source = write_rows(tmp_path / "in" / "in.jsonl", 3)
+    before = source.read_bytes()
+    for given, output in ((source, source), (tmp_path / "in", tmp_path / "in" / "out.jsonl")):
+        with pytest.raises(InvalidOption, match="give another OUTPUT"):
+            Job(given, output, model="m", prompt="{{ text }}", overwrite=True).run(progress=False)
+    assert source.read_bytes() == before and len(list((tmp_path / "in").iterdir())) == 1
+
+
+def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("")
+    job = Job(tmp_path / "in.csv", tmp_path / "out.jsonl", model="m", prompt="{{ text }}")
+    for _ in range(2):
+        with pytest.raises(InvalidOption, match="header"):
+            job.run(progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+def test_the_end_tells_why_rows_failed(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "a"}\n{"txt": "b"}\n{"txt": "c"}\nnonsense\n')
+    usual = ("run", source, "-m", "fake", "-p", "{{ text }}", "-o", output, "-q")
+    done = run(command(*usual))
+    assert done.returncode == 3
+    assert "\n  2 missing_column: --prompt cannot be made of this row: 'text'" in done.stderr
+    assert "\n  1 malformed_row: the line is not JSON" in done.stderr
+    assert len(read_lines(output)) == 4
+    told = json.loads(run(command(*usual, "--retry-failed", "--json")).stdout)
+    assert told["failures"] == {"missing_column": 2, "malformed_row": 1}
+
+
+def test_a_cell_of_megabytes_is_refused_without_encoding_all_of_it(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    texts = ["x" * 4_000_000, "good", "y " * 2_000_000]
+    write_rows(source, 3, texts.__getitem__)
+    done = run(command("run", source, "-m", "fake", "-p", "{{ text }}", "-o", output, "-q"))
+    assert done.returncode == 3
+    errors = [row["error"] for row in read_lines(output)]
+    assert errors[1] is None and "4,000,000 characters and far more than 1024" in errors[0]
+    assert errors[2] == errors[0]
+
+
+def test_results_are_never_put_beside_rows_they_are_not_of(tmp_path: Path) -> None:
+    """Whoever reads a job after its input changed is told, and not shown another row's answer."""
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+    before = source.read_bytes()
+    source.write_bytes(b'{"text": "new first"}\n' + before)
+    readers = (store.read_rows, store.read_table, lambda path: list(StoredRun.open(path).rows()))
+    for read in readers:
+        with pytest.raises(JobChanged, match="not what this job read"):
+            list(read(output))
+    source.unlink()
+    with pytest.raises(JobChanged, match="is gone"):
+        list(store.read_rows(output))
+    source.write_bytes(before)  # the same bytes in another file will do
+    assert list(store.read_rows(output)) == read_lines(output)
+
+
+def test_an_input_that_changes_while_the_job_runs_spoils_no_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 30), tmp_path / "out.jsonl"
+    real = InstantEngine.send
+
+    def send(self: InstantEngine, message: dict[str, Any]) -> None:
+        write_rows(source, 30, "ROW {}".format)  # of the same size
+        real(self, message)
+
+    monkeypatch.setattr(InstantEngine, "send", send)
+    for _ in range(2):
+        with pytest.raises(JobChanged, match="not what"):
+            Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+        assert not output.exists()
+
+
+def test_the_hash_of_a_file_that_changed_meanwhile_is_not_taken(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "in.jsonl", 3)
+    found = FileStamp.of(path)
+    write_rows(path, 3, "ROW {}".format)
+    assert found.hashed().sha256 is None
+    assert not found.hashed().same_as(FileStamp.of(path))
+
+
+def test_a_mistake_does_not_cost_the_job_that_was_to_be_overwritten(tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+    before = output.read_bytes()
+    (tmp_path / "bad.csv").write_text("")
+    clash = tmp_path / "clash.jsonl"
+    clash.write_text('{"text": "a", "output": "mine"}\n')
+    for mistake in (tmp_path / "bad.csv", clash, tmp_path / "nowhere.jsonl"):
+        with pytest.raises(InvalidOption):
+            job = Job(mistake, output, model="m", prompt="{{ text }}", overwrite=True)
+            job.run(progress=False)
+        assert list(store.read_rows(output)) == read_lines(output)
+    assert output.read_bytes() == before
+    rows = [{"text": "new"}]
+    Job(rows, output, model="m", prompt="{{ text }}", overwrite=True).run(progress=False)
+    assert [row["text"] for row in read_lines(output)] == ["new"]
