@@ -120,15 +120,17 @@ def make_batch(
 def _logit_tokens(
     prefill: Sequence[Slice], num_decode: int, query_starts: Longs
 ) -> tuple[Longs, Longs]:
-    """The last token of each sequence somebody draws from, and who draws from which.
+    """The tokens somebody draws from (the last of a sequence, and one more per guess), and who.
 
     Slices ending at tokens 4 (for three siblings) and 9 (for nobody), two decode rows at 10
-    and 11 -> [4 10 11], [0 0 0 1 2].
+    and 11 -> [4 10 11], [0 0 0 1 2]. A slice ending at 4 with two guesses -> [2 3 4], [0 1 2].
     """
+    num_lines = [1 + s.num_guessed if s.sample_into else 0 for s in prefill] + [1] * num_decode
     num_draws = [len(s.sample_into) for s in prefill] + [1] * num_decode
-    drawing = [i for i, n in enumerate(num_draws) if n]
-    draws = np.repeat(np.arange(len(drawing)), [num_draws[i] for i in drawing])
-    return query_starts[1:][drawing] - 1, draws
+    lines = np.arange(sum(num_lines))
+    from_the_end = np.repeat(np.cumsum(num_lines), num_lines) - lines
+    draws = np.repeat(lines, np.repeat(num_draws, num_lines))
+    return np.repeat(query_starts[1:], num_lines) - from_the_end, draws
 
 
 def _prefixes(

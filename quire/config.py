@@ -10,6 +10,19 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """Tokens are guessed from what followed when a row's last tokens occurred before.
+
+    At most `num_tokens` at a time; at least `shortest` tokens must agree, and more than
+    `longest` are not compared.
+    """
+
+    num_tokens: int
+    shortest: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What the engine runs with, after `options.resolve` decided."""
 
@@ -37,6 +50,7 @@ class EngineConfig:
     trust_remote_code: bool
     max_wait: float  # seconds after which a waiting request goes first
     prefix_groups: bool = True  # read shared prefixes once in decode
+    speculation: Speculation | None = None  # None: no token is guessed
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each
     reasoning_parser: str = ""  # the tag that opens reasoning; "" for any
     tool_call_parser: str | None = None  # how tool calls are written; None: as they look

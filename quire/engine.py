@@ -87,9 +87,10 @@ class Engine:
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
         now = time.perf_counter()
-        self._observe(oldest.plan, now - max(oldest.at, self._last_result))
+        seconds = now - max(oldest.at, self._last_result)
+        self._observe(oldest.plan, seconds)
         self._last_result = now
-        return self.scheduler.commit(result)
+        return self.scheduler.commit(result, seconds)
 
     def abort(self, samples: Many[Sequence]) -> None:
         """End these sequences now; results on their way for them are dropped."""

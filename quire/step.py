@@ -75,6 +75,11 @@ class Slice:
     `sample_into` names the rows that each draw a token from the logits of the last position:
     empty for a chunk that does not reach the end, several for the siblings of n > 1.
     `targets` are tokens whose logprobs are wanted.
+
+    The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
+    draw. It draws at each of these positions and at the one before them, and keeps what it drew
+    as far as the guesses were right, and one token more: of [7 8 9 5] with 3 guesses that draws
+    [8 9 4 1] it keeps [8 9 4]. KV of wrong guesses is written over when the row goes on.
     """
 
     row: int
@@ -82,6 +87,7 @@ class Slice:
     token_ids: Ints
     sample_into: tuple[int, ...] = ()
     targets: Targets | None = None
+    num_guessed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +257,11 @@ class StepResult:
     """What a plan produced, row by row in the order of `StepPlan.sampled_rows`.
 
     tokens [rows, K], of which the first counts[i] of a row are real: a row that the device
-    stopped has fewer than K. `logprobs[i]` holds one entry per real token, for rows that asked.
-    `scored[i]` belongs to prefill slice i, one line per target. `failed` names rows (by index
-    into `tokens`) whose logits were not finite; their tokens mean nothing. `errors` tells of
-    some of these why. `held` are rows that drew nothing yet: their processors are at work.
+    stopped, or whose guesses were wrong, has fewer than K. `logprobs[i]` holds one entry per real
+    token, for rows that asked. `scored[i]` belongs to prefill slice i, one line per target.
+    `failed` names rows (by index into `tokens`) whose logits were not finite; their tokens mean
+    nothing. `errors` tells of some of these why. `held` are rows that drew nothing yet: their
+    processors are at work.
     """
 
     tokens: Ints

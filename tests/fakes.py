@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.executor.executor import ExecutorFacts
 from quire.request import Request
-from quire.step import Candidates, RowStart, Scores, StepPlan, StepResult, Targets
+from quire.step import Candidates, RowStart, Scores, Slice, StepPlan, StepResult, Targets
 from tests.fake_beams import logprobs_after
 
 MASK = (1 << 63) - 1
@@ -31,7 +31,8 @@ def mix(a: int, b: int, c: int) -> int:
 
 
 def draw(chain: int, noise_key: int, sample: int) -> int:
-    return mix(chain, noise_key, sample) % VOCAB
+    """Some requests know three tokens only, so that guessing these pays."""
+    return mix(chain, noise_key, sample) % (VOCAB if noise_key % 3 else 3)
 
 
 def scored(chain: int, token: int, num_top: int) -> tuple[float, int, list[int], list[float]]:
@@ -195,7 +196,6 @@ class FakeExecutor:
 
     def _run(self, plan: StepPlan) -> StepResult:
         tokens: list[list[int]] = []
-        counts: list[int] = []
         scores: dict[int, Scores] = {}
         ends: list[int] = []  # the chain each row draws from
         for number, s in enumerate(plan.prefill):
@@ -208,8 +208,7 @@ class FakeExecutor:
                 scores[number] = scores_of(chains, s.targets)
             ends += [chain] * len(s.sample_into)
             for into in s.sample_into:
-                tokens.append([self._draw(self.rows[into], chain)] + [-1] * (plan.repeat - 1))
-                counts.append(1)
+                tokens.append(self._draw_guessed(self.rows[into], s, chains))
         for r, position in zip(
             plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True
         ):
@@ -222,15 +221,27 @@ class FakeExecutor:
                 chain = self._feed(row, row.length - 1, row.last)
                 made.append(self._draw(row, chain))
             ends.append(chain)
-            counts.append(len(made))
-            tokens.append(made + [-1] * (plan.repeat - len(made)))
-        shape = (len(tokens), plan.repeat)
+            tokens.append(made)
+        most = max(plan.repeat, *(1 + s.num_guessed for s in plan.prefill), 1)
+        padded = [made + [-1] * (most - len(made)) for made in tokens]
         return StepResult(
-            np.array(tokens, np.int32).reshape(shape),
-            np.array(counts, np.int32),
+            np.array(padded, np.int32).reshape(len(tokens), most),
+            np.array([len(made) for made in tokens], np.int32),
             scored=scores,
             candidates=self._candidates(plan, ends),
         )
+
+    def _draw_guessed(self, row: FakeRow, s: Slice, chains: list[int]) -> list[int]:
+        """What a row draws at the end of a slice, and before it at each guess."""
+        guesses = s.token_ids[len(s.token_ids) - s.num_guessed :].tolist()
+        if guesses:
+            assert s.start == row.length - 1 and s.token_ids[0] == row.last, "fed a wrong token"
+        made = []
+        for chain, guess in zip(chains[-1 - s.num_guessed :], [*guesses, -1], strict=True):
+            made.append(self._draw(row, chain))
+            if made[-1] != guess or row.frozen:
+                break
+        return made
 
     def _candidates(self, plan: StepPlan, ends: list[int]) -> Candidates | None:
         lines = np.flatnonzero(np.isin(plan.sampled_rows(), plan.searched)).astype(np.int32)

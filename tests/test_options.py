@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
 from quire.spec import ModelSpec
@@ -43,7 +44,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
         *(("float16", "float16"), ("float32", "float32")),
     ],
-    "quantization": [("none", "none"), ("int8", "int8")],
+    "quantization": [("none", "none"), ("int8", "int8"), ("fp8", "fp8")],
     "revision": [("main", "main")],
     "tokenizer_revision": [("main", "main")],
     "chat_template": [("{{ x }}", "{{ x }}"), (Path("t.jinja"), "t.jinja")],
@@ -58,7 +59,10 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "max_num_batched_tokens": [(77, 77)],
     "enable_prefix_caching": [(False, False)],
     "block_size": [(1, 1), (256, 256)],
-    "kv_cache_dtype": [("auto", "auto"), ("half", "float16"), ("bfloat16", "bfloat16")],
+    "kv_cache_dtype": [
+        *(("auto", "auto"), ("half", "float16"), ("bfloat16", "bfloat16")),
+        *(("fp8", "fp8"), ("fp8_e4m3", "fp8"), ("fp8_per_token_head", "fp8")),
+    ],
     "num_gpu_blocks_override": [(12, 12)],
     "async_scheduling": [(False, False)],
     "load_format": [("dummy", "dummy"), ("gguf", "gguf"), ("safetensors", "safetensors")],
@@ -68,6 +72,16 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "generation_config": [("vllm", "vllm"), ("/folder", "/folder")],
     "override_generation_config": [({"top_k": 5}, {"top_k": 5})],
     "logits_processors": [([Nudge], (Nudge,)), ([f"{__name__}:Nudge"], (Nudge,))],
+    "speculative_config": [
+        ({"method": "ngram", "num_speculative_tokens": 4}, Speculation(4, 1, 8)),
+        (
+            {"num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+            Speculation(3, 2, 5),
+        ),
+        ({"method": "ngram", "prompt_lookup_max": 4}, Speculation(16, 4, 4)),
+        ({"num_speculative_tokens": 0}, Speculation(0, 1, 8)),
+        ({}, None),
+    ],
     "reasoning_parser": [("qwen3", "<think>"), ("mistral", "[THINK]"), ("", "")],
     "tool_call_parser": [("llama3_json", "llama3"), ("hermes", "hermes")],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
@@ -105,6 +119,11 @@ BAD: dict[str, list[Any]] = {
     "override_generation_config": [[]],
     "device": ["cuda:1"],
     "logits_processors": ["a:B", [Path], ["no_such_module:X"], ["json:NoSuch"], [lambda: 0], 5],
+    "speculative_config": [
+        *(7, "ngram", {1: 2}, {"num_speculative_tokens": -1}, {"num_speculative_tokens": 1.5}),
+        *({"num_speculative_tokens": True}, {"prompt_lookup_min": 0}, {"prompt_lookup_max": "4"}),
+        {"prompt_lookup_min": 5, "prompt_lookup_max": 2},
+    ],
     "reasoning_parser": ["nobody", 3],
     "tool_call_parser": ["nobody", 3],
     "batch_invariant": [1],
@@ -168,14 +187,15 @@ def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("quantization", "fp8"),
         ("quantization", "awq"),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "fp8_e5m2"),
         ("kv_cache_dtype", "int8_per_token_head"),
         ("tokenizer_mode", "slow"),
         ("load_format", "bitsandbytes"),
         ("hf_overrides", lambda config: config),
         ("device", "tpu"),
+        ("speculative_config", {"method": "eagle", "model": "some/draft"}),
+        ("speculative_config", {"num_speculative_tokens": 2, "disable_by_batch_size": 4}),
         ("reasoning_parser", "granite"),
         ("tool_call_parser", "qwen3_coder"),
     ],
@@ -369,6 +389,31 @@ def test_overlap_follows_async_scheduling() -> None:
         for asked in (None, True, False)
     }
     assert depths == {None: [1, 2], True: [2, 2], False: [1, 1]}
+
+
+def test_tokens_are_guessed_by_default_where_no_bit_depends_on_it() -> None:
+    steady = dataclasses.replace(cpu(), steady_kernels=True)
+    usual = resolve(Options(), spec(), steady).speculation
+    assert usual is not None and usual.num_tokens > 0
+    never = parse_options({"speculative_config": {"num_speculative_tokens": 0}})
+    seeing = parse_options({"logits_processors": [Nudge]})
+    assert resolve(never, spec(), steady).speculation is None
+    assert resolve(seeing, spec(), steady).speculation is None
+    assert resolve(Options(), spec(), cpu()).speculation is None
+    assert resolve(Options(), spec(), gpu(80, "bfloat16")).speculation is None
+
+
+def test_guessing_that_was_asked_for_is_done_or_refused() -> None:
+    asked = parse_options({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}})
+    config = resolve(asked, spec(), cpu())
+    assert config.speculation == Speculation(3, 1, 8)
+    assert any("near ties" in line for line in config.notes)
+    with pytest.raises(NotSupported, match="device='cpu'"):
+        resolve(asked, spec(), gpu(80, "bfloat16"))
+    with pytest.raises(NotSupported, match="logits_processors"):
+        resolve(dataclasses.replace(asked, logits_processors=(Nudge,)), spec(), cpu())
+    off = parse_options({"speculative_config": {"num_speculative_tokens": 0}})
+    assert resolve(off, spec(), gpu(80, "bfloat16")).speculation is None
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:

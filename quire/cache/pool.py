@@ -96,9 +96,9 @@ class BlockPool:
     def serial(self, block: int) -> Past:
         return self._index.serial(block)
 
-    def publish(self, block: int, past: Past, token_ids: Ints) -> Past:
-        """Let others find `block`, which holds `token_ids` after `past`; see PrefixIndex."""
-        return self._index.publish(block, past, token_ids.tobytes())
+    def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
+        """Let others find `blocks`, which hold `token_ids` after `past`; see PrefixIndex."""
+        return self._index.publish(blocks.tolist(), past, token_ids.tobytes())
 
     def forget_cache(self) -> bool:
         """Forget all published content. False, and nothing done, while a block is held."""

@@ -51,21 +51,24 @@ class PrefixIndex:
         self._last_match = root, tokens[: len(found) * block_bytes], found.copy()
         return found
 
-    def publish(self, block: int, past: Past, tokens: bytes) -> int:
-        """Make `block` findable; returns the serial of the block published for this content.
+    def publish(self, blocks: list[int], past: Past, tokens: bytes) -> Past:
+        """Make blocks findable that follow each other after `past` and hold equal shares of
+        `tokens`; returns the serial of the block published for the last one's content.
 
         If an equal block is already there ours stays private, and what follows ours is
         published behind the other one: the same tokens after the same past.
         """
-        key = (past, tokens)
-        other = self._block_of.get(key)
-        if other is not None:
-            return self._serial_of[other]
-        self._last_serial += 1
-        self._block_of[key] = block
-        self._key_of[block] = key
-        self._serial_of[block] = self._last_serial
-        return self._last_serial
+        size = len(tokens) // max(len(blocks), 1)
+        for i, block in enumerate(blocks):
+            key = (past, tokens[i * size : (i + 1) * size])
+            other = self._block_of.get(key)
+            if other is None:
+                self._last_serial += 1
+                self._block_of[key], self._key_of[block] = block, key
+                self._serial_of[block] = past = self._last_serial
+            else:
+                past = self._serial_of[other]
+        return past
 
     def serial(self, block: int) -> int:
         return self._serial_of[block]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.batch import Batch, make_batch
 from quire.errors import QuireError
+from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.rows import DeviceRows
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.models.decoder import Decoder
@@ -63,7 +64,7 @@ class Runner:
         """`scores_as_logits`: prompt logprobs are to be plain logits."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         self.block_size = block_size
-        num_lines = num_lines_of(CPU_BYTES, model.head.out_features, cache.dtype)
+        num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         self.scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
 
     @torch.inference_mode()
@@ -72,7 +73,7 @@ class Runner:
         sampled_rows = plan.sampled_rows()
         last = len(sampled_rows) - len(plan.released)
         num_drawn = last - len(plan.decode)
-        made = _Made(len(sampled_rows), plan.repeat)
+        made = _Made(len(sampled_rows), max(plan.repeat, most_drawn(plan.prefill)))
         if len(plan.released):
             sampled = self.sampler.sample_held(plan.released, plan.masks)
             self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
@@ -83,7 +84,6 @@ class Runner:
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
             entries = entries[live]
             prefill = plan.prefill if k == 0 else ()
-            drawing = np.concatenate([np.arange(num_drawn if k == 0 else 0), entries])
             if not len(entries) and not prefill:
                 break
             positions = plan.decode.positions[entries - num_drawn] + np.int32(k)
@@ -101,10 +101,9 @@ class Runner:
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()
                 made.scored = self.scorer.score(plan.prefill, starts, hidden)
-            if len(drawing):
-                ends = [s.start + len(s.token_ids) for s in prefill for _ in s.sample_into]
-                at = np.concatenate([np.asarray(ends, np.int32), positions + np.int32(1)])
-                self._draw(batch, hidden, sampled_rows[drawing], at, plan, made, drawing)
+            draws = Draws.of(prefill, entries, positions)
+            if len(draws):
+                self._draw(batch, hidden, sampled_rows[draws.entries], plan, made, draws)
         return made.result()
 
     @torch.inference_mode()
@@ -145,12 +144,11 @@ class Runner:
         batch: Batch,
         hidden: Tensor,
         rows: Ints,
-        positions: Ints,
         plan: StepPlan,
         made: _Made,
-        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+        draws: Draws,
     ) -> None:
-        """One token for each row, from the logits it reads."""
+        """A token for each row, from the logits it reads; several where guesses were right."""
         logits = self._logits(hidden, batch.logit_tokens)
         if len(batch.draws) != logits.shape[0]:
             logits = logits.index_select(0, batch.draws)
@@ -158,8 +156,19 @@ class Runner:
         if len(beams):
             some = logits if len(beams) == len(rows) else logits[torch.from_numpy(beams)]
             best = candidates(some, rows[beams], plan.masks, plan.num_candidates)
-            made.add_candidates(entries[beams], *best)
-        self._keep(rows, self.sampler.sample(logits, rows, positions, plan.masks), made, entries)
+            made.add_candidates(draws.entries[beams], *best)
+        sampled = self.sampler.sample(logits, rows, draws.positions, plan.masks)
+        lines = draws.first_lines
+        if len(lines) == len(draws):
+            return self._keep(rows, sampled, made, draws.entries)
+        tokens = sampled.tokens.cpu().numpy()
+        failed = np.isin(np.arange(len(draws)), sampled.failed)
+        while len(lines):
+            self._keep(rows[lines], part_of(sampled, lines), made, draws.entries[lines])
+            lines = lines[tokens[lines] == draws.guesses[lines]] + 1
+            # A later line that failed is left for a pass in which it is the first.
+            lines = lines[~failed[lines] & self.rows.is_live(rows[lines]).cpu().numpy()]
+        return None
 
     def _keep(
         self,

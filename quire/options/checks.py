@@ -21,6 +21,8 @@ DTYPES = {
     "float": "float32",
     "float32": "float32",
 }
+# Names of one thing: e4m3, the scale of each token and head found when it is stored.
+FP8_KV = ("fp8", "fp8_e4m3", "fp8_per_token_head")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -77,21 +79,24 @@ def kv_dtype(name: str, value: Any) -> str:
         return word
     if word in DTYPES:
         return DTYPES[word]
+    if word in FP8_KV:
+        return "fp8"
     raise NotSupported(
-        f"{name}={show(value)} is not built: the KV cache holds floats. "
-        "Use 'auto', 'float16', 'bfloat16' or 'float32'."
+        f"{name}={show(value)} is not built: the KV cache holds floats, or on a GPU fp8 (e4m3 with "
+        "a scale per token and head). Use 'auto', 'fp8', 'float16', 'bfloat16' or 'float32'."
     )
 
 
 def quantization(name: str, value: Any) -> str:
-    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU."""
+    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU; "fp8": the
+    matrices of layers and what they are multiplied with in fp8, on a GPU."""
     if not isinstance(value, str):
         fail(InvalidOption, name, "None or a string", value)
-    if value in ("none", "int8"):
+    if value in ("none", "int8", "fp8"):
         return value
     raise NotSupported(
-        f"{name}={show(value)} is not built. Leave it out, or use 'int8' (on a CPU) or 'none'. "
-        "Quantised GGUF files load as they are."
+        f"{name}={show(value)} is not built. Leave it out, or use 'int8' (on a CPU), 'fp8' (on a "
+        "GPU) or 'none'. Quantised GGUF files load as they are."
     )
 
 

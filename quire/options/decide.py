@@ -12,6 +12,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.options.parse import Options
+from quire.options.speculation import speculation_for
 from quire.param_rules import fail
 from quire.spec import ModelSpec
 
@@ -24,6 +25,8 @@ CPU_TOKENS, CPU_SEQS = 1024, 256
 GPU_TOKENS, GPU_SEQS = 8192, 256
 BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 2048
 GPU_REPEAT = 32
+# What is not in bytes or fp8 is computed in.
+QUANTISED_DTYPES = {"int8": "float32", "fp8": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,16 @@ def resolve(
     classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
     quantization = _quantization(options, facts, int8_fits, notes)
-    dtype = "float32" if quantization else options.dtype or _dtype(spec, facts, notes)
+    dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
     batch_invariant = _batch_invariant(options, facts, dtype)
+    batch_processors = tuple(c for c in classes if not _is_adapter(c))
+    speculation = speculation_for(
+        options.speculative_config,
+        device=facts.device,
+        batch_invariant=batch_invariant,
+        has_processors=bool(batch_processors),
+        notes=notes,
+    )
     return EngineConfig(
         device=facts.device,
         dtype=dtype,
@@ -72,7 +83,7 @@ def resolve(
         gpu_memory_utilization=options.gpu_memory_utilization,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         num_blocks=options.num_gpu_blocks_override,
-        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_dtype=_kv_cache_dtype(options, spec, facts),
         enforce_eager=options.enforce_eager,
         logprobs_mode=options.logprobs_mode,
         max_logprobs=options.max_logprobs,
@@ -83,10 +94,11 @@ def resolve(
         # Merging two partial results rounds differently from reading all at once, unless the
         # kernels add up in the same order either way.
         prefix_groups=facts.steady_kernels or not batch_invariant,
+        speculation=speculation,
         notes=tuple(notes),
         reasoning_parser=options.reasoning_parser,
         tool_call_parser=options.tool_call_parser,
-        batch_processors=tuple(c for c in classes if not _is_adapter(c)),
+        batch_processors=batch_processors,
         request_processors=tuple(c for c in classes if _is_adapter(c)),
     )
 
@@ -99,7 +111,15 @@ def _is_adapter(processor: type[Any]) -> bool:
 def _quantization(
     options: Options, facts: DeviceFacts, int8_fits: str, notes: list[str]
 ) -> str | None:
-    """ "int8" where it was asked for, or where nothing was and it fits."""
+    """What was asked for; "int8" where nothing was and it fits."""
+    if options.quantization == "fp8":
+        _check_fp8("quantization", facts)
+        if options.dtype not in (None, "bfloat16"):
+            raise NotSupported(
+                f"quantization='fp8' with dtype={options.dtype!r}: what is not in fp8 is computed "
+                "in bfloat16. Leave dtype out."
+            )
+        return "fp8"
     if options.quantization == "int8":
         if facts.device != "cpu":
             raise NotSupported(
@@ -115,6 +135,25 @@ def _quantization(
         notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
         return "int8"
     return None
+
+
+def _kv_cache_dtype(options: Options, spec: ModelSpec, facts: DeviceFacts) -> str:
+    if options.kv_cache_dtype == "fp8":
+        _check_fp8("kv_cache_dtype", facts)
+        if spec.head_dim % 4 or options.block_size == 1:
+            raise NotSupported(
+                f"kv_cache_dtype='fp8' with head_dim {spec.head_dim} and block_size "
+                f"{options.block_size or DEFAULT_BLOCK_SIZE}: it takes heads of a multiple of 4 "
+                "and blocks of 2 tokens or more. Use 'auto', or another block_size."
+            )
+    return options.kv_cache_dtype
+
+
+def _check_fp8(name: str, facts: DeviceFacts) -> None:
+    if facts.device != "cuda":
+        raise NotSupported(
+            f"{name}='fp8' is built for GPUs. Leave it out, or use a machine that has one."
+        )
 
 
 def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:

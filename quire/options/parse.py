@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from quire.config import Speculation
 from quire.errors import NotSupported, UnknownOption
 from quire.notes import warn
 from quire.options.table import OPTIONS
@@ -47,6 +48,7 @@ class Options:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
     logits_processors: tuple[type[Any], ...] | None = None
+    speculative_config: Speculation | None = None
     reasoning_parser: str = ""
     tool_call_parser: str | None = None
     device: str | None = None

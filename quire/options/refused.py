@@ -61,8 +61,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "offload_prefetch_step": 1,
         "offload_params": None,
     },
-    "Leave it out: the text is the same without speculation.": {
-        "speculative_config": None,
+    "Use speculative_config={'method': 'ngram', ...}: tokens are guessed from a row's own text.": {
         "speculative_model": None,
         "num_speculative_tokens": None,
         "spec_method": None,

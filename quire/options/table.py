@@ -16,6 +16,7 @@ from quire.options.checks import Check
 from quire.options.moot import MOOT
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.refused import REFUSED
+from quire.options.speculation import speculation
 
 Kind = Literal["honoured", "moot", "refused"]
 
@@ -87,8 +88,10 @@ HONOURED: tuple[Option, ...] = (
         "quantization",
         None,
         checks.quantization,
-        '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. None: int8 '
-        "for GGUF models on a CPU where that is fast and accurate enough and no dtype is given.",
+        '"int8": weights and activations in bytes, on a CPU; "fp8": the matrices of the layers and '
+        'their activations in fp8, rounded on load, on a GPU; "none": computed in dtype. None: '
+        "int8 for GGUF models on a CPU where that is fast and accurate enough and no dtype is "
+        "given.",
     ),
     _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
     _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
@@ -128,7 +131,8 @@ HONOURED: tuple[Option, ...] = (
         "kv_cache_dtype",
         "auto",
         checks.kv_dtype,
-        "auto is the model's dtype; float16, bfloat16 and float32 are built.",
+        "auto is the model's dtype; fp8 (fp8_e4m3, fp8_per_token_head): on a GPU, with a scale per "
+        "token and head.",
     ),
     _honoured("num_gpu_blocks_override", None, _COUNT, "Exactly this many KV blocks."),
     _honoured(
@@ -174,6 +178,15 @@ HONOURED: tuple[Option, ...] = (
         checks.processors,
         'Classes (or "module:Class") that edit the logits of every row; one that derives from '
         "AdapterLogitsProcessor gives single requests a function of their own.",
+    ),
+    _honoured(
+        "speculative_config",
+        None,
+        speculation,
+        'On a CPU: {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": .., '
+        '"prompt_lookup_max": ..} guesses at most k tokens of a row at once, from what followed '
+        "when its last tokens occurred before, wherever measured times say that it pays; the text "
+        "is the same. None: so where bits do not depend on the batch; k = 0: never.",
     ),
     _honoured(
         "reasoning_parser",

@@ -9,6 +9,7 @@ longer than expected: then someone is preempted, and nothing is lost but time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -50,6 +51,11 @@ class Admission:
         self, pool: BlockPool, rows: Rows, expected_output: Callable[[Request], float]
     ) -> None:
         self.pool, self.rows, self._expected_output = pool, rows, expected_output
+        self._most = math.inf  # blocks that everyone who runs may come to use; inf: not counted
+
+    def begin(self) -> None:
+        """Sequences are about to be admitted one after the other, and nobody leaves meanwhile."""
+        self._most = math.inf
 
     def num_unclaimed_rows(self) -> int:
         """Free rows, less those that prompts in progress will fork into."""
@@ -85,30 +91,33 @@ class Admission:
             joining = float(sequence.group.width)
             # Beams that come back have outputs to compute, beside those of the first.
             whole += len(sequence.output_ids) * (len(sequence.group.search.beams) - 1) // size
-        if self._is_plenty(at, joining * (whole + -(-sequence.request.max_tokens // size)) + woken):
+        at_most = joining * (whole - (-sequence.request.max_tokens // size) + 2) + woken
+        if self._is_plenty(at_most):
             return True
+        self._most = math.inf  # whoever joins now is not in it
         counts = np.append(1.0 + rows.num_siblings[at], joining)
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
-        remaining = np.append(self._remaining(at), max(expected, 1))
+        remaining = np.append(rows.remaining(at), max(expected, 1))
         own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)
         prompts = rows.planned[at] - rows.num_blocks[at] * size
         unfilled = int(np.maximum(-(-prompts // size), 0).sum())
         used = pool.num_used + woken + whole + unfilled
         return peak_blocks(used, own, remaining, counts, size) <= pool.num_blocks
 
-    def _is_plenty(self, at: Ints, joining: float) -> bool:
-        """Whether the pool holds everyone at full length and `joining` blocks more, two to spare
-        for each: then nobody need ask when who ends, which takes five times as long."""
-        rows, size = self.rows, self.pool.block_size
-        counts = 1 + rows.num_siblings[at].astype(np.int64)
-        growth = np.maximum(rows.limit[at] - rows.num_blocks[at] * size, 0) * counts
-        most = self.pool.num_used + int(growth.sum()) / size + 2 * int(counts.sum()) + joining + 2
-        return most <= self.pool.num_blocks
+    def _is_plenty(self, joining: float) -> bool:
+        """Whether the pool holds everyone at full length and `joining` blocks more: then nobody
+        need ask when who ends, which takes five times as long. Counts them in if so."""
+        if self._most + joining > self.pool.num_blocks:
+            self._most = self._most_blocks()
+        if self._most + joining > self.pool.num_blocks:
+            return False
+        self._most += joining
+        return True
 
-    def _remaining(self, at: Ints) -> npt.NDArray[np.float64]:
-        """Tokens each row will probably still write; one that is overdue, half as many again."""
-        rows = self.rows
-        left = rows.expected[at] - rows.planned[at]
-        overdue = (rows.planned[at] - rows.num_prompt[at]) / 2
-        most = rows.limit[at] - rows.planned[at]
-        return np.where(left > 0, left, overdue).clip(1, np.maximum(most, 1))
+    def _most_blocks(self) -> float:
+        """What those who run use at full length, two blocks to spare for each."""
+        rows, at = self.rows, self.rows.running
+        counts = 1 + rows.num_siblings[at].astype(np.int64)
+        growth = np.maximum(rows.limit[at] - rows.num_blocks[at] * self.pool.block_size, 0) * counts
+        grown = int(growth.sum()) / self.pool.block_size
+        return self.pool.num_used + grown + 2 * int(counts.sum()) + 2

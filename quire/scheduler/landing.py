@@ -16,6 +16,7 @@ import numpy.typing as npt
 from quire.errors import GrammarFailed, InvalidLogits, QuireError
 from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
+from quire.scheduler.guesses import Guesses
 from quire.scheduler.held import HeldRows
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
@@ -50,19 +51,29 @@ class Landing:
     """Digests results, and holds the sequences that ended until they are asked for."""
 
     def __init__(
-        self, stays: Stays, scoring: Scoring, beams: Beams, clock: Callable[[], float]
+        self,
+        stays: Stays,
+        scoring: Scoring,
+        beams: Beams,
+        guesses: Guesses,
+        clock: Callable[[], float],
     ) -> None:
         self.rows: Rows = stays.rows
         self.held = HeldRows(stays.rows)
         self.ended: list[Sequence] = []
         self.service_times: deque[float] = deque(maxlen=101)
         self._stays, self._scoring, self._clock = stays, scoring, clock
-        self._beams = beams
+        self._beams, self._guesses = beams, guesses
 
     def take_ended(self) -> list[Sequence]:
         """The sequences that ended since they were last asked for."""
         ended, self.ended = self.ended, []
         return ended
+
+    def long_wait(self, least: float) -> float:
+        """Seconds of waiting after which a sequence goes before all others: `least`, or four
+        times what others take."""
+        return max(least, 4 * float(np.median(self.service_times))) if self.service_times else least
 
     def fail(self, sequence: Sequence, error: QuireError) -> None:
         """End a sequence that is in no row, and the samples that were to fork off it."""
@@ -90,6 +101,7 @@ class Landing:
         for i in np.flatnonzero(rows.visited[at]).tolist():
             kept[i], ended[i] = self._visit(int(at[i]), tokens[i], int(live[i]), result)
         rows.append_outputs(at, tokens, kept)
+        self._guesses.settle(flight.plan, result.counts)
         for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
             if self._jump_ahead(row):
                 ended[at == row] = True

@@ -78,7 +78,7 @@ class Rows:
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
         self.blocks = np.full((capacity, 8), -1, np.int32)
         self.outputs = np.full((capacity, 64), -1, np.int32)
-        self.running = np.empty(0, np.int32)  # in order of admission
+        self._entered, self._some_left = np.empty(0, np.int32), False
         self._free = list(range(capacity - 1, -1, -1))
         self._last_stay = 0
 
@@ -86,9 +86,16 @@ class Rows:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def running(self) -> Ints:
+        """The rows that are taken, in order of admission."""
+        if self._some_left:  # often hundreds at once: sorted out together
+            self._entered, self._some_left = self._entered[self.stay[self._entered] > 0], False
+        return self._entered
+
     def enter(self, sequence: Sequence, expected: float) -> int:
         """Give `sequence` a row, with nothing computed."""
-        row = self._free.pop()
+        before, row = self.running, self._free.pop()
         self._last_stay += 1
         request = sequence.request
         stops = sorted(request.eos_ids | request.stop_ids)
@@ -123,7 +130,7 @@ class Rows:
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))
         self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
-        self.running = np.append(self.running, np.int32(row))
+        self._entered = np.append(before, np.int32(row))
         return row
 
     def leave(self, row: int) -> None:
@@ -132,7 +139,7 @@ class Rows:
         self.token_ids[row] = np.empty(0, np.int32)
         self.blocks[row, : self.num_blocks[row]] = -1
         self._free.append(row)
-        self.running = self.running[self.running != row]
+        self._some_left = True
 
     def sequence(self, row: int) -> Sequence:
         sequence = self.sequences[row]
@@ -144,6 +151,20 @@ class Rows:
 
     def output_ids(self, row: int) -> Ints:
         return self.outputs[row, : self.known[row] - self.num_prompt[row]].copy()
+
+    def known_tokens(self, row: int) -> Ints:
+        """Its prompt and all that it has drawn."""
+        prompt, known = int(self.num_prompt[row]), int(self.known[row])
+        came = self.token_ids[row]
+        drawn = self.outputs[row, len(came) - prompt : known - prompt]
+        return np.concatenate([came, drawn])
+
+    def remaining(self, at: Ints) -> npt.NDArray[np.float64]:
+        """Tokens each row will probably still write; one that is overdue, half as many again."""
+        left = self.expected[at] - self.planned[at]
+        overdue = (self.planned[at] - self.num_prompt[at]) / 2
+        most = self.limit[at] - self.planned[at]
+        return np.where(left > 0, left, overdue).clip(1, np.maximum(most, 1))
 
     def widen_blocks(self, columns: int) -> None:
         self.blocks = widened(self.blocks, columns)

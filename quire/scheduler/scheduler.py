@@ -20,11 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.cache.pool import BlockPool
+from quire.config import Speculation
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams, too_wide
 from quire.scheduler.groups import PrefixGroups
+from quire.scheduler.guesses import Guesses
 from quire.scheduler.landing import Flight, Landing
+from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
@@ -44,6 +47,7 @@ class Limits:
     max_repeat: int = 1
     max_wait: float = 60.0
     prefix_groups: bool = True
+    speculation: Speculation | None = None
 
 
 MakeMasks = Callable[[Ints, Many[Guide]], Masks]
@@ -60,8 +64,10 @@ class Scheduler:
         expected_output: Callable[[Request], float] = lambda request: request.max_tokens,
         make_masks: MakeMasks | None = None,
         clock: Callable[[], float] = time.monotonic,
+        times: PassTimes | None = None,
     ) -> None:
-        """`make_masks` begins to fill the masks of rows that follow a grammar."""
+        """`make_masks` begins to fill the masks of rows that follow a grammar; `times` are those
+        of passes, as far as known."""
         self.pool, self.limits = pool, limits
         self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         self.waiting = Waiting()
@@ -72,7 +78,8 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._scoring = Scoring(pool, self._stays, lambda s: self.waiting.add(s, again=True))
         self._beams = Beams(self._stays, expected_output)
-        self._landing = Landing(self._stays, self._scoring, self._beams, clock)
+        self.guesses = Guesses(self._stays, limits.speculation, times or PassTimes())
+        self._landing = Landing(self._stays, self._scoring, self._beams, self.guesses, clock)
         self._preemption = Preemption(self._stays, self._beams, self.waiting, self._landing)
         self._groups = PrefixGroups(self.rows, pool.block_size)
 
@@ -87,6 +94,7 @@ class Scheduler:
             expected_output=self._expected_output,
             make_masks=self._make_masks,
             clock=self._clock,
+            times=self.guesses.times,
         )
 
     @property
@@ -156,9 +164,11 @@ class Scheduler:
 
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
-        rows, at = self.rows, decode.rows
-        alone = not draft.prefill and not len(released)
-        most = self.limits.max_repeat if alone else 1
+        rows, alone = self.rows, not draft.prefill and not len(released)
+        if alone:
+            decode = self.guesses.plan(decode, draft, awaited=len(self.waiting) > 0)
+        at = decode.rows
+        most = self.limits.max_repeat if alone and not draft.prefill else 1
         repeat = plan_repeat(self._stays, at, most, draft, awaited=len(self.waiting) > 0)
         searched = self._beams.searched(draft, at)
         plan = StepPlan(
@@ -192,6 +202,7 @@ class Scheduler:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
             at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
+            at = self.guesses.ready(at)
             lacking, shared = stays.lacking(at, 1), stays.shared_tails(at)
             if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
                 break
@@ -302,7 +313,8 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
-        max_wait = self._max_wait()
+        max_wait = self._landing.long_wait(self.limits.max_wait)
+        self._admission.begin()
         while draft.budget > 0:
             sequence = self.waiting.next(self._clock(), max_wait)
             if sequence is None or not self._admission.has_rows(sequence):
@@ -326,15 +338,11 @@ class Scheduler:
                 self._beams.enter(row, draft)
             self._plan_chunk(row, draft)
 
-    def _max_wait(self) -> float:
-        """Seconds of waiting after which a sequence goes before all others."""
-        if not self._landing.service_times:
-            return self.limits.max_wait
-        return max(self.limits.max_wait, 4 * float(np.median(self._landing.service_times)))
-
-    def commit(self, result: StepResult) -> list[Sequence]:
-        """Digest the oldest plan's result; returns the sequences that ended."""
-        self._landing.land(self._flights.popleft(), result)
+    def commit(self, result: StepResult, seconds: float = 0.0) -> list[Sequence]:
+        """Digest the oldest plan's result, which took so long; returns the sequences that ended."""
+        flight = self._flights.popleft()
+        self.guesses.observe(flight.plan, result, seconds)
+        self._landing.land(flight, result)
         return self._landing.take_ended()
 
     def take_ended(self) -> list[Sequence]:

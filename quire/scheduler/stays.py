@@ -232,12 +232,13 @@ class Stays:
     def publish(self, row: int, token_ids: Ints, num_computed: int) -> None:
         """Let others find the row's blocks that hold nothing but known, computed tokens."""
         rows, size = self.rows, self.pool.block_size
-        if not self.pool.caching:
+        first, last = int(rows.num_published[row]), num_computed // size
+        if not self.pool.caching or first >= last:
             return
-        for i in range(int(rows.num_published[row]), num_computed // size):
-            block, tokens = int(rows.blocks[row, i]), token_ids[i * size : (i + 1) * size]
-            rows.pasts[row] = self.pool.publish(block, rows.pasts[row], tokens)
-            rows.num_published[row] = i + 1
+        rows.pasts[row] = self.pool.publish(
+            rows.blocks[row, first:last], rows.pasts[row], token_ids[first * size : last * size]
+        )
+        rows.num_published[row] = last
 
     def end(self, row: int) -> Sequence:
         """Take the sequence out of its row: tokens home, whole blocks published, all released."""

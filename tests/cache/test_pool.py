@@ -37,7 +37,7 @@ class PoolMachine(RuleBasedStateMachine):
         taken = self.pool.take(need)
         past = self.pool.serial(int(found[-1])) if len(found) else ""
         for i, block in enumerate(taken.tolist(), start=len(found)):
-            past = self.pool.publish(block, past, ids[i * SIZE : (i + 1) * SIZE])
+            past = self.pool.publish(np.array([block]), past, ids[i * SIZE : (i + 1) * SIZE])
         self.held.append((tokens, [*found.tolist(), *taken.tolist()]))
 
     @rule(count=st.integers(0, 5))
@@ -100,7 +100,9 @@ def published(pool: BlockPool, tokens: list[int], salt: str = "") -> np.ndarray:
     blocks = pool.take(len(tokens) // pool.block_size)
     past: int | str = salt
     for i, block in enumerate(blocks.tolist()):
-        past = pool.publish(block, past, ids[i * pool.block_size : (i + 1) * pool.block_size])
+        past = pool.publish(
+            np.array([block]), past, ids[i * pool.block_size : (i + 1) * pool.block_size]
+        )
     pool.release(blocks)
     return blocks
 
@@ -156,17 +158,17 @@ def test_content_behind_an_evicted_block_is_never_found_under_a_new_one() -> Non
     taken = pool.take(2)
     assert first[0] in taken
     assert len(pool.match(np.array([1, 2, 0], np.int32))) == 0
-    pool.publish(int(first[0]), "", np.array([9], np.int32))
+    pool.publish(first[:1], "", np.array([9], np.int32))
     assert pool.match(np.array([9, 2, 0], np.int32)).tolist() == [first[0]]
 
 
 def test_an_equal_block_stays_private_and_its_children_are_found_behind_the_first() -> None:
     pool = BlockPool(6, block_size=1)
     first = pool.take(1)
-    pool.publish(int(first[0]), "", np.array([1], np.int32))
+    pool.publish(first[:1], "", np.array([1], np.int32))
     twin, child = pool.take(1), pool.take(1)
-    past = pool.publish(int(twin[0]), "", np.array([1], np.int32))
-    pool.publish(int(child[0]), past, np.array([2], np.int32))
+    past = pool.publish(twin[:1], "", np.array([1], np.int32))
+    pool.publish(child[:1], past, np.array([2], np.int32))
     match = pool.match(np.array([1, 2, 0], np.int32))
     assert match.tolist() == [first[0], child[0]]
 

@@ -149,8 +149,17 @@ def row_start(row: int, prompt: list[int], **changes: object) -> RowStart:
 class Drive:
     """Computes texts in random steps and returns the logits of every drawn position."""
 
-    def __init__(self, runner: Runner, sampler: TextSampler, seed: int, num_blocks: int) -> None:
-        self.runner, self.sampler = runner, sampler
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: TextSampler,
+        seed: int,
+        num_blocks: int,
+        *,
+        guessing: bool = False,
+    ) -> None:
+        """`guessing`: some rows guess what comes next, and are right now and then."""
+        self.runner, self.sampler, self.guessing = runner, sampler, guessing
         self.rng = random.Random(seed)
         self.free = list(range(num_blocks))
         self.rng.shuffle(self.free)
@@ -181,10 +190,12 @@ class Drive:
             for stay in self.rng.sample(running, self.rng.randint(1, len(running))):
                 if stay.computed < stay.num_prompt:
                     prefill.append(self._slice(stay, assigned))
+                elif self.guessing and self.rng.random() < 0.7:
+                    prefill.append(self._guess(stay, assigned))
                 else:
                     self._assign(stay, stay.computed + 1, assigned)
                     decode.append(stay)
-            self.runner.run(
+            made = self.runner.run(
                 StepPlan(
                     starts=starts,
                     assigned=Assigned(*(ints(*column) for column in zip(*assigned, strict=True)))
@@ -198,8 +209,11 @@ class Drive:
                 )
             )
             starts = ()
+            drawing = [s for s in prefill if s.sample_into]
             for s in prefill:
-                stays[s.row].computed += len(s.token_ids)
+                guessed = s.num_guessed > 0
+                kept = int(made.counts[drawing.index(s)]) if guessed else len(s.token_ids)
+                stays[s.row].computed += kept
             for stay in decode:
                 stay.computed += 1
             if waiting and stays[0].computed >= num_shared * size:
@@ -226,6 +240,15 @@ class Drive:
             ints(*stay.text[stay.computed : end]),
             (stay.row,) if last else (),
         )
+
+    def _guess(self, stay: Stay, assigned: list[tuple[int, int, int]]) -> Slice:
+        count = min(self.rng.randint(1, 9), len(stay.text) - stay.computed - 1)
+        fed = stay.text[stay.computed : stay.computed + 1 + count]
+        if count and self.rng.random() < 0.6:
+            wrong = self.rng.randint(1, count)
+            fed[wrong] = (fed[wrong] + 1) % 200
+        self._assign(stay, stay.computed + 1 + count, assigned)
+        return Slice(stay.row, stay.computed, ints(*fed), (stay.row,), num_guessed=count)
 
     def _assign(self, stay: Stay, length: int, assigned: list[tuple[int, int, int]]) -> None:
         known = 0 if stay.computed == stay.shared * self.runner.block_size else len(stay.blocks)

@@ -9,13 +9,22 @@ from functools import partial
 import numpy as np
 
 from quire.cache.pool import BlockPool
+from quire.config import Speculation
 from quire.engine import Engine
 from quire.request import Request
 from quire.sampling_params import SamplingParams
+from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.scheduler import Limits, Scheduler
 from quire.sequence import Sequence
 from tests.fake_beams import fake_masks
 from tests.fakes import VOCAB, FakeExecutor, FakeGuide, expected_output
+
+
+class FreePositions(PassTimes):
+    """Whatever may be right is worth guessing."""
+
+    def line(self) -> tuple[float, float]:
+        return 1.0, 0.0
 
 
 @dataclass
@@ -30,6 +39,7 @@ class Setting:
     depth: int
     caching: bool
     prefix_groups: bool = True
+    speculation: Speculation | None = None
     optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
 
     def engine(self) -> Engine:
@@ -42,12 +52,14 @@ class Setting:
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_repeat=self.max_repeat,
             prefix_groups=self.prefix_groups,
+            speculation=self.speculation,
         )
         scheduler = Scheduler(
             pool,
             limits,
             expected_output=lambda r: max(1.0, r.max_tokens * self.optimism),
             make_masks=partial(fake_masks, VOCAB),
+            times=FreePositions(),
         )
         return Engine(scheduler, executor, depth=self.depth)
 
@@ -108,6 +120,7 @@ def random_setting(rng: random.Random, longest: int) -> Setting:
         depth=rng.choice([1, 2, 3]),
         caching=rng.random() < 0.7,
         optimism=rng.choice([0.1, 0.5, 1.0]),
+        speculation=rng.choice([None, Speculation(rng.choice([1, 2, 5, 20]), 1, 3)]),
     )
 
 

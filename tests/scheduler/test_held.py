@@ -44,7 +44,7 @@ class HoldingExecutor(FakeExecutor):
         released = [self.kept.pop(row) for row in plan.released.tolist()]
         if released:
             assert plan.repeat == 1
-        late = np.array(released, np.int32).reshape(len(released), plan.repeat)
+        late = np.array(released, np.int32).reshape(len(released), result.tokens.shape[1])
         tokens = np.concatenate([result.tokens, late])
         counts = np.concatenate([result.counts, np.ones(len(released), np.int32)])
         held: dict[int, HeldLogits] = {}

@@ -1,0 +1,259 @@
+"""Tokens guessed ahead: what followed when a row's last tokens occurred before.
+
+A pass over few rows costs what reading the weights costs, so that a few positions more are nearly
+free. A row then feeds its last token and, after it, guesses at the next ones; it draws at each of
+these positions and keeps what it drew as far as the guesses were right. Noise belongs to a
+position, so these are the tokens it would have drawn one by one, greedy or not.
+
+Left out are rows whose next draw depends on the tokens before it by more than logits: penalties,
+bad words, grammars, logits processors; and beams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import Speculation
+from quire.request import Ints
+from quire.scheduler.pass_times import PassTimes
+from quire.scheduler.rows import Rows
+from quire.scheduler.stays import Draft, Stays
+from quire.sequence import Sequence
+from quire.step import DecodeRows, Slice, StepPlan, StepResult
+
+Chances = npt.NDArray[np.float64]
+
+# With more rows than this a pass is bound by arithmetic, and looking for guesses takes its time.
+MOST_ROWS = 32
+# The chance that a token is right, by how many before it agree: measured on answers of the default
+# model, greedy and drawn. A right guess makes one more agree.
+CHANCES = np.array([0.0, 0.1, 0.3, 0.45, 0.55, 0.6, 0.65, 0.8, 0.9])
+MOST_CHANCE = 0.98
+# Right guesses that are expected of a row before its own say more than those of all rows do, and of
+# all rows before those say more than the table.
+OWN_PRIOR, COMMON_PRIOR = 1.0, 4.0
+FADING = 0.99  # of what earlier guesses tell, in each step
+# Chances and times are estimates, and rows that run beside each other have to gain together: a
+# guess must bring so many times what it costs.
+DEMAND = 1.5
+# When nobody waits for a row, only those count that will be left at the end: whoever has fewer
+# tokens to go than this share of the most would only finish earlier beside the others.
+LAST = 0.95
+
+
+def look_up(tokens: Ints, shortest: int, longest: int) -> tuple[int, int]:
+    """(where it went on, how many tokens agreed) after the last tokens occurred before.
+
+    As many as possible of the last tokens agree, at most `longest`, and of several such places
+    it is the latest; (0, 0) if fewer than `shortest` agree anywhere.
+    [1 2 3 9 2 3 5 1 2 3] -> (3, 3), since [1 2 3] went on with the 9.
+    """
+    last = len(tokens) - 1
+    ends = np.flatnonzero(tokens[:last] == tokens[last])
+    agreed = min(len(ends), 1)
+    while 0 < agreed < longest:
+        further = ends[ends >= agreed]
+        further = further[tokens[further - agreed] == tokens[last - agreed]]
+        if not len(further):
+            break
+        ends, agreed = further, agreed + 1
+    if agreed < max(shortest, 1):
+        return 0, 0
+    return int(ends[-1]) + 1, agreed
+
+
+def continuation(tokens: Ints, begin: int, count: int) -> Ints:
+    """`count` tokens as from `begin` on; past the last one they begin there again, because what
+    came twice without a pause is likely to come a third time."""
+    return tokens[begin + np.arange(count) % (len(tokens) - begin)]
+
+
+def allot(
+    gains: list[Chances], num_rows: int, num_counting: int, line: tuple[float, float]
+) -> Ints:
+    """How many tokens to guess for each row, so that the pass makes the most tokens a second.
+
+    gains[i][j] is the chance that row i keeps a token more for its guess j; it falls with j.
+    `num_rows` tokens are drawn anyway, of which `num_counting` are of rows that may guess. A guess
+    is worth it while its gain, by what it costs, is well above what the pass makes without it.
+    """
+    fixed, each = line
+    every = np.concatenate(gains)
+    owners = np.repeat(np.arange(len(gains)), [len(some) for some in gains])
+    order = np.argsort(-every, kind="stable")
+    best = every[order]
+    tokens = num_counting + np.cumsum(best) - best  # without the guess
+    seconds = fixed + each * (num_rows + np.arange(len(best)))
+    worth = best * seconds > DEMAND * tokens * each
+    num_worth = len(best) if worth.all() else int(worth.argmin())
+    return np.bincount(owners[order[:num_worth]], minlength=len(gains)).astype(np.int32)
+
+
+def can_guess(sequence: Sequence) -> bool:
+    """Whether what a row draws is a function of its tokens' logits and the position alone."""
+    request, params = sequence.request, sequence.request.params
+    remembers = params.presence_penalty or params.frequency_penalty or params.bad_words
+    return not (
+        remembers
+        or params.repetition_penalty != 1.0
+        or sequence.guide is not None
+        or sequence.group is not None
+        or request.processors
+        or request.continuations
+    )
+
+
+def _usual(agreed: int, count: int) -> Chances:
+    """The chance of each of `count` guesses to be right if those before it are."""
+    return CHANCES[np.minimum(agreed + np.arange(count), len(CHANCES) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A place in a row's own tokens that may tell how it goes on."""
+
+    row: int
+    tokens: Ints
+    begin: int
+    agreed: int
+    gains: Chances  # of each guess: the chance that it and all before it are right
+
+
+class Guesses:
+    """Which rows guess, how many tokens, and how right they were."""
+
+    def __init__(self, stays: Stays, speculation: Speculation | None, times: PassTimes) -> None:
+        """Without `speculation` nothing is ever guessed."""
+        self.rows: Rows = stays.rows
+        self.times, self.num_guessed, self.num_accepted = times, 0, 0
+        self._stays, self._speculation = stays, speculation
+        capacity = stays.rows.capacity
+        self._known = np.zeros(capacity, np.int64)  # the stay that the columns are about
+        self._able = np.zeros(capacity, bool)
+        self._landing = np.zeros(capacity, np.int64)  # the stay whose guesses are on their way
+        self._agreed = np.zeros(capacity, np.int64)  # tokens that agreed before these guesses
+        # Guesses of the row that were right, and how many that was expected of.
+        self._right, self._expected = np.zeros(capacity), np.zeros(capacity)
+        self._all_right = self._all_expected = 0.0
+
+    def ready(self, at: Ints) -> Ints:
+        """Those decode rows that can be planned now: others wait for the tokens on their way.
+
+        How far a row with guesses gets is known when they land; and while few rows run, whoever
+        can guess waits for its last token, since guesses come after that.
+        """
+        if self._speculation is None:
+            return at
+        rows = self.rows
+        waits = self._landing[at] == rows.stay[at]
+        if len(at) <= MOST_ROWS:
+            self._meet(at)
+            waits |= self._able[at]
+        ready: Ints = at[~waits | (rows.known[at] == rows.planned[at])]
+        return ready
+
+    def plan(self, decode: DecodeRows, draft: Draft, *, awaited: bool) -> DecodeRows:
+        """Make slices of the decode rows that guess, with blocks for them; the rows that do not.
+
+        `awaited`: somebody waits for a row.
+        """
+        if self._speculation is None or not 0 < len(decode) <= MOST_ROWS:
+            return decode
+        self._meet(decode.rows)
+        self._fade(decode.rows)
+        counting = np.ones(len(decode), bool)
+        if not awaited:
+            remaining = self.rows.remaining(decode.rows)
+            counting = remaining >= LAST * remaining.max()
+        line, num_counting = self.times.line(), int(counting.sum())
+        least = DEMAND * line[1] * num_counting / (line[0] + line[1] * len(decode))
+        found = self._find(decode.rows[counting], draft.budget, least, self._speculation)
+        if not found:
+            return decode
+        counts = allot([one.gains for one in found], len(decode), num_counting, line).tolist()
+        guessing = [
+            one.row
+            for one, count in zip(found, counts, strict=True)
+            if count and self._plan_slice(one, count, draft)
+        ]
+        others = ~np.isin(decode.rows, guessing)
+        return DecodeRows(decode.rows[others], decode.positions[others])
+
+    def _fade(self, at: Ints) -> None:
+        self._expected[at] *= FADING
+        self._right[at] *= FADING
+        self._all_expected *= FADING
+        self._all_right *= FADING
+
+    def _meet(self, at: Ints) -> None:
+        """Look at the rows that are new."""
+        stay = self.rows.stay
+        for row in at[self._known[at] != stay[at]].tolist():
+            self._known[row] = stay[row]
+            self._able[row] = can_guess(self.rows.sequence(row))
+            self._expected[row] = self._right[row] = 0.0
+
+    def _find(self, at: Ints, budget: int, least: float, asked: Speculation) -> list[_Found]:
+        """What the rows could guess, where that may have at least this chance."""
+        rows = self.rows
+        common = (COMMON_PRIOR + self._all_right) / (COMMON_PRIOR + self._all_expected)
+        luck = (OWN_PRIOR * common + self._right[at]) / (OWN_PRIOR + self._expected[at])
+        most = np.minimum(rows.limit[at] - rows.known[at] - 1, min(asked.num_tokens, budget))
+        able = self._able[at] & (rows.known[at] == rows.planned[at]) & (most > 0)
+        found = []
+        for i in np.flatnonzero(able & (luck * CHANCES[-1] > least)).tolist():
+            tokens = rows.known_tokens(int(at[i]))
+            begin, agreed = look_up(tokens, asked.shortest, asked.longest)
+            if agreed:
+                each_right = np.minimum(luck[i] * _usual(agreed, int(most[i])), MOST_CHANCE)
+                found.append(_Found(int(at[i]), tokens, begin, agreed, np.cumprod(each_right)))
+        return found
+
+    def _plan_slice(self, one: _Found, count: int, draft: Draft) -> bool:
+        """Feed the row's last token and guesses after it, as far as there are blocks."""
+        rows, pool, row = self.rows, self._stays.pool, one.row
+        start = int(rows.computed[row])
+        room = (int(rows.num_blocks[row]) + pool.num_free) * pool.block_size - start - 1
+        count = min(count, room, draft.budget)
+        if count <= 0:
+            return False
+        self._stays.grow_to(row, start + 1 + count, draft)
+        guessed = continuation(one.tokens, one.begin, count)
+        fed = np.concatenate([one.tokens[start:], guessed])
+        draft.prefill.append(Slice(row, start, fed, (row,), num_guessed=count))
+        draft.budget -= count
+        rows.computed[row] += count + 1
+        rows.planned[row] += count + 1
+        self._landing[row], self._agreed[row] = rows.stay[row], one.agreed
+        return True
+
+    def settle(self, plan: StepPlan, counts: Ints) -> None:
+        """Set each row that guessed, and is still there, to where it got; counts[i] tokens were
+        drawn by the i-th row of the plan, and its known tokens hold what it keeps of them."""
+        rows, entry = self.rows, 0
+        for one in plan.prefill:
+            row, count = one.row, int(counts[entry : entry + 1].sum())
+            entry += len(one.sample_into)
+            if not one.num_guessed or self._landing[row] != rows.stay[row]:
+                continue
+            self._landing[row] = 0
+            rows.planned[row], rows.computed[row] = rows.known[row], rows.known[row] - 1
+            right = max(count - 1, 0)
+            tested = right + (right < one.num_guessed)
+            expected = float(_usual(int(self._agreed[row]), tested).sum())
+            self._right[row] += right
+            self._all_right += right
+            self._expected[row] += expected
+            self._all_expected += expected
+            self.num_guessed += one.num_guessed
+            self.num_accepted += right
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Learn from a pass that took so long."""
+        if self._speculation is None or plan.repeat > 1 or result.held or len(plan.released):
+            return
+        if all(one.num_guessed for one in plan.prefill):
+            self.times.observe(plan.num_tokens, seconds)
