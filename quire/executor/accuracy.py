@@ -1,4 +1,4 @@
-"""How far 8-bit arithmetic strays from float32 on the same weights, and how far it may.
+"""How far 8-bit arithmetic (or fp8) strays from float32 on the same weights, and how far it may.
 
 Both models read the same real text, teacher-forced: each predicts every next token from the
 true ones before it. What counts is how well they predict (perplexity), how far their
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.executor.memory import make_cache
+from quire.kernels.cpu.native_int8 import NativeLinear
+from quire.kernels.native.kernels import cache_dtype_beside_int8
 from quire.kernels.ops import AttentionInputs
 from quire.layers.attention import Pass
 from quire.models.decoder import Decoder
@@ -86,7 +88,7 @@ def _predictions(
     """Next tokens and both models' log-probabilities, a few positions at a time."""
     step = max(1, (1 << 24) // spec.vocab_size)
     for window in windows:
-        truth = torch.tensor(window[1:])
+        truth = torch.tensor(window[1:], device=exact.rotary.cos.device)
         hidden = [_hidden(model, spec, window)[:-1] for model in (exact, rounded)]
         for at in range(0, truth.shape[0], step):
             ours, theirs = (
@@ -98,19 +100,23 @@ def _predictions(
 
 def _hidden(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Tensor:
     """The last hidden states of a text on its own, in a cache of its own."""
-    count, size = len(window), model.layers[0].attention.shape.block_size
+    shape, device = model.layers[0].attention.shape, model.rotary.cos.device
+    count, size = len(window), shape.block_size
     num_blocks = -(-count // size)
-    positions = torch.arange(count)
+    positions = torch.arange(count, device=device)
     inputs = AttentionInputs(
-        query_starts=torch.tensor([0, count]),
-        context_lens=torch.tensor([count]),
-        tables=torch.arange(num_blocks)[None],
+        query_starts=torch.tensor([0, count], device=device),
+        context_lens=torch.tensor([count], device=device),
+        tables=torch.arange(num_blocks, device=device)[None],
         slots=positions,
         num_prefill=1,
         longest_query=count,
         longest_context=count,
     )
-    cache = make_cache(spec, num_blocks, size, torch.float32, torch.device("cpu")).zero_()
+    is_int8 = isinstance(model.head.multiply, NativeLinear)
+    dtype = cache_dtype_beside_int8(model.kernels, shape) if is_int8 else shape.kv_dtype
+    cache = make_cache(spec, num_blocks, size, dtype, device)
+    cache.view(torch.uint8).zero_()
     attention = {w: model.kernels.plan_attention(inputs, w) for w in model.windows}
     shared = Pass(*model.rotary(positions), positions, attention)
-    return model.compute(torch.tensor(window), shared, cache)
+    return model.compute(torch.tensor(window, device=device), shared, cache)

@@ -16,6 +16,7 @@ from quire.executor.probe import available_memory, num_cores
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
 from quire.executor.samplers import sampler_for
+from quire.kernels.native.kernels import cache_dtype_beside_int8
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import Weights, head_shape
 from quire.models.registry import build_model
@@ -66,9 +67,12 @@ class LocalExecutor:
         model = build_model(
             spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
         )
-        count = num_blocks(config, spec, dtype, available_memory())
+        cache_dtype = dtype
+        if config.quantization == "int8" and config.kv_cache_dtype == "auto":
+            cache_dtype = cache_dtype_beside_int8(kernels, shape)
+        count = num_blocks(config, spec, cache_dtype, available_memory())
         sampler = sampler_for(config, spec.vocab_size, device)
-        cache = make_cache(spec, count, config.block_size, dtype, device)
+        cache = make_cache(spec, count, config.block_size, cache_dtype, device)
         rows = DeviceRows(config.max_num_seqs, device)
         self._runner = Runner(
             model,
@@ -78,13 +82,14 @@ class LocalExecutor:
             config.block_size,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )
-        size = count * block_bytes(spec, config.block_size, dtype) / (1 << 20)
+        size = count * block_bytes(spec, config.block_size, cache_dtype) / (1 << 20)
+        how = "" if cache_dtype == dtype else " in bfloat16"
         return ExecutorFacts(
             num_blocks=count,
             device=config.device,
             dtype=config.dtype,
             notes=(
-                f"KV cache: {count} blocks of {config.block_size} tokens ({size:,.0f} MiB)",
+                f"KV cache: {count} blocks of {config.block_size} tokens{how} ({size:,.0f} MiB)",
                 f"{torch.get_num_threads()} threads",
             ),
         )

@@ -277,7 +277,10 @@ class Sampler:
 
     def _lines(self, logits: Tensor, lines: Lines) -> Tensor:
         """Some lines of the logits: not always a copy, so not to be written to."""
-        return logits if len(lines) == len(logits) else logits[index(lines, self._device)]
+        first, last = int(lines[0]), int(lines[-1]) + 1
+        if last - first == len(lines):  # in ascending order, so without a gap
+            return logits[first:last]
+        return logits[index(lines, self._device)]
 
     def _values(self, scores: Tensor) -> Tensor:
         return scores.float() if self._as_logits else log_probabilities(scores)

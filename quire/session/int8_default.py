@@ -29,11 +29,11 @@ from quire.weights.load import load_int8_weights, load_weights
 from quire.weights.source import ModelFiles
 
 # Changes when the arithmetic does: what was found for another one does not count.
-ARITHMETIC = "hadamard-64"
+ARITHMETIC = "hadamard-64, keys and values in bfloat16 where attention is in tiles"
 # Measured with tests/session/test_int8_default.py, which holds it to that.
 KNOWN = {
     # SmolLM2-135M-Instruct in Q4_1 and Q8_0, what the alias "smollm2" fetches.
-    "e869c436c6e019ee59550faf5d06b3e8": Accuracy(4000, 0.0046, 0.0049, 0.956, 0.9996),
+    "b91954397ffbf437beb4386c86abb3e0": Accuracy(4000, 0.0068, 0.0050, 0.961, 0.9996),
 }
 KEPT = "accuracy.json"
 WINDOW, NUM_WINDOWS = 256, 4

@@ -67,6 +67,8 @@ def declare(library: ctypes.CDLL) -> None:
         function.argtypes, function.restype = [whole], None
     library.quire_turn_and_store.argtypes = [ctypes.POINTER(_Heads)]
     library.quire_turn_and_store.restype = None
+    library.quire_lies_in_tiles.argtypes = [_WORD, _WORD]
+    library.quire_lies_in_tiles.restype = _WORD
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from quire.kernels.native import attention, linear
 from quire.kernels.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.kernels.native.library import TYPES, library
 from quire.kernels.native.linear import NativeLinear
-from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
+from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape, Kernels, LinearOp
 
 _WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -40,6 +40,15 @@ def fits(shape: HeadShape) -> bool:
         and shape.head_dim <= LARGEST_HEAD
         and shape.num_heads % shape.num_kv_heads == 0
     )
+
+
+def cache_dtype_beside_int8(kernels: Kernels, shape: HeadShape) -> torch.dtype:
+    """What keys and values are kept as where weights and activations are rounded to bytes: bfloat16
+    if attention then multiplies in AMX's tiles, twice as fast as in float32, else as they come."""
+    if not isinstance(kernels, NativeOps):
+        return shape.dtype
+    in_tiles = kernels.library.quire_lies_in_tiles(TYPES[torch.bfloat16], shape.head_dim)
+    return torch.bfloat16 if in_tiles else shape.dtype
 
 
 class NativeOps(CpuKernels):

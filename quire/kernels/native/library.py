@@ -21,6 +21,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quire.h
 
 NEON, NEON_DOT, NEON_I8MM = 1 << 0, 1 << 1, 1 << 2
 AVX2, AVX512, AVX512_VNNI, AVX_VNNI, AMX_INT8 = 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7
+AMX_BF16 = 1 << 8
 NAMES = {
     NEON: "NEON",
     NEON_DOT: "dot products",
@@ -30,6 +31,7 @@ NAMES = {
     AVX512_VNNI: "VNNI",
     AVX_VNNI: "AVX-VNNI",
     AMX_INT8: "AMX",
+    AMX_BF16: "AMX bfloat16",
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.native.attention import HeadNorms
 from quire.kernels.native.kernels import NativeKernels, fits, native_kernels
+from quire.kernels.native.library import TYPES
 from quire.kernels.native.library import library as the_library
 from quire.kernels.ops import AttentionInputs, HeadShape, kernels_for, torch_kernels
 from quire.kernels.reference import ReferenceKernels
@@ -67,18 +68,27 @@ def random_pass(shape: HeadShape, seed: int, *, shared: int = 0) -> tuple[Attent
     return inputs, num_blocks
 
 
-def keys_turned(cache: Tensor) -> Tensor:
-    """A cache whose keys lie as the kernels in C want them: [D, S] in a block of [S, D]."""
+def keys_turned(cache: Tensor, pairs: int = 1) -> Tensor:
+    """A cache whose keys lie as the kernels in C want them: [D, S] in a block of [S, D]; with
+    `pairs` of 2, as AMX wants them: [D / 2, S, 2]."""
+    blocks, heads, slots, width = cache[0].shape
     turned = cache.clone()
-    turned[0] = cache[0].transpose(-1, -2).reshape(cache[0].shape)
+    apart = cache[0].view(blocks, heads, slots, width // pairs, pairs)
+    turned[0] = apart.transpose(2, 3).reshape(cache[0].shape)
     return turned
 
 
-def keys_back(cache: Tensor) -> Tensor:
+def keys_back(cache: Tensor, pairs: int = 1) -> Tensor:
     blocks, heads, slots, width = cache[0].shape
     back = cache.clone()
-    back[0] = cache[0].view(blocks, heads, width, slots).transpose(-1, -2)
+    apart = cache[0].view(blocks, heads, width // pairs, slots, pairs)
+    back[0] = apart.transpose(2, 3).reshape(cache[0].shape)
     return back
+
+
+def pairs_of(library: ctypes.CDLL, shape: HeadShape, dtype: torch.dtype) -> int:
+    """How many channels of a key lie together in a cache of this type."""
+    return 2 if library.quire_lies_in_tiles(TYPES[dtype], shape.head_dim) else 1
 
 
 def check_pass(
@@ -105,14 +115,17 @@ def check_pass(
     turns = (angles.cos(), angles.sin())
     judge = ReferenceKernels(shape).plan_attention(inputs, window)
     step = NativeKernels(shape, library).plan_attention(inputs, window)
-    expected_cache, own_cache = cache.to(shape.dtype), keys_turned(cache)
+    pairs = pairs_of(library, shape, kept)
+    expected_cache, own_cache = cache.to(shape.dtype), keys_turned(cache, pairs)
     qk, v = qkv[:, :num_turned], qkv[:, num_turned:]
     expected_q = judge.rope_and_store(qk, v, *turns, *expected_cache)
     q = step.rope_and_store(qk, v, *turns, *own_cache)
     assert close(q, expected_q)
-    assert close(keys_back(own_cache).to(shape.dtype), expected_cache, kept)
+    back = keys_back(own_cache, pairs).to(shape.dtype)
+    assert close(back, expected_cache, kept)
     attended = step.attend(q, *own_cache)
-    assert close(attended, judge.attend(q, *keys_back(own_cache).to(shape.dtype)))
+    # In tiles all factors are as short as the cache's.
+    assert close(attended, judge.attend(q, *back), kept if pairs == 2 else None)
     return attended
 
 

@@ -1,33 +1,15 @@
 /* Attention over the paged cache: what is worked on by whom, and which kernel does it. */
-#include "quire.h"
+#include "attention.h"
 
-/* Keys that are worked on together, counted from position 0. Part of the arithmetic: another
- * number would sum in another order. */
-enum { TILE = 64 };
 /* Rows (heads of tokens) that go through a tile together, unless one token has more. */
 enum { ITEM_ROWS = 48 };
 /* Products of a pass that are worth waking other threads for: some ten microseconds' work. */
 enum { LARGE_PASS = 1 << 19 };
-/* Below any score, and yet it can be subtracted from itself. */
-#define NOTHING (-1e30f)
-
-/* One head of one token: it sees the positions begin .. end. */
-struct row {
-    int64_t end, begin;
-    float largest, total; /* score so far, and sum of the exponentials below it */
-};
-
-/* What a thread works with. */
-struct scratch {
-    int64_t padded; /* head_dim, rounded up to whole vectors */
-    struct row *rows;
-    float *q, *out, *scores, *keys, *values;
-};
 
 #define BODY "attention_body.h"
 #include "variants.h"
 
-enum { LINE = 64, MOST_LANES = 16, MOST_ROWS_AT_ONCE = 6 };
+enum { LINE = 64, MOST_LANES = 16, MOST_ROWS_AT_ONCE = 16 };
 
 static int64_t group_of(const struct quire_attention *a)
 {
@@ -48,7 +30,7 @@ static int64_t most_rows(const struct quire_attention *a)
 /* Lay a thread's scratch out from `at` on (NULL: to measure); where it ends. */
 static char *lay_out(const struct quire_attention *a, char *at, struct scratch *scratch)
 {
-    const int64_t rows = most_rows(a);
+    const int64_t rows = most_rows(a) + MOST_ROWS_AT_ONCE; /* a tile may reach beyond the last */
     const int64_t width = (a->head_dim + MOST_LANES - 1) / MOST_LANES * MOST_LANES;
     struct {
         void **place;
@@ -57,9 +39,10 @@ static char *lay_out(const struct quire_attention *a, char *at, struct scratch *
         {(void **)&scratch->rows, rows * sizeof(struct row)},
         {(void **)&scratch->q, rows * width * 4},
         {(void **)&scratch->out, rows * width * 4},
-        {(void **)&scratch->scores, MOST_ROWS_AT_ONCE * TILE * 4},
-        {(void **)&scratch->keys, TILE * width * 4},
-        {(void **)&scratch->values, TILE * width * 4},
+        {(void **)&scratch->scores, QUIRE_UNITS * MOST_ROWS_AT_ONCE * TILE * 4},
+        {(void **)&scratch->keys, (TILE + QUIRE_UNITS * MOST_ROWS_AT_ONCE) * width * 4},
+        {(void **)&scratch->values, QUIRE_UNITS * TILE * width * 2},
+        {(void **)&scratch->gathered, QUIRE_UNITS * TILE * width * 2},
     };
     for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++) {
         at += -(uintptr_t)at % LINE;
@@ -132,7 +115,10 @@ static void attend_one(void *context, int64_t number, int64_t thread)
     const int64_t size = (int64_t)(uintptr_t)lay_out(a, NULL, &scratch);
     char *mine = (char *)a->scratch + -(uintptr_t)a->scratch % LINE + thread * size;
     lay_out(a, mine, &scratch);
-    PICK(attend_item)(a, a->items + number, &scratch);
+    if (quire_lies_in_tiles(a->cache_type, a->head_dim))
+        quire_attend_in_tiles(a, a->items + number, &scratch);
+    else
+        PICK(attend_item)(a, a->items + number, &scratch);
 }
 
 void quire_attend(const struct quire_attention *a)

@@ -148,7 +148,10 @@ TARGET static void NAMED(store_head)(
     NAMED(turn_head)(h, k, h->k_norm, token, turned);
     NAMED(convert)(h->type, width, turned, h->cache_type, stored);
     /* Keys lie with their slot last, so that attention reads a vector of tokens. */
-    if (h->cache_type == QUIRE_FLOAT32)
+    if (quire_lies_in_tiles(h->cache_type, width))
+        for (int64_t i = 0; i < width / 2; i++)
+            ((uint32_t *)h->keys)[place / 2 + i * slots + at] = stored[i];
+    else if (h->cache_type == QUIRE_FLOAT32)
         for (int64_t i = 0; i < width; i++)
             ((uint32_t *)h->keys)[place + i * slots + at] = stored[i];
     else

@@ -163,12 +163,13 @@ __attribute__((target(AVX512))) static inline __m512 turn16(__m512 v)
     return PAIRS(v, _mm512_permute_ps(v, 0xb1), 0xaaaa);
 }
 
-/* 64 numbers at v turned in place; returns the bits of the largest so far, lane by lane. */
-__attribute__((target(AVX512))) static inline __m512i turn64(float *v, __m512i top)
+/* 64 numbers turned; returns the bits of the largest so far, lane by lane. */
+__attribute__((target(AVX512))) static inline __m512i turn64(
+    const float *from, float *v, __m512i top)
 {
     const __m512i positive = _mm512_set1_epi32(0x7fffffff);
-    const __m512 p0 = _mm512_loadu_ps(v), p1 = _mm512_loadu_ps(v + 16);
-    const __m512 p2 = _mm512_loadu_ps(v + 32), p3 = _mm512_loadu_ps(v + 48);
+    const __m512 p0 = _mm512_loadu_ps(from), p1 = _mm512_loadu_ps(from + 16);
+    const __m512 p2 = _mm512_loadu_ps(from + 32), p3 = _mm512_loadu_ps(from + 48);
     const __m512 a = _mm512_add_ps(p0, p2), b = _mm512_add_ps(p1, p3);
     const __m512 c = _mm512_sub_ps(p0, p2), d = _mm512_sub_ps(p1, p3);
     const __m512 turned[4] = {
@@ -186,12 +187,15 @@ __attribute__((target(AVX512))) static float round_avx512(
 {
     float scale, inverse;
     __m512i top = _mm512_setzero_si512();
-    memcpy(v, x, (size_t)k * sizeof(float));
-    memset(v + k, 0, (size_t)(depth - k) * sizeof(float));
-    for (int64_t apart = block / 2; apart >= TURN; apart /= 2)
-        turn_pairs(v, depth, apart);
+    if (block > TURN || k < depth) { /* else a row is turned where it is read */
+        memcpy(v, x, (size_t)k * sizeof(float));
+        memset(v + k, 0, (size_t)(depth - k) * sizeof(float));
+        for (int64_t apart = block / 2; apart >= TURN; apart /= 2)
+            turn_pairs(v, depth, apart);
+        x = v;
+    }
     for (int64_t i = 0; i < depth; i += TURN)
-        top = turn64(v + i, top);
+        top = turn64(x + i, v + i, top);
     if (!scale_of(_mm512_reduce_max_epu32(top), &scale, &inverse)) {
         memset(q, offset, (size_t)depth);
         return scale;

@@ -45,8 +45,13 @@ static int64_t detect(void)
         if (__builtin_cpu_supports("avx512vnni"))
             found |= QUIRE_AVX512_VNNI;
         if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1)
-            && tiles_are_ours())
+            && tiles_are_ours()) {
             found |= QUIRE_AMX_INT8;
+            /* Tiles of bfloat16, and vectors that are rounded to it. */
+            const unsigned has_tiles = d >> 22 & 1;
+            if (has_tiles && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1))
+                found |= QUIRE_AMX_BF16;
+        }
     }
     return found;
 }

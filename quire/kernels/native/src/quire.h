@@ -24,6 +24,7 @@ enum {
     QUIRE_AVX512_VNNI = 1 << 5,
     QUIRE_AVX_VNNI = 1 << 6,
     QUIRE_AMX_INT8 = 1 << 7,  /* the system has given leave to use the tiles */
+    QUIRE_AMX_BF16 = 1 << 8,
 };
 
 /* Number formats, as Python names them in library.py. */
@@ -66,7 +67,8 @@ QUIRE_EXPORT void quire_gate(
 /* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
  * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
  * tokens have a slot, and a slot below 0 stores nothing.
- * Values lie in a block as [slot, head_dim], keys as [head_dim, slot]. */
+ * Values lie in a block as [slot, head_dim], keys as [head_dim, slot] or, where
+ * quire_lies_in_tiles, as [head_dim / 2, slot, 2]. */
 struct quire_heads {
     int64_t type, cache_type;
     int64_t num_tokens, num_stored, num_heads, num_kv_heads, head_dim, block_size;
@@ -79,6 +81,9 @@ struct quire_heads {
     void *q, *keys, *values;
 };
 QUIRE_EXPORT void quire_turn_and_store(const struct quire_heads *heads);
+
+/* Whether attention over such a cache multiplies in AMX's tiles, in bfloat16 with sums in float32. */
+QUIRE_EXPORT int64_t quire_lies_in_tiles(int64_t cache_type, int64_t head_dim);
 
 /* --- attention.c ---------------------------------------------------------------------------- */
 
