@@ -6,10 +6,11 @@
     small    the table of Qwen3-0.6B, large: of Llama-3.1-8B, other: of Llama-3.2-1B, which
              nothing was tuned for and nobody else was measured with (random weights, bf16)
     profile  one decode step of 0.6B at 256 and 1,024 rows, kernel by kernel
-    start    a new process to 4 x 32 tokens: kernels not compiled yet, then compiled
+    start    a new process to 4 x 32 tokens, 0.6B and 8B: kernels not compiled yet, then compiled
     load     GB/s of reading safetensors
     sanitize every kernel at small shapes under compute-sanitizer
     default  greedy answers of the default model in float32, beside the CPU's
+    fp8      what fp8 costs and gains (gpu_fp8.py)
 
 Parts run in the order they are named; when the budget is used up the rest is named and left
 out. Words of the form key=value are options of `LLM`.
@@ -19,15 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -39,15 +36,18 @@ if not __package__:  # run as a file: the repository is not on the path
 from benchmarks import roofline, shapes, workloads
 from benchmarks.budget import Budget
 from benchmarks.gpu_checks import check
+from benchmarks.gpu_clock import Clock
+from benchmarks.gpu_fp8 import fp8
 from benchmarks.gpu_more import default, load, sanitize
 from benchmarks.gpu_profile import profile
+from benchmarks.gpu_start import start
 from benchmarks.offline import OPTION, machine, measure, option
 
 if TYPE_CHECKING:
     from quire import LLM
 
 MODELS = {"small": "qwen3-0.6b", "large": "llama-3.1-8b", "other": "llama-3.2-1b"}
-MORE = {"load": load, "sanitize": sanitize, "default": default}
+MORE = {"load": load, "sanitize": sanitize, "default": default, "fp8": fp8}
 PARTS = ("check", *MODELS, "profile", "start", *MORE)
 STARTED = ("small", "large")
 VLLM = Path(__file__).parent / "vllm_h200.json"
@@ -158,88 +158,6 @@ def table(
         print(f"{model}: geometric mean {mean:.3f} of the limit", flush=True)
 
 
-class Clock:
-    """Where the time of an engine goes: host seconds by what it does, and the device's by plan."""
-
-    def __init__(self, llm: LLM) -> None:
-        engine = llm._session.engine
-        self.host: defaultdict[str, float] = defaultdict(float)
-        self.device: defaultdict[str, float] = defaultdict(float)
-        self.plans: Counter[str] = Counter()
-        for owner, name in (
-            (engine.scheduler, "schedule"),
-            (engine.scheduler, "commit"),
-            (engine.executor, "submit"),
-            (engine, "_land"),
-        ):
-            setattr(owner, name, self._timed(name, getattr(owner, name)))
-        observe = engine._observe
-
-        def observed(plan: Any, seconds: float) -> None:
-            kind = "decode" if not plan.prefill else "mixed" if len(plan.decode) else "prefill"
-            self.device[kind] += seconds
-            self.plans[kind] += 1
-            before = time.perf_counter()
-            observe(plan, seconds)
-            self.host["observe"] += time.perf_counter() - before
-
-        engine._observe = observed
-
-    def _timed(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
-            before = time.perf_counter()
-            try:
-                return act(*given)
-            finally:
-                self.host[name] += time.perf_counter() - before
-
-        return timed
-
-    def reset(self) -> None:
-        self.host.clear()
-        self.device.clear()
-        self.plans.clear()
-
-    def line(self) -> str:
-        """`_land` waits and then commits: what is left of it is waiting."""
-        host = dict(self.host)
-        host["wait"] = host.pop("_land", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
-        parts = [f"{name} {seconds:.2f}" for name, seconds in host.items()]
-        plans = [f"{n} {kind} {self.device[kind]:.2f} s" for kind, n in self.plans.items()]
-        return f"    host: {', '.join(parts)}; plans: {', '.join(plans)}"
-
-
-START = """
-import time, sys
-from quire import LLM, SamplingParams
-llm = LLM({path!r}, **{options!r})
-ready = time.time()
-params = SamplingParams(max_tokens=32, ignore_eos=True, detokenize=False)
-llm.generate([{{"prompt_token_ids": list(range(10, 74))}}] * 4, params, use_tqdm=False)
-print("ready", ready - {begun}, "done", time.time() - {begun}, flush=True)
-"""
-
-
-def start(budget: Budget, options: dict[str, Any]) -> None:
-    """A new process, from its start to 4 x 32 tokens."""
-    report = {}
-    root = str(Path(__file__).resolve().parents[1])
-    for model in (MODELS[part] for part in STARTED):
-        with tempfile.TemporaryDirectory() as cache, shapes.opened(model, **options) as shape:
-            for state in ("nothing compiled", "compiled"):
-                if budget.left < 15:
-                    return
-                env = {**os.environ, "TRITON_CACHE_DIR": cache, "PYTHONPATH": root}
-                code = START.format(path=shape.path, options=shape.options, begun=time.time())
-                run = subprocess.run(
-                    [sys.executable, "-c", code], env=env, capture_output=True, text=True
-                )
-                said = run.stdout.strip() or run.stderr[-1500:]
-                report[f"{model}, {state}"] = said
-                print(f"start of {model}, {state}: {said}", flush=True)
-                budget.write("start", report)
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="+", choices=PARTS)
@@ -266,7 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
             elif part in MORE:
                 MORE[part](budget)
             else:
-                start(budget, options)
+                start(budget, [MODELS[part] for part in STARTED], options)
         except Exception:  # noqa: BLE001 - the other parts still count
             traceback.print_exc()
 

@@ -128,12 +128,13 @@ def _verdict(name: str, run: Check) -> Line:
 def tiny() -> Iterator[Line]:
     """Every kernel once at a small shape: for compute-sanitizer."""
     from tests.kernels.triton import checks as c
+    from tests.kernels.triton import fp8_checks as fp8
     from tests.kernels.triton import sampling_checks as s
     from tests.kernels.triton.thin_checks import check_thin
     from tests.kernels.triton.wishes import CUT, PLAIN
 
     place = c.Place(CUDA, BF16)
-    shape = HeadShape(4, 2, 80, 16, BF16)
+    shape, narrow = (HeadShape(4, 2, 80, 16, BF16, fp8_kv) for fp8_kv in (False, True))
     groups = ((2, (0, 2, 3, 4)), (4, (2, 3)))
     cache = place.random(2, 2, 8, 1, 8, 16, seed=1)
     pairs = torch.tensor([[0, 3], [-1, -1]], dtype=torch.int32, device=CUDA)
@@ -149,6 +150,12 @@ def tiny() -> Iterator[Line]:
         ("draw", partial(s.check_sampling, place, PLAIN, 5000)),
         ("limits", partial(s.check_sampling, place, CUT, 5000)),
         ("copy", partial(blocks.copy_blocks, cache, pairs)),
+        ("fp8 heads", partial(fp8.check_stored, place, narrow, 9, normed=True)),
+        ("fp8 decode", partial(c.check_decode, place, narrow, [37, 0, 1, 300, 16])),
+        ("fp8 prefix", partial(c.check_decode, place, narrow, [70, 0, 80, 99, 33], shared=groups)),
+        ("fp8 prefill", partial(c.check_prefill, place, narrow, [(50, 0), (1, 70), (33, 21)])),
+        ("fp8 rows", partial(fp8.check_rounded_rows, place, 5, 100)),
+        ("fp8 norms", partial(fp8.check_fused, place, 5, 100)),
     ):
         yield _verdict(f"tiny {name}", run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def profile_plan(
 
 
 def summary(recorded: Any, repeat: int, title: str) -> dict[str, Any]:
-    """Microseconds per step by kernel, and how much of the time the GPU worked."""
+    """Microseconds per step by kernel, between kernels, and how much of the time the GPU worked."""
     events = sorted(
         (e for e in recorded.events() if e.device_type.name == "CUDA"),
         key=lambda e: e.time_range.start,
@@ -98,21 +99,30 @@ def summary(recorded: Any, repeat: int, title: str) -> dict[str, Any]:
     begin, end = events[0].time_range.start, max(e.time_range.end for e in events)
     by_name: dict[str, list[float]] = {}
     busy, covered = 0.0, begin
+    gaps: list[float] = []
     for event in events:
         first, last = event.time_range.start, event.time_range.end
         by_name.setdefault(event.name[:90], []).append(last - first)
         busy += max(0.0, last - max(first, covered))
+        gaps.append(max(0.0, first - covered))
         covered = max(covered, last)
     lines = sorted(
         ((name, sum(times) / repeat, len(times) / repeat) for name, times in by_name.items()),
         key=lambda line: -line[1],
     )
     took = (end - begin) / repeat
-    print(f"{title}, {repeat} steps: {took:.0f} us a step, busy {busy / repeat / took:.1%}")
+    gap, longest = statistics.median(gaps), max(gaps)
+    print(
+        f"{title}, {repeat} steps: {took:.0f} us a step, busy {busy / repeat / took:.1%}, "
+        f"{len(events) / repeat:.0f} launches, between two {gap:.2f} us (longest {longest:.1f})"
+    )
     for name, spent, count in lines[:18]:
         print(f"  {spent:9.1f} us  {count:6.1f} launches  {name}", flush=True)
     return {
         "us_per_step": (end - begin) / repeat,
         "busy": busy / (end - begin),
+        "launches_per_step": len(events) / repeat,
+        "gap_us": gap,
+        "longest_gap_us": longest,
         "kernels": lines[:60],
     }

@@ -3,18 +3,14 @@
     python benchmarks/gpu_steps.py qwen3-0.6b --rows 1 16 64 256 --context 1024
 
 The step is the engine's own graph over rows that stand at the same context, replayed.
-`--sweep 16` tries other tiles for the products of 16 rows; `--kernels` says where the time of
-each step goes.
+`--kernels` says where the time of each step goes.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import itertools
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,6 @@ from benchmarks.gpu_profile import summary
 from quire.executor.decoding import Decoding, Parts
 from quire.executor.device_rows import Column
 from quire.executor.graphs import GraphKey, Graphs
-from quire.kernels.triton.thin import MOST_ROWS, ThinProducts, ThinTile, compile_product
 
 STEPS = 24  # replayed at a time
 
@@ -96,32 +91,7 @@ def _clock() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def sweep(parts: Parts, spec: Any, rows: int, context: int) -> list[tuple[float, str]]:
-    """Whole steps with other tiles for the products of few rows, the fastest first."""
-    from quire.executor.thin_pass import ThinPass, products_of
-
-    thin_pass = parts.few_rows
-    if not isinstance(thin_pass, ThinPass):
-        return []
-    found = []
-    kinds = products_of(spec, torch.bfloat16)
-    sizes = itertools.product((32, 64), (256, 512), ((4, 3), (4, 4), (8, 4)))
-    tiles = [ThinTile(columns, depth, *kind) for columns, depth, kind in sizes]
-    tiles = [t for t in tiles if (MOST_ROWS + t.columns) * t.depth * 2 * t.stages < 150_000]
-    with ThreadPoolExecutor(14) as pool:
-        pairs = itertools.product(kinds, tiles)
-        list(pool.map(lambda pair: compile_product(*pair), pairs))
-    for tile in tiles:
-        other = copy.copy(thin_pass)
-        other._products = ThinProducts(tile)
-        spent = Step(replace(parts, few_rows=other), rows, context).milliseconds(3)
-        found.append((spent, str(tile)))
-    return sorted(found)
-
-
-def measure(
-    name: str, rows: Sequence[int], context: int, sweeps: Sequence[int], kernels: bool
-) -> None:
+def measure(name: str, rows: Sequence[int], context: int, *, kernels: bool) -> None:
     with opened(name, {}) as llm:
         executor: Any = llm._session.engine.executor
         parts = executor._runner._decoding._parts
@@ -135,9 +105,6 @@ def measure(
                 print(f"{name} {count} rows x {context}: {', '.join(found)}", flush=True)
                 for kind, step in steps.items() if kernels else ():
                     step.kernels(f"{name} {count} rows, {kind}")
-            for count in sweeps:
-                for spent, tile in sweep(parts, executor.spec, count, context)[:8]:
-                    print(f"{name} sweep {count}: {spent:.3f} ms {tile}", flush=True)
 
 
 def main() -> None:
@@ -145,11 +112,10 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 32, 64, 128, 256])
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--sweep", type=int, nargs="*", default=[], help="rows to try tiles for")
     parser.add_argument("--kernels", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.models:
-        measure(name, arguments.rows, arguments.context, arguments.sweep, arguments.kernels)
+        measure(name, arguments.rows, arguments.context, kernels=arguments.kernels)
 
 
 if __name__ == "__main__":

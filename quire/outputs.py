@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import QuireError
 from quire.logprobs import (
@@ -28,6 +28,10 @@ from quire.pooling_params import (
     ScoringOutput,
     ScoringRequestOutput,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "BeamSearchOutput",
@@ -136,7 +140,7 @@ class RequestOutput:
         self,
         request_id: str,
         prompt: str | None,
-        prompt_token_ids: list[int] | None,
+        prompt_token_ids: list[int] | npt.NDArray[np.int32] | None,
         prompt_logprobs: PromptLogprobs | None,
         outputs: list[CompletionOutput],
         finished: bool,
@@ -153,7 +157,7 @@ class RequestOutput:
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
+        self._prompt_ids = prompt_token_ids
         self.prompt_logprobs = prompt_logprobs
         self.outputs = outputs
         self.finished = finished
@@ -165,6 +169,24 @@ class RequestOutput:
         self.kv_transfer_params = kv_transfer_params
         self.error = error
         self.continuation_scores = continuation_scores  # of score_continuations alone
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """A list from the moment it is asked for: millions of numbers that often nobody reads."""
+        ids = self._prompt_ids
+        if ids is None or isinstance(ids, list):
+            return ids
+        listed: list[int] = ids.tolist()
+        self._prompt_ids = listed
+        return listed
+
+    @prompt_token_ids.setter
+    def prompt_token_ids(self, ids: list[int] | None) -> None:
+        self._prompt_ids = ids
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return 0 if self._prompt_ids is None else len(self._prompt_ids)
 
     @classmethod
     def failed(

@@ -79,7 +79,7 @@ class Results:
         return RequestOutput(
             str(request.number),
             request.prompt,
-            request.prompt_ids.tolist(),
+            request.prompt_ids,
             self._prompt_logprobs(first),
             [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
             True,
@@ -167,7 +167,7 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
     return RequestOutput(
         str(request.number),
         None,
-        request.prompt_ids.tolist(),
+        request.prompt_ids,
         None,
         [],
         True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +86,18 @@ def test_a_request_output_takes_what_callers_pass_and_fills_metrics() -> None:
     assert output.metrics == RequestStateStats()
     assert (output.num_cached_tokens, output.error, output.lora_request) == (3, None, None)
     assert "from_the_future" not in vars(output)
+
+
+def test_prompt_ids_become_a_list_when_they_are_asked_for() -> None:
+    ids = np.array([5, 6], np.int32)
+    output = RequestOutput("7", None, ids, None, [answer()], True)
+    assert output.num_prompt_tokens == 2
+    assert output.prompt_token_ids == [5, 6]
+    assert all(type(i) is int for i in output.prompt_token_ids)
+    assert output.prompt_token_ids is output.prompt_token_ids
+    output.prompt_token_ids = None
+    assert output.prompt_token_ids is None and output.num_prompt_tokens == 0
+    assert ids.tolist() == [5, 6]
 
 
 def test_a_failed_output_says_why() -> None:

@@ -18,16 +18,35 @@ from quire.executor.cuda_step import CudaStep
 from quire.executor.device_rows import DeviceColumns
 from quire.executor.executor import ExecutorFacts
 from quire.executor.local import DTYPES
-from quire.executor.memory import block_bytes, make_cache
+from quire.executor.memory import make_cache
 from quire.executor.prompts import most_captured
 from quire.executor.samplers import sampler_for
 from quire.executor.warmup import Warmup
 from quire.kernels.ops import HeadShape, kernels_for
-from quire.models.decoder import Decoder, head_shape
+from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.tp import TensorParallel
+
+FP8_CAPABILITY = (8, 9)
+
+
+def check_fp8(config: EngineConfig) -> None:
+    """NotSupported where fp8 is asked of a GPU that does not have it."""
+    if "fp8" in (config.quantization, config.kv_cache_dtype):
+        found = torch.cuda.get_device_capability()
+        if found < FP8_CAPABILITY:
+            name = "quantization" if config.quantization == "fp8" else "kv_cache_dtype"
+            raise NotSupported(
+                f"{name}='fp8': this GPU has compute capability {found[0]}.{found[1]}, and fp8 "
+                f"begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
+            )
+
+
+# A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
+TOUCHED_ROWS = (4, 256)
+SPARE_BYTES = 1 << 30
 
 
 class CudaExecutor:
@@ -41,18 +60,18 @@ class CudaExecutor:
         self,
         config: EngineConfig,
         spec: ModelSpec,
-        weights: dict[str, Tensor],
+        weights: Weights,
         warmup: Warmup | None = None,
     ) -> None:
         """`warmup`: kernels that are being compiled, if that was begun before."""
-        if config.kv_cache_dtype not in ("auto", config.dtype):
+        if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
-                f"({config.dtype}). Leave it at 'auto'."
+                f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
             )
         self.config, self.spec = config, spec
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._weights: dict[str, Tensor] | None = weights
+        self._weights: Weights | None = weights
         self._warmup = warmup
         self._runner: CudaRunner | None = None
 
@@ -63,16 +82,19 @@ class CudaExecutor:
         weights, self._weights = self._weights, None
         config, dtype = self.config, DTYPES[self.config.dtype]
         with self._errors("while starting"):
-            shape = head_shape(self.spec, config.block_size, dtype)
+            fp8_kv = config.kv_cache_dtype == "fp8"
+            shape = head_shape(self.spec, config.block_size, dtype, fp8_kv=fp8_kv)
             model = self._build(weights, shape)
+            _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
                 self._warmup.wait()
             torch.cuda.synchronize(self._device)
+            self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
-            cache = make_cache(self.spec, count, config.block_size, dtype, self._device)
+            cache = make_cache(self.spec, count, config.block_size, shape.kv_dtype, self._device)
             self._runner = self._make_runner(model, cache, shape)
-        size = count * block_bytes(self.spec, config.block_size, dtype) / (1 << 30)
+        size = cache.nbytes / (1 << 30)
         name = torch.cuda.get_device_name(self._device)
         return ExecutorFacts(
             num_blocks=count,
@@ -95,6 +117,8 @@ class CudaExecutor:
 
     def close(self) -> None:
         """Drop everything on the device; its memory goes back at once."""
+        if self._warmup is not None:
+            self._warmup.stop()
         if self._runner is not None:
             self._runner.close()
         self._runner = self._weights = None
@@ -102,7 +126,15 @@ class CudaExecutor:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _build(self, weights: dict[str, Tensor], shape: HeadShape) -> Decoder:
+    def _drop_garbage(self, dtype: torch.dtype) -> None:
+        """An engine before this one that nobody closed may hold its memory still, as garbage.
+        Collecting takes a tenth of a second, so only where more is held than this model takes."""
+        ours = (self.spec.body_weights + 2 * self.spec.head_weights) * dtype.itemsize
+        if torch.cuda.memory_reserved(self._device) > 2 * ours + SPARE_BYTES:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _build(self, weights: Weights, shape: HeadShape) -> Decoder:
         from quire.layers.fused_attention import FusedAttention
 
         config = self.config
@@ -113,6 +145,10 @@ class CudaExecutor:
         model.layers = tuple(
             replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
         )
+        if config.quantization == "fp8":
+            from quire.models.fp8 import round_early
+
+            round_early(model)
         return model
 
     def _make_runner(self, model: Decoder, cache: Tensor, shape: HeadShape) -> CudaRunner:
@@ -159,3 +195,21 @@ class CudaExecutor:
             raise EngineError(
                 f"the GPU failed {when}: {error}. The process must be started again."
             ) from error
+
+
+@torch.inference_mode()
+def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the vendor's library load what it multiplies with, while kernels are still on their
+    way: its handle belongs to the thread that runs the passes."""
+    layer, attended = model.layers[0], spec.num_heads * spec.head_dim
+    products = (
+        (layer.attention.qkv, spec.hidden_size),
+        (layer.attention.out, attended),
+        (layer.mlp.gate_up, spec.hidden_size),
+        (layer.mlp.down, spec.intermediate_size),
+    )
+    few, more = TOUCHED_ROWS
+    for linear, width in products:
+        linear(torch.zeros(few, width, dtype=dtype, device=device))
+        linear(torch.zeros(more, width, dtype=dtype, device=device))
+    model.logits(torch.zeros(few, spec.hidden_size, dtype=dtype, device=device))

@@ -12,6 +12,7 @@ from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
 from quire.executor.memory import block_bytes
 from quire.executor.prompts import most_captured
+from quire.kernels.fp8 import FP8
 from quire.spec import ModelSpec
 
 MIB = 1 << 20
@@ -49,7 +50,7 @@ def num_cuda_blocks(
 
     gpu_memory_utilization is the share of the whole GPU that may be in use in the end.
     """
-    size = block_bytes(spec, config.block_size, dtype)
+    size = block_bytes(spec, config.block_size, FP8 if config.kv_cache_dtype == "fp8" else dtype)
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_cache_memory_bytes is not None:

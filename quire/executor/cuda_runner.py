@@ -66,7 +66,8 @@ class CudaRunner:
             parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
         )
         self._outbox = Outbox(self.device)
-        num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, cache.dtype)
+        dtype = model.layers[0].attention.shape.dtype
+        num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, dtype)
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._outbox)
         self._beams = CudaBeams(columns, self._outbox)

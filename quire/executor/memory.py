@@ -6,19 +6,23 @@ the executor starts; on a CPU its pages cost nothing until a block is first used
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
+from quire.kernels.fp8 import FP8, block_shape
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
-    return spec.kv_values_per_token * block_size * dtype.itemsize
+    """Bytes of one block over all layers, with the scales of fp8."""
+    shape = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
+    return 2 * spec.num_layers * math.prod(shape) * dtype.itemsize
 
 
 def pool_bytes(config: EngineConfig, free: int) -> int:
@@ -53,9 +57,14 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
 def make_cache(
     spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet."""
-    shape = (spec.num_layers, 2, count, spec.num_kv_heads, block_size, spec.head_dim)
+    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet.
+
+    In fp8 the last two are one (kernels/fp8.py), and all is zeros: no byte may be NaN."""
+    block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
+    shape = (spec.num_layers, 2, count, *block)
     try:
+        if dtype == FP8:
+            return torch.zeros(shape, dtype=torch.uint8, device=device).view(FP8)
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:
         total = count * block_bytes(spec, block_size, dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.triton.heads import norm_rope_store
 from quire.kernels.triton.kernels import PlainLinear
-from quire.kernels.triton.thin import MOST_LAYER_BYTES, MOST_ROWS, Norm, Product, ThinProducts
+from quire.kernels.triton.thin import MOST_ROWS, Norm, Product, ThinProducts
 from quire.layers.attention import Pass
 from quire.layers.fused_attention import FusedAttention
 from quire.layers.linear import Linear
@@ -52,8 +52,7 @@ class ThinPass:
 
     @staticmethod
     def of(model: Decoder, spec: ModelSpec, dtype: torch.dtype) -> ThinPass | None:
-        """The same model, or None where that would be slower, or where some part of it is not
-        of the kind this knows."""
+        """The same model, or None where some part of it is not of the kind this knows."""
         if not products_of(spec, dtype):
             return None
         layers = [thin for thin in map(_thin, model.layers) if thin is not None]
@@ -86,10 +85,9 @@ class ThinPass:
 
 
 def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
-    """The kinds of products that a pass of this model consists of; none where few rows are
-    better left to the other pass."""
-    layer_bytes = spec.body_weights // spec.num_layers * dtype.itemsize
-    if dtype == torch.float16 or layer_bytes > MOST_LAYER_BYTES:
+    """The kinds of products that a pass of this model consists of; none in float16, which might
+    not hold the sums that are normed only afterwards."""
+    if dtype == torch.float16:
         return ()
     hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim

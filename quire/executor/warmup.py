@@ -7,22 +7,34 @@ types and constants of the model's real calls, so that nothing is left to compil
 
 from __future__ import annotations
 
+import atexit
+import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
-from quire.executor.device_rows import DeviceColumns
+from quire.executor.cuda_batch import EagerPass
+from quire.executor.device_rows import NOWHERE, DeviceColumns
 from quire.executor.graphs import DecodePlaces
+from quire.executor.memory import make_cache
+from quire.executor.outbox import Outbox
+from quire.executor.parcel import Parcel
 from quire.kernels.ops import HeadShape
 from quire.models.decoder import head_shape
+from quire.sampling_params import SamplingParams
 from quire.spec import ModelSpec
-from quire.step import PrefixGroup
+from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 
-THREADS = 12
+THREADS, REST_THREADS = 12, 4
+LOADED_AFTER = 1.5  # seconds in which kernels that were compiled before are there
 ROWS = 16
 
 
@@ -32,15 +44,21 @@ class Warmup:
 
     def __init__(self, config: EngineConfig, spec: ModelSpec) -> None:
         # Here, because modules that import each other must not be imported by several threads.
+        import triton.runtime.cache
+
         import quire.executor.thin_pass
         import quire.executor.triton_ops
         import quire.kernels.triton.kernels  # noqa: F401
 
         self._pool = ThreadPoolExecutor(THREADS, "quire-compile")
-        calls = _Calls(config, spec, torch.device("cuda", torch.cuda.current_device()))
-        self._running: list[Future[None]] = [self._pool.submit(_call, call) for call in calls.all()]
-        for call in calls.later():
-            self._pool.submit(_call, call)
+        # Triton's cache goes by a hash of Triton itself, 400 MB. It is kept, but of threads that
+        # ask for it at once each would work it out.
+        hashed = self._pool.submit(getattr(triton.runtime.cache, "triton_key", lambda: ""))
+        calls = Calls(config, spec, torch.device("cuda", torch.cuda.current_device()))
+        self._running = [self._pool.submit(_call, call, hashed) for call in calls.all()]
+        self._later = deque(calls.later())
+        self._begun, self._stopped = time.monotonic(), threading.Event()
+        self._rest: list[threading.Thread] = []
 
     def wait(self) -> None:
         try:
@@ -48,20 +66,50 @@ class Warmup:
                 one.result()
         finally:
             self._pool.shutdown(wait=False)
+        atexit.register(self.stop)
+        # What was compiled before is only loaded, one after the other: Python is wanted elsewhere.
+        is_new = time.monotonic() - self._begun > LOADED_AFTER
+        for _ in range(REST_THREADS if is_new else 1):
+            # Daemons, so that a short program need not wait for kernels that it never calls.
+            thread = threading.Thread(target=self._go_on, name="quire-compile", daemon=True)
+            self._rest.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin no further kernel, and wait for those at hand."""
+        atexit.unregister(self.stop)
+        self._stopped.set()
+        for thread in self._rest:
+            thread.join()
+
+    def _go_on(self) -> None:
+        """What only some plans call."""
+        while not self._stopped.is_set():
+            try:
+                call = self._later.popleft()
+            except IndexError:
+                return
+            try:
+                _call(call)
+            except torch.OutOfMemoryError:
+                self._later.clear()  # the rest is compiled when it is needed
 
 
 @torch.inference_mode()
-def _call(call: Callable[[], object]) -> None:
+def _call(call: Callable[[], object], after: Future[str] | None = None) -> None:
+    if after is not None:
+        after.result()
     call()
 
 
-class _Calls:
+class Calls:
     """One call of every kernel, on a few rows that rest and blocks nobody uses."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
         self.config, self.spec, self.device = config, spec, device
         self.dtype: torch.dtype = getattr(torch, config.dtype)
-        self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype)
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
         self.windows = frozenset(spec.windows) or frozenset({None})
 
     def all(self) -> list[Callable[[], object]]:
@@ -74,9 +122,12 @@ class _Calls:
         return [
             *by_window,
             partial(self.sample, truncated=False),
-            *self.thin(),
+            *(self.rounding() if self.config.quantization == "fp8" else self.thin()),
             self.heads,
+            self.a_plan,
+            self.sums_and_norms,
             self.norms,
+            self.gates,
             self.ends_of_a_step,
             self.products,
         ]
@@ -99,9 +150,13 @@ class _Calls:
         return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
 
     def cache(self) -> tuple[Tensor, Tensor]:
-        shape = self.shape
-        size = (1, shape.num_kv_heads, shape.block_size, shape.head_dim)
-        return self.empty(*size), self.empty(*size)
+        keys, values = self.caches()[0]
+        return keys, values
+
+    def caches(self) -> Tensor:
+        """One block of one layer."""
+        one = replace(self.spec, num_layers=1)
+        return make_cache(one, 1, self.shape.block_size, self.shape.kv_dtype, self.device)
 
     def columns(self) -> DeviceColumns:
         return DeviceColumns(ROWS, 4, vocab_size=self.spec.vocab_size, device=self.device)
@@ -146,6 +201,28 @@ class _Calls:
         compiled = [partial(compile_product, product) for product in products]
         return [*compiled, embed] if products else []
 
+    def rounding(self) -> list[Callable[[], object]]:
+        """Activations in fp8: after attention, norms and gates."""
+        from quire.kernels.triton.fp8 import (
+            rms_norm_rounded,
+            round_rows,
+            scale_lines,
+            silu_mul_rounded,
+        )
+
+        spec = self.spec
+        attended = self.empty(ROWS, spec.num_heads * spec.head_dim)
+        lines = self.empty(max(ROWS, spec.hidden_size), 1, dtype=torch.float32)
+        x, opened = (self.empty(ROWS, n) for n in (spec.hidden_size, 2 * spec.intermediate_size))
+        biases = [None, x[0]] if spec.qkv_bias or spec.o_bias or spec.mlp_bias else [None]
+        return [
+            partial(round_rows, attended),
+            partial(rms_norm_rounded, x, None, x[0], spec.norm_eps),
+            partial(rms_norm_rounded, x, x.clone(), x[0], spec.norm_eps),
+            partial(silu_mul_rounded, opened),
+            *(partial(scale_lines, x, lines, lines, bias) for bias in biases),
+        ]
+
     def sample(self, *, truncated: bool) -> None:
         from quire.executor.triton_ops import TritonOps
 
@@ -165,12 +242,39 @@ class _Calls:
         norm_rope_store(qkv, turn, turn, slots, *self.cache(), shape, norms)
 
     def norms(self) -> None:
-        from quire.kernels.triton.elementwise import add_rms_norm, rms_norm, silu_mul
+        from quire.kernels.triton.elementwise import rms_norm
 
         x = self.empty(ROWS, self.spec.hidden_size)
         rms_norm(x, x[0], self.spec.norm_eps)
+
+    def sums_and_norms(self) -> None:
+        from quire.kernels.triton.elementwise import add_rms_norm
+
+        x = self.empty(ROWS, self.spec.hidden_size)
         add_rms_norm(x, x.clone(), x[0], self.spec.norm_eps)
+
+    def gates(self) -> None:
+        from quire.kernels.triton.elementwise import silu_mul
+
         silu_mul(self.empty(ROWS, 2 * self.spec.intermediate_size))
+
+    def a_plan(self) -> None:
+        """What torch itself computes around a pass: it loads a kernel when that is first used."""
+        columns, parcel, ids = self.columns(), Parcel(self.device), np.zeros(2, np.int32)
+        start = RowStart(0, SamplingParams(), 0, 0, ids, ids[:0], (), 1)
+        assigned = Assigned(ids[:1], ids[:1], ids[:1])
+        plan = StepPlan((start,), ids[:1], assigned, prefill=(Slice(0, 0, ids, (0,)),))
+        columns.pack(parcel, plan.ends, plan.starts, plan.assigned)
+        work = EagerPass(plan, parcel, self.shape.block_size)
+        parcel.send()
+        columns.change(parcel)
+        batch = work.batch(columns)
+        rows, at = parcel.take("sampled rows"), parcel.take("drawn at")
+        torch.where(columns.live(rows), rows, NOWHERE).to(torch.int32)
+        hidden = self.empty(len(batch.token_ids), self.spec.hidden_size)
+        hidden.index_select(0, batch.logit_tokens)
+        made = columns.accept(rows, rows, at, rows.to(torch.bool))
+        Outbox(self.device).send(torch.cat([made, made])[None].to(torch.int32).clone())
 
     def ends_of_a_step(self) -> None:
         from quire.executor.triton_ops import TritonOps
@@ -181,9 +285,8 @@ class _Calls:
         ops.feed(places, None)
         drawn = self.empty(ROWS, dtype=torch.int64)
         ops.accept(places, drawn, drawn.bool())
-        keys, values = self.cache()
         pairs = torch.full((1, 2), -1, device=self.device)
-        ops.copy_blocks(torch.stack([keys, values])[None], pairs)
+        ops.copy_blocks(self.caches(), pairs)
 
     def products(self) -> None:
         """Loads the library of matrix products."""

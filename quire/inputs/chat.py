@@ -12,7 +12,6 @@ from typing import Any
 
 from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.messages import checked_messages, plain
-from quire.inputs.template import compile_template
 from quire.inputs.tokenizer import Tokenizer
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -131,6 +130,8 @@ def render_chat(
             parameter="continue_final_message",
             value=True,
         )
+    from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
+
     compiled = compile_template(template)
     chat = checked_messages(messages, compiled, content_format)
     final = _mark_final(chat) if continue_final_message else None

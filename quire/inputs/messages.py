@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported
-from quire.inputs.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from quire.inputs.template import ChatTemplate
 
 _TEXT_PARTS = {
     "text": "text",

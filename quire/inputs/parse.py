@@ -7,6 +7,7 @@ are any iterable of these, also a lazy one. Nothing is encoded here and nothing 
 from __future__ import annotations
 
 import difflib
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
@@ -156,7 +157,12 @@ def _checked_text(text: Any) -> str:
 
 def _checked_ids(given: Any, vocab_size: int) -> Ints:
     """Token ids as int32, each one of the vocabulary."""
-    ids = given if isinstance(given, np.ndarray) else _as_array(given)
+    packed = _from_list(given) if isinstance(given, list | tuple) else None
+    ids: np.ndarray[Any, np.dtype[Any]]
+    if packed is not None:
+        ids = packed
+    else:
+        ids = given if isinstance(given, np.ndarray) else _as_array(given)
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise InvalidPrompt(
             f"token ids are an array of {ids.dtype} with {ids.ndim} dimensions; they should be "
@@ -167,10 +173,25 @@ def _checked_ids(given: Any, vocab_size: int) -> Ints:
         raise InvalidPrompt(
             "the prompt has no tokens; give it at least one", parameter="prompt_token_ids"
         )
-    bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-    if bad.size:
-        raise _bad_id(int(bad[0]), int(ids[bad[0]]), f"not in 0 .. {vocab_size - 1}")
-    return np.array(ids, np.int32)
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        raise _bad_id(bad, int(ids[bad]), f"not in 0 .. {vocab_size - 1}")
+    return np.array(ids, np.int32) if packed is None else packed
+
+
+def _from_list(given: list[Any] | tuple[Any, ...]) -> Ints | None:
+    """A copy, as int32; None if something in it is no int, or no token id of any model.
+
+    Takes a third of the time of looking at each number first, and there may be millions.
+    """
+    ids = np.empty(len(given), np.int32)
+    try:
+        struct.pack_into(f"{len(given)}i", ids.data, 0, *given)
+    except struct.error:
+        return None
+    # True and False pass for 1 and 0.
+    small = np.flatnonzero(ids <= 1).tolist() if len(ids) and ids.min() <= 1 else ()
+    return None if any(isinstance(given[at], bool) for at in small) else ids
 
 
 def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:

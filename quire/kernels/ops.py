@@ -30,11 +30,16 @@ class HeadShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    fp8_kv: bool = False  # keys and values are kept in fp8 (kernels/fp8.py), on a GPU alone
 
     @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self.fp8_kv else self.dtype
 
     @property
     def scale(self) -> float:

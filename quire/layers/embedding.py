@@ -22,7 +22,10 @@ class Embedding:
     """Rows of a table [V, H]."""
 
     def __init__(self, kernels: Kernels, table: Matrix | Rows) -> None:
-        self.kernels, self.table = kernels, table
+        if not isinstance(table, Tensor | Rows):
+            raise TypeError("the table of an embedding must have rows that can be read.")
+        self.kernels = kernels
+        self.table: Tensor | Rows = table
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         if isinstance(self.table, Tensor):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.kernels.cpu.int8 import Int8Matrix
+from quire.kernels.fp8 import Fp8Matrix
 from quire.kernels.ops import Kernels
 
-Matrix = Tensor | Int8Matrix
+Matrix = Tensor | Int8Matrix | Fp8Matrix
 
 
 class Linear:
@@ -15,10 +16,10 @@ class Linear:
 
     def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features = weight.shape[0]
-        if isinstance(weight, Int8Matrix):
-            self.multiply = weight.linear(bias)
-        else:
+        if isinstance(weight, Tensor):
             self.multiply = kernels.make_linear(weight, bias)
+        else:
+            self.multiply = weight.linear(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiply(x)

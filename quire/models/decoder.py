@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quire.batch import Batch
 from quire.errors import CorruptModel
-from quire.kernels.cpu.int8 import Int8Matrix
 from quire.kernels.native.kernels import NativeOps
 from quire.kernels.ops import HeadShape, Kernels
 from quire.layers.attention import (
@@ -147,7 +146,7 @@ class _Parts:
 
     def vector(self, name: str, size: int) -> Tensor:
         weight = self.matrix(name, size)
-        if isinstance(weight, Int8Matrix):
+        if not isinstance(weight, Tensor):
             raise CorruptModel(f"the weight {name!r} is a matrix, not a vector.")
         return weight
 
@@ -197,6 +196,8 @@ class _Parts:
         )
 
 
-def head_shape(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> HeadShape:
+def head_shape(
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, *, fp8_kv: bool = False
+) -> HeadShape:
     """The heads of a spec, as the kernels want to know them."""
-    return HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, dtype)
+    return HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, block_size, dtype, fp8_kv)

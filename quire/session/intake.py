@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from quire.errors import InvalidParams, NotSupported, QuireError
@@ -26,6 +27,22 @@ from quire.sampling_params import SamplingParams
 # A plan sees at most this much at once; beyond it the gain is small and the memory is not.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
 Params = SamplingParams | Sequence[SamplingParams]
+# Fields that hold one number, word or None, and those that may hold more.
+_CONTAINERS = (
+    "stop",
+    "stop_token_ids",
+    "logprob_token_ids",
+    "structured_outputs",
+    "logit_bias",
+    "allowed_token_ids",
+    "extra_args",
+    "bad_words",
+    "repetition_detection",
+    "guided_decoding",
+    "logits_processors",
+)
+_containers = attrgetter(*_CONTAINERS)
+_scalars = attrgetter(*(n for n in SamplingParams.__struct_fields__ if n not in _CONTAINERS))
 
 
 class Intake:
@@ -155,7 +172,7 @@ class Intake:
 
 
 class _ParamCopies:
-    """Private, checked copies of the caller's parameters, one per distinct object."""
+    """Private, checked copies of the caller's parameters, none made twice."""
 
     def __init__(self, params: Params) -> None:
         if not isinstance(params, (SamplingParams, Sequence)):
@@ -167,6 +184,7 @@ class _ParamCopies:
             )
         self._params = params
         self._copies: dict[int, SamplingParams] = {}
+        self._alike: dict[tuple[Any, ...], SamplingParams] = {}
 
     def check_count(self, num_prompts: int) -> None:
         if isinstance(self._params, SamplingParams) or len(self._params) == num_prompts:
@@ -194,9 +212,25 @@ class _ParamCopies:
                 parameter="sampling_params",
                 value=params,
             )
-        if id(params) not in self._copies:
-            self._copies[id(params)] = params.checked_copy()
-        return self._copies[id(params)]
+        copy = self._copies.get(id(params))
+        if copy is None:
+            copy = self._copies[id(params)] = self._copy(params)
+        return copy
+
+    def _copy(self, params: SamplingParams) -> SamplingParams:
+        """One for all that say the same: a list of parameters mostly does."""
+        if any(v is not None and (type(v) is not list or v) for v in _containers(params)):
+            return params.checked_copy()
+        values = _scalars(params)
+        # 1 and True are equal, and only one of them is a number of samples.
+        key = values, tuple(map(type, values))
+        try:
+            found = self._alike.get(key)
+        except TypeError:  # something is there that cannot be a key: the check says what
+            return params.checked_copy()
+        if found is None:
+            found = self._alike[key] = params.checked_copy()
+        return found
 
 
 def _with_reading(

@@ -12,6 +12,7 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams
 from quire.executor.executor import Executor, ExecutorFacts
+from quire.executor.waking import wake_gpu
 from quire.inputs.tokenizer import Tokenizer
 from quire.notes import note
 from quire.options import DeviceFacts, Options, resolve
@@ -75,6 +76,7 @@ class LoadedModel:
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
     _check_name(model)
+    wake_gpu(options.device)
     dummy = options.load_format == "dummy"
     files = locate(
         model,
@@ -110,25 +112,19 @@ def _check_name(model: object) -> None:
 def _executor(
     files: ModelFiles, spec: ModelSpec, options: Options
 ) -> tuple[EngineConfig, Executor]:
-    import torch
-
     from quire.executor.probe import device_facts
-    from quire.weights.load import dummy_weights, load_weights
 
     facts = device_facts(options.device)
     if facts.device == "cpu":
         return _cpu_executor(files, spec, options, facts)
     config = resolve(options, spec, facts)
-    from quire.executor.cuda import CudaExecutor
+    from quire.executor.cuda import CudaExecutor, check_fp8
     from quire.executor.warmup import Warmup
+    from quire.session.gpu_weights import load_gpu_weights
 
-    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    check_fp8(config)
     warmup = Warmup(config, spec)
-    if config.load_format == "dummy":
-        weights = dummy_weights(spec, dtype=dtype, device=device, seed=config.seed)
-    else:
-        weights = load_weights(files, spec, dtype=dtype, device=device)
-    return config, CudaExecutor(config, spec, weights, warmup)
+    return config, CudaExecutor(config, spec, load_gpu_weights(files, spec, config), warmup)
 
 
 def _cpu_executor(

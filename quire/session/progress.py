@@ -35,7 +35,7 @@ class Progress:
         """One more row is done."""
         if self._bar is None:
             return
-        self._prompt_tokens += len(output.prompt_token_ids or ())
+        self._prompt_tokens += output.num_prompt_tokens
         self._output_tokens += sum(len(answer.token_ids) for answer in output.outputs)
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._bar.postfix = (

@@ -22,13 +22,14 @@ from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.scheduler import Limits, Scheduler
 from quire.session.beams import BeamCall
+from quire.session.collector import nothing_collected
 from quire.session.guides import Guides
 from quire.session.intake import Intake, Params
 from quire.session.loading import LoadedModel, load
 from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
-from quire.session.views import EngineView, KvCacheView, ModelConfigView
+from quire.session.views import EngineView, KvCacheView, ModelConfigView, SpeculationView
 from quire.step import StepPlan
 
 PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
@@ -52,6 +53,7 @@ class Session:
             max_repeat=config.max_repeat,
             max_wait=config.max_wait,
             prefix_groups=config.prefix_groups,
+            speculation=config.speculation,
         )
         self._guides = Guides(
             model.tokenizer, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids
@@ -94,7 +96,8 @@ class Session:
 
     @classmethod
     def open(cls, model: str, options: Options) -> Session:
-        return cls(load(model, options))
+        with nothing_collected():
+            return cls(load(model, options))
 
     def turn(self) -> AbstractContextManager[None]:
         return self._turns.turn()
@@ -168,7 +171,7 @@ class Session:
         tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
         for s in plan.prefill:
             length = len(s.token_ids)
-            tokens, sampled = tokens + length, sampled + len(s.sample_into)
+            tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
             context += length * s.start + length * (length + 1) // 2
         self._times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
 
@@ -183,7 +186,12 @@ class Session:
             seed=model.config.seed,
             hf_config=asdict(model.spec),
         )
-        return EngineView(config, lambda: self.engine.scheduler.num_unfinished)
+        guesses = self.engine.scheduler.guesses
+        return EngineView(
+            config,
+            lambda: self.engine.scheduler.num_unfinished,
+            SpeculationView(guesses.num_guessed, guesses.num_accepted),
+        )
 
     def kv_cache(self) -> KvCacheView:
         pool = self.engine.scheduler.pool

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from quire.errors import EngineBusy, EngineClosed
 from quire.sampling.lanes import on_behalf_of
+from quire.session.collector import past_at_rest
 
 
 class Turns:
@@ -34,7 +35,8 @@ class Turns:
             self.check()
             self._owner = threading.get_ident()
             try:
-                yield
+                with past_at_rest():
+                    yield
             finally:
                 self._owner = None
 

@@ -26,11 +26,20 @@ class ModelConfigView:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationView:
+    """Tokens that were guessed ahead since the LLM was made, and how many of them were right."""
+
+    num_guessed: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineView:
     """`llm.llm_engine`, as far as scripts look into it."""
 
     model_config: ModelConfigView
     num_unfinished: Callable[[], int]
+    speculation: SpeculationView
 
     def get_num_unfinished_requests(self) -> int:
         return self.num_unfinished()

@@ -7,6 +7,7 @@ weights once and a few MB more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
 from quire.kernels.cpu.int8 import Int8Arithmetic, Int8Matrix
+from quire.kernels.fp8 import FP8, MULTIPLE, Fp8Matrix
+from quire.layers.linear import Matrix
 from quire.notes import note
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN, dequantise_into
@@ -29,7 +32,10 @@ from quire.weights.source import ModelFiles
 # Bytes read and weights unpacked at a time. On a CPU a piece stays below the 32,768 numbers from
 # which torch splits an operation among its threads: ours, one tensor each, need no barriers, and
 # barriers are what hurts on a busy machine.
-_CPU_READ, _CPU_PIECE, _DEVICE_READ = 1 << 20, 127 * 256, 1 << 26
+_CPU_READ, _CPU_PIECE = 1 << 20, 127 * 256
+# For a GPU: pieces that a few threads have on their way at once, from memory it can read itself.
+_DEVICE_READ = 1 << 23
+_ROUNDED_READ = 1 << 24  # rounding takes room for several copies in float32
 _IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 
@@ -49,11 +55,11 @@ def load_weights(
 
 def load_int8_weights(
     files: ModelFiles, spec: ModelSpec, arithmetic: Int8Arithmetic
-) -> dict[str, Tensor | Int8Matrix]:
+) -> dict[str, Matrix]:
     """The same for 8-bit arithmetic on a CPU: matrices in bytes, vectors in float32.
 
     Rows are unpacked, turned and rounded a few at a time: the wide matrix never exists."""
-    weights: dict[str, Tensor | Int8Matrix] = {}
+    weights: dict[str, Matrix] = {}
 
     def fill(weight: Weight, start: Start) -> None:
         if len(weight.shape) == 2:
@@ -66,6 +72,34 @@ def load_int8_weights(
 
     _fill_all(files, spec, torch.int8, torch.device("cpu"), fill)
     return weights
+
+
+def load_fp8_weights(
+    files: ModelFiles, spec: ModelSpec, *, device: torch.device | str
+) -> dict[str, Matrix]:
+    """The same with the matrices of the layers in fp8, the rest in bfloat16.
+
+    Rows are unpacked as float32 and rounded a few at a time: the wide matrix never exists."""
+    weights: dict[str, Matrix] = {}
+
+    def fill(weight: Weight, start: Start) -> None:
+        if is_rounded(weight):
+            matrix = Fp8Matrix.empty((weight.shape[0], weight.shape[1]), device)
+            weights[weight.name] = matrix
+            start(lambda *where: _fill_fp8(matrix, *where))
+            return
+        out = torch.empty(weight.shape, dtype=torch.bfloat16, device=device)
+        weights[weight.name] = out
+        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+
+    _fill_all(files, spec, FP8, torch.device(device), fill)
+    _note_unrounded(spec)
+    return weights
+
+
+def is_rounded(weight: Weight) -> bool:
+    """Whether fp8 keeps this weight: a matrix of a layer, of a shape that torch multiplies."""
+    return weight.name.startswith("layers.") and Fp8Matrix.fits(weight.shape)
 
 
 # Fills rows first .. first + rows from a stored tensor whose rows are rearranged by `heads`.
@@ -87,7 +121,7 @@ def _fill_all(
     _check_memory([weight for weight, _ in plan], dtype, device)
     # Only llama.cpp's converter for its "llama" architecture rearranges rows, for its own RoPE.
     rearranged = files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
-    pool = ThreadPoolExecutor(_num_threads(device), "quire-load")
+    pool = ThreadPoolExecutor(min(torch.get_num_threads(), 8), "quire-load")
     try:
         filling: list[Future[None]] = []
         for weight, sources in plan:
@@ -118,12 +152,25 @@ def dummy_weights(
 
 def dummy_int8_weights(
     spec: ModelSpec, arithmetic: Int8Arithmetic, *, seed: int = 0
-) -> dict[str, Tensor | Int8Matrix]:
+) -> dict[str, Matrix]:
     """The same, each matrix rounded to bytes before the next is made."""
     _check_memory(list(weights_of(spec)), torch.int8, torch.device("cpu"))
     return {
         name: Int8Matrix.of(weight, arithmetic) if weight.dim() == 2 else weight
         for name, weight in _dummies(spec, torch.float32, "cpu", seed)
+    }
+
+
+def dummy_fp8_weights(
+    spec: ModelSpec, *, device: torch.device | str, seed: int = 0
+) -> dict[str, Matrix]:
+    """Dummy weights in bfloat16, the matrices of the layers rounded one after the other."""
+    _check_memory(list(weights_of(spec)), FP8, torch.device(device))
+    _note_unrounded(spec)
+    rounded = {weight.name for weight in weights_of(spec) if is_rounded(weight)}
+    return {
+        name: Fp8Matrix.of(weight) if name in rounded else weight
+        for name, weight in _dummies(spec, torch.bfloat16, device, seed)
     }
 
 
@@ -185,13 +232,27 @@ def _note_unused(
 
 
 def _check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:
-    needed = sum(torch.Size(weight.shape).numel() for weight in weights) * dtype.itemsize
+    needed = sum(math.prod(weight.shape) * _itemsize(weight, dtype) for weight in weights)
     available = _available(device)
     if available is not None and needed > available:
         raise NotEnoughMemory(
             f"the weights take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
             f"{available / 1e9:.1f} GB are free on {device}. "
             "A 16-bit dtype or a smaller model takes less."
+        )
+
+
+def _itemsize(weight: Weight, dtype: torch.dtype) -> int:
+    return torch.bfloat16.itemsize if dtype == FP8 and not is_rounded(weight) else dtype.itemsize
+
+
+def _note_unrounded(spec: ModelSpec) -> None:
+    """Say which matrices torch does not multiply in fp8."""
+    layers = (w for w in weights_of(spec) if w.name.startswith("layers.") and len(w.shape) == 2)
+    if left := [f"{w.name} {list(w.shape)}" for w in layers if not is_rounded(w)]:
+        note(
+            f"fp8: {len(left)} matrices stay in bfloat16, since their sizes are not multiples of "
+            f"{MULTIPLE}; the first is {left[0]}"
         )
 
 
@@ -207,10 +268,6 @@ def _available(device: torch.device) -> int | None:
     return int(kilobytes[0]) * 1024 if kilobytes else None
 
 
-def _num_threads(device: torch.device) -> int:
-    return min(torch.get_num_threads(), 8) if device.type == "cpu" else 1
-
-
 def _fill(out: Tensor, source: StoredTensor, heads: int) -> None:
     """Unpack a stored tensor into `out`; with `heads`, put rearranged rows back in order."""
     on_cpu = out.device.type == "cpu"
@@ -220,9 +277,9 @@ def _fill(out: Tensor, source: StoredTensor, heads: int) -> None:
             _read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
         return
     read_size, piece = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
-    for first, count, raw in _stored_rows(source, out.shape[0], heads, read_size):
+    for first, count, raw in _stored_rows(source, len(out), heads, read_size, pinned=out.is_cuda):
         part = out[first : first + count].view(-1)
-        _unpack(part, raw.to(out.device), source.format, piece)
+        _unpack(part, raw.to(out.device, non_blocking=True), source.format, piece)
 
 
 def _fill_int8(
@@ -235,19 +292,33 @@ def _fill_int8(
         matrix.pack(wide, first_row + first)
 
 
+def _fill_fp8(
+    matrix: Fp8Matrix, first_row: int, num_rows: int, source: StoredTensor, heads: int
+) -> None:
+    """Unpack a stored tensor into rows of a matrix in fp8."""
+    pinned = torch.device(matrix.device).type == "cuda"
+    rows = _stored_rows(source, num_rows, heads, _ROUNDED_READ, pinned=pinned)
+    for first, count, raw in rows:
+        wide = torch.empty(count, matrix.shape[1], device=matrix.device)
+        on_device = raw.to(matrix.device, non_blocking=True)
+        _unpack(wide.view(-1), on_device, source.format, _DEVICE_READ)
+        matrix.pack(wide, first_row + first)
+
+
 def _stored_rows(
-    source: StoredTensor, num_rows: int, heads: int, read_size: int
+    source: StoredTensor, num_rows: int, heads: int, read_size: int, *, pinned: bool = False
 ) -> Iterator[tuple[int, int, Tensor]]:
-    """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order)."""
+    """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
+
+    Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
     unit = num_rows // heads if heads else 1  # rows that must be read together
     rows = max(read_size // (source.row_bytes * unit), 1) * unit
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)
         for first in range(0, num_rows, rows):
             count = min(rows, num_rows - first)
-            read = np.empty(count * source.row_bytes, np.uint8)
-            _read_exactly(file, read, source)
-            raw = torch.from_numpy(read)
+            raw = torch.empty(count * source.row_bytes, dtype=torch.uint8, pin_memory=pinned)
+            _read_exactly(file, raw.numpy(), source)
             yield first, count, _in_order(raw, unit, source.row_bytes) if heads else raw
 
 

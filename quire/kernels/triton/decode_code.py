@@ -6,8 +6,9 @@ from typing import Any
 
 import triton.language as tl
 
+from quire.kernels.triton.fp8_decode_code import attend_fp8
 from quire.kernels.triton.jit import kernel, part
-from quire.kernels.triton.softmax import NOTHING, absorb, fetch, finished
+from quire.kernels.triton.softmax import NOTHING, absorb, finished, nothing_yet, scored
 
 
 @part
@@ -29,20 +30,28 @@ def _attend(
     PRECISION: tl.constexpr,
 ) -> Any:
     """(weighted mean of the values of tokens begin .. end, log2-sum of the weights)"""
-    at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
-    m = tl.full([QUERIES], NOTHING, tl.float32)
-    mass = tl.zeros([QUERIES], tl.float32)
-    acc = tl.zeros([QUERIES, PADDED], tl.float32)
-    for base in range(begin, end, KEYS):
-        index = base + step
-        real = index < end
-        block = tl.load(table + index // SLOTS, mask=real, other=0)
-        k = fetch(keys, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, True)
-        scores = tl.dot(mine, k, input_precision=PRECISION) * scale
-        scores = tl.where(real[None, :], scores, NOTHING)
-        v = fetch(values, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
-        m, mass, acc = absorb(scores, v, m, mass, acc, PRECISION)
-    return finished(m, mass, acc)
+    if keys.dtype.element_ty == tl.float8e4nv:
+        return attend_fp8(
+            *(mine, keys, values, table, begin, end, head, scale),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED),
+        )
+    else:  # noqa: RET505 - Triton compiles what comes after a return, too
+        at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
+        m, mass, acc = nothing_yet(QUERIES, PADDED)
+        for base in range(begin, end, KEYS):
+            index = base + step
+            real = index < end
+            block = tl.load(table + index // SLOTS, mask=real, other=0)
+            scores = scored(
+                *(mine, scale, keys, block, index, head, real, at),
+                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+            )
+            scores = tl.where(real[None, :], scores, NOTHING)
+            m, mass, acc = absorb(
+                *(scores, values, table, block, base, index, end, head, real, at, m, mass, acc),
+                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+            )
+        return finished(m, mass, acc)
 
 
 @kernel("table_stride", "q_stride")

@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty_like(rows)
     width = rows.shape[1]
     block = power_of_two(width)
-    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, BLOCK=block, num_warps=_warps(block))
+    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, BLOCK=block, num_warps=warps(block))
     return out.view(x.shape)
 
 
@@ -33,7 +33,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     width = residual.shape[1]
     block = power_of_two(width)
     _add_rms_norm[(residual.shape[0],)](
-        x, residual, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=_warps(block)
+        x, residual, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=warps(block)
     )
     return out
 
@@ -47,17 +47,25 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _warps(block: int) -> int:
+def warps(block: int) -> int:
+    """Of a program that holds a row of so many numbers."""
     return min(16, max(1, block // 512))
 
 
 @part
-def _normed(
+def normed(
     x: tl.tensor, weight: tl.tensor, width: tl.tensor, eps: tl.tensor, dtype: tl.constexpr
 ) -> Any:
     scale = tl.rsqrt(tl.sum(x * x) / width + eps)
     # Rounded before the weight is applied, as the reference does.
     return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+
+
+@part
+def opened(gate: tl.tensor, up: tl.tensor, dtype: tl.constexpr) -> Any:
+    """silu(gate) * up of float32, rounded as the reference does."""
+    gate = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return (gate * up).to(dtype)
 
 
 @kernel("width")
@@ -75,7 +83,7 @@ def _rms_norm(
     values = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
-    made = _normed(values, scale, width, eps, dtype)
+    made = normed(values, scale, width, eps, dtype)
     tl.store(out + row * width + at, made, mask=inside)
 
 
@@ -99,7 +107,7 @@ def _add_rms_norm(
     total = (added + before).to(dtype)
     tl.store(residual + row * width + at, total, mask=inside)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    made = _normed(total.to(tl.float32), scale, width, eps, dtype)
+    made = normed(total.to(tl.float32), scale, width, eps, dtype)
     tl.store(out + row * width + at, made, mask=inside)
 
 
@@ -113,5 +121,4 @@ def _silu_mul(
     dtype: tl.constexpr = out.dtype.element_ty
     gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
-    opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out + row * width + at, (opened * up).to(dtype), mask=inside)
+    tl.store(out + row * width + at, opened(gate, up, dtype), mask=inside)

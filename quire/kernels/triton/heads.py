@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.ops import HeadShape
+from quire.kernels.triton.fp8_code import store_rounded
 from quire.kernels.triton.jit import kernel, part, power_of_two
 
 
@@ -37,7 +38,8 @@ def norm_rope_store(
 ) -> Tensor:
     """qkv [T, heads + 2 kv_heads, D] -> q [T, heads, D]; k and v go to slots [at most T].
 
-    cos and sin are float32 [T, D / 2], a layer's keys and values [N, kv_heads, S, D].
+    cos and sin are float32 [T, D / 2], a layer's keys and values [N, kv_heads, S, D], or in
+    fp8 (fp8_code.py).
     """
     turned = shape.num_heads + shape.num_kv_heads
     return rope_store(qkv[:, :turned], qkv[:, turned:], cos, sin, slots, keys, values, shape, norms)
@@ -155,10 +157,18 @@ def _rope_store(
             inside = (head < KV_HEADS)[:, None] & (at < half)[None, :]
             source = qk + token * qk_stride + HEADS * WIDTH
             a, b = _turned(source, head, at, inside, c, s, k_weight, eps, WIDTH, NORMED)
-            row = (slot // SLOTS * KV_HEADS + head[:, None]) * SLOTS + slot % SLOTS
-            place = row * WIDTH + at[None, :]
-            tl.store(keys + place, a.to(dtype), mask=inside)
-            tl.store(keys + place + half, b.to(dtype), mask=inside)
-            source = v + token * v_stride + head[:, None] * WIDTH + at[None, :]
-            tl.store(values + place, tl.load(source, mask=inside), mask=inside)
-            tl.store(values + place + half, tl.load(source + half, mask=inside), mask=inside)
+            if keys.dtype.element_ty == tl.float8e4nv:
+                region, spot = slot // SLOTS * KV_HEADS + head, slot % SLOTS
+                store_rounded(keys, region, spot, at, inside, a, b, SLOTS, WIDTH, False)
+                source = v + token * v_stride + head[:, None] * WIDTH + at[None, :]
+                a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+                b = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+                store_rounded(values, region, spot, at, inside, a, b, SLOTS, WIDTH, True)
+            else:
+                row = (slot // SLOTS * KV_HEADS + head[:, None]) * SLOTS + slot % SLOTS
+                place = row * WIDTH + at[None, :]
+                tl.store(keys + place, a.to(dtype), mask=inside)
+                tl.store(keys + place + half, b.to(dtype), mask=inside)
+                source = v + token * v_stride + head[:, None] * WIDTH + at[None, :]
+                tl.store(values + place, tl.load(source, mask=inside), mask=inside)
+                tl.store(values + place + half, tl.load(source + half, mask=inside), mask=inside)

@@ -7,7 +7,15 @@ from typing import Any
 import triton.language as tl
 
 from quire.kernels.triton.jit import kernel, part
-from quire.kernels.triton.softmax import NOTHING, absorb, fetch, finished
+from quire.kernels.triton.softmax import (
+    NOTHING,
+    absorb,
+    finished,
+    nothing_yet,
+    order_of_keys,
+    readied,
+    scored,
+)
 
 
 @kernel("num_sequences", "num_tiles")
@@ -68,20 +76,24 @@ def _attend(
     PRECISION: tl.constexpr,
 ) -> Any:
     """The state after keys [begin, end); MASKED where some queries do not see all of them."""
-    at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
+    at, step = tl.arange(0, PADDED), order_of_keys(keys, KEYS)
     for base in range(begin, end, KEYS):
         index = base + step
         real = index < end
         block = tl.load(table + index // SLOTS, mask=real, other=0)
-        k = fetch(keys, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, True)
-        scores = tl.dot(mine, k, input_precision=PRECISION) * scale
+        scores = scored(
+            *(mine, scale, keys, block, index, head, real, at),
+            *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+        )
         if MASKED:
             seen = (index[None, :] <= position[:, None]) & real[None, :]
             if HAS_WINDOW:
                 seen = seen & (index[None, :] > position[:, None] - window)
             scores = tl.where(seen, scores, NOTHING)
-        v = fetch(values, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
-        m, mass, acc = absorb(scores, v, m, mass, acc, PRECISION)
+        m, mass, acc = absorb(
+            *(scores, values, table, block, base, index, end, head, real, at, m, mass, acc),
+            *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+        )
     return m, mass, acc
 
 
@@ -125,6 +137,7 @@ def attend_tiles(
         offset = token.to(tl.int64)[:, None]
         place = (head * GROUP + query % GROUP)[:, None] * WIDTH + at[None, :]
         mine = tl.load(q + offset * q_stride + place, mask=inside, other=0.0)
+        mine, by = readied(mine, keys, scale)
         # A sequence's queries are the last tokens of its context.
         position = context - end_token + token
         lowest = context - end_token + first
@@ -132,16 +145,15 @@ def attend_tiles(
         open_end = (lowest + 1) // KEYS * KEYS  # below, every query sees every key
         if HAS_WINDOW:
             open_end = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
-        m, mass = tl.full([QUERIES], NOTHING, tl.float32), tl.zeros([QUERIES], tl.float32)
-        acc = tl.zeros([QUERIES, PADDED], tl.float32)
+        m, mass, acc = nothing_yet(QUERIES, PADDED)
         table = tables + sequence * table_stride
         if not HAS_WINDOW:
             m, mass, acc = _attend(
-                mine, keys, values, table, 0, open_end, position, head, scale, window,
+                mine, keys, values, table, 0, open_end, position, head, by, window,
                 m, mass, acc, False, HAS_WINDOW, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION,
             )  # fmt: skip
         m, mass, acc = _attend(
-            mine, keys, values, table, open_end, highest, position, head, scale, window,
+            mine, keys, values, table, open_end, highest, position, head, by, window,
             m, mass, acc, True, HAS_WINDOW, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION,
         )  # fmt: skip
         mean, _ = finished(m, mass, acc)

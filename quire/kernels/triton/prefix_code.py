@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton.language as tl
 
 from quire.kernels.triton.jit import kernel
-from quire.kernels.triton.softmax import NOTHING, absorb, fetch, finished
+from quire.kernels.triton.softmax import (
+    NOTHING,
+    absorb,
+    finished,
+    nothing_yet,
+    order_of_keys,
+    readied,
+    scored,
+)
 
 
 @kernel("part_base", "q_stride", "window")
@@ -37,31 +45,34 @@ def attend_prefixes(
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
     count, num_tokens = tl.load(item + 1), tl.load(item + 3)
     if num_tokens > 0:
-        query, at, step = tl.arange(0, QUERIES), tl.arange(0, PADDED), tl.arange(0, KEYS)
+        query, at, step = tl.arange(0, QUERIES), tl.arange(0, PADDED), order_of_keys(keys, KEYS)
         number = query // GROUP
         known = number < tl.minimum(count, QUERIES // GROUP)
         row = tl.load(members + tl.load(item) + number, mask=known, other=0).to(tl.int64)
         heads = head * GROUP + query % GROUP
         inside = known[:, None] & (at < WIDTH)[None, :]
         place = q + row[:, None] * q_stride + heads[:, None] * WIDTH + at[None, :]
-        mine = tl.load(place, mask=inside, other=0.0)
+        mine, by = readied(tl.load(place, mask=inside, other=0.0), keys, scale)
         blocks, position = block_ids + tl.load(item + 2), tl.load(item + 4)
-        m = tl.full([QUERIES], NOTHING, tl.float32)
-        mass = tl.zeros([QUERIES], tl.float32)
-        acc = tl.zeros([QUERIES, PADDED], tl.float32)
+        m, mass, acc = nothing_yet(QUERIES, PADDED)
         if HAS_WINDOW:
             first_seen = tl.load(lengths + row, mask=known, other=0) - window - position
         for base in range(0, num_tokens, KEYS):
             index = base + step
             real = index < num_tokens
             block = tl.load(blocks + index // SLOTS, mask=real, other=0)
-            k = fetch(keys, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, True)
-            scores = tl.dot(mine, k, input_precision=PRECISION) * scale
+            scores = scored(
+                *(mine, by, keys, block, index, head, real, at),
+                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+            )
             scores = tl.where(real[None, :], scores, NOTHING)
             if HAS_WINDOW:
                 scores = tl.where(index[None, :] >= first_seen[:, None], scores, NOTHING)
-            v = fetch(values, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
-            m, mass, acc = absorb(scores, v, m, mass, acc, PRECISION)
+            m, mass, acc = absorb(
+                *(scores, values, blocks, block, base, index, num_tokens),
+                *(head, real, at, m, mass, acc),
+                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
+            )
         mean, log_sum = finished(m, mass, acc)
         part = part_base + tl.load(item + 5) + number * tl.load(item + 6)
         out = part.to(tl.int64) * (KV_HEADS * GROUP) + heads

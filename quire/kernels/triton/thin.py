@@ -12,7 +12,8 @@ and `normed` for the logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,10 +23,12 @@ from torch import Tensor
 from quire.kernels.triton.jit import power_of_two, precision
 from quire.kernels.triton.thin_code import embed_rows, multiply
 
-# Rows that kernels are compiled for: as many as tl.dot takes at least. With more, and where the
-# weights of a layer take longer to read than launches take, the vendor's library is faster.
+# Rows that kernels are compiled for: as many as tl.dot takes at least. With more, the vendor's
+# library is faster.
 MOST_ROWS = 16
-MOST_LAYER_BYTES = 64 << 20
+LEAST_COLUMNS = 16
+# Tiles were measured on a GPU of so many cores (benchmarks/gpu_products.py).
+_CORES = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,9 @@ class ThinTile:
     warps: int
     stages: int
 
-
-def thin_tile(dtype: torch.dtype) -> ThinTile:
-    return ThinTile(32, 512 // dtype.itemsize, 4, 4)
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Shared memory that the rows and weights on their way take."""
+        return (MOST_ROWS + self.columns) * self.depth * dtype.itemsize * self.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +57,25 @@ class Product:
     gated: bool
     has_bias: bool
 
+    @property
+    def num_lines(self) -> int:
+        """Of the weight."""
+        return 2 * self.outer if self.gated else self.outer
+
     def num_tiles(self, tile: ThinTile) -> int:
         per_tile = tile.columns // 2 if self.gated else tile.columns
         return -(-self.outer // per_tile)
 
     def constants(self, tile: ThinTile) -> dict[str, Any]:
+        # Whoever wrote the stream may have had smaller tiles than this product.
+        most_squares = triton.cdiv(self.inner, LEAST_COLUMNS)
         return {
             "INNER": self.inner,
             "OUTER": self.outer,
             "ROWS": MOST_ROWS,
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
-            "SQUARES": power_of_two(triton.cdiv(self.inner, tile.columns)) if self.normed else 1,
+            "SQUARES": power_of_two(most_squares) if self.normed else 1,
             "EVEN": self.inner % tile.depth == 0,
             "NORMED": self.normed,
             "GATED": self.gated,
@@ -77,14 +87,46 @@ class Product:
         }
 
 
+@cache
+def thin_tile(product: Product, room: int | None = None) -> ThinTile:
+    """Columns so many that every core has one program, or a few if that takes over 64; then as
+    much of the sum as keeps the memory busy, and fits into `room` bytes of shared memory."""
+    room = _shared_memory() if room is None else room
+    lines = product.num_lines
+    if lines <= 16 * _CORES:
+        tile = ThinTile(16, 512, 4, 3)
+    elif lines <= 32 * _CORES:
+        tile = ThinTile(32, 512 if product.inner >= 8192 else 256, 4, 4)
+    elif lines <= 128 * _CORES:
+        tile = ThinTile(64, 256, 4, 3)
+    else:
+        tile = ThinTile(128, 64, 4, 4) if product.gated else ThinTile(128, 128, 4, 3)
+    tile = replace(tile, depth=2 * tile.depth // product.dtype.itemsize)
+    while tile.num_bytes(product.dtype) > room and tile.stages > 2:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile
+
+
+def _shared_memory() -> int:
+    """Bytes that one program may have."""
+    if not torch.cuda.is_available():
+        return 1 << 30  # interpreted: there is no limit
+    from triton.runtime import driver
+
+    asked: Any = driver.active.utils
+    found: int = asked.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+    return found
+
+
 def compile_product(product: Product, tile: ThinTile | None = None) -> None:
     """Compile a kind of product, without computing anything."""
-    tile, own, wide = tile or thin_tile(product.dtype), product.dtype, torch.float32
-    multiply.warmup(
+    tile, own, wide = tile or thin_tile(product), product.dtype, torch.float32
+    compiled = multiply.warmup(
         *(own, own, own, own, wide, own, wide, 2, 1, 32, 1e-5),
         grid=(product.num_tiles(tile),),
         **product.constants(tile),
     )
+    getattr(compiled, "run", None)  # asked for, it is loaded now and not in the first step
 
 
 @dataclass(slots=True)
@@ -156,7 +198,7 @@ class ThinProducts:
         product = Product(
             out.shape[1], x.shape[1], x.dtype, norm is not None, gated, bias is not None
         )
-        tile = self._tile or thin_tile(x.dtype)
+        tile = self._tile or thin_tile(product)
         num_tiles, squares = product.num_tiles(tile), stream.squares
         if norm is None:
             stream.squares = squares.new_empty(num_rows, num_tiles)

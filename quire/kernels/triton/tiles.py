@@ -30,8 +30,15 @@ class Tile:
 
 def decode_tile(shape: HeadShape, num_rows: int) -> Tile:
     """One row's query heads of a KV head against as many keys as keep the memory busy."""
-    queries = max(_MMA_ROWS, power_of_two(shape.group))
+    queries = max(_MMA_ROWS // 2 if shape.fp8_kv else _MMA_ROWS, power_of_two(shape.group))
     keys = min(128, _keys_within(shape, _DECODE_TILE_BYTES))
+    if shape.fp8_kv:
+        # Half the bytes and twice the instructions for each: what counts is how few of those there
+        # are. Warps alone wait for nobody, but need company to keep the memory busy.
+        if queries * padded_width(shape) > 1024:  # more than two warps hold in registers
+            return Tile(queries, min(64, keys), 4, 3)
+        alone = num_rows >= MANY_ROWS and padded_width(shape) >= 128
+        return Tile(queries, min(64, keys), 1, 4) if alone else Tile(queries, keys, 2, 3)
     # Half as many keys and warps, fetched further ahead, read 1 to 6 % faster while there are many
     # programs. At the end, when few are left, each must ask for more: that tells with few rows.
     if num_rows >= MANY_ROWS and padded_width(shape) >= 128:
@@ -53,5 +60,10 @@ def padded_width(shape: HeadShape) -> int:
 
 
 def _keys_within(shape: HeadShape, num_bytes: int) -> int:
-    keys = num_bytes // (padded_width(shape) * shape.dtype.itemsize)
-    return max(_MMA_ROWS, min(256, keys))
+    keys = num_bytes // (padded_width(shape) * (1 if shape.fp8_kv else shape.dtype.itemsize))
+    return max(_least_keys(shape), min(256, keys))
+
+
+def _least_keys(shape: HeadShape) -> int:
+    """Values in fp8 are multiplied in two halves."""
+    return 2 * _MMA_ROWS if shape.fp8_kv else _MMA_ROWS

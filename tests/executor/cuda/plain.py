@@ -152,7 +152,8 @@ class PlainExecutor:
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
         dtype = self.weights["embed.weight"].dtype
-        shape = head_shape(spec, config.block_size, dtype)
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        shape = head_shape(spec, config.block_size, dtype, fp8_kv=fp8_kv)
         model = build_model(
             spec,
             dict(self.weights),
@@ -162,8 +163,11 @@ class PlainExecutor:
             tp=TensorParallel(),
         )
         assert config.num_blocks is not None
-        cache = make_cache(spec, config.num_blocks, config.block_size, dtype, device)
-        cache.fill_(torch.nan)
+        cache = make_cache(spec, config.num_blocks, config.block_size, shape.kv_dtype, device)
+        if fp8_kv:
+            cache.view(torch.float32)[..., -config.block_size :] = torch.nan  # the scales
+        else:
+            cache.fill_(torch.nan)
         width = -(-config.max_model_len // config.block_size)
         columns = DeviceColumns(
             config.max_num_seqs,

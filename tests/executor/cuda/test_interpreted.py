@@ -104,9 +104,9 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(thin: bool) -> None:
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
-    from quire.executor.warmup import _Calls
+    from quire.executor.warmup import Calls
 
-    calls = _Calls(
+    calls = Calls(
         small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE
     )
     with torch.inference_mode():

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.fp8 import wide_keys, wide_values
 from quire.kernels.ops import AttentionInputs, HeadShape
 from quire.kernels.reference import ReferenceKernels
+
+if TYPE_CHECKING:
+    from quire.kernels.triton.heads import HeadNorms
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -23,11 +28,11 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def assert_close(made: Tensor, expected: Tensor) -> None:
-    """Same dtype, no NaN, every value within the tolerance of its dtype."""
+def assert_close(made: Tensor, expected: Tensor, *, least: float = 0.0) -> None:
+    """Same dtype, no NaN, every value within the tolerance of its dtype, or `least`."""
     assert made.dtype == expected.dtype, (made.dtype, expected.dtype)
     assert made.shape == expected.shape, (made.shape, expected.shape)
-    limit = TOLERANCE[made.dtype]
+    limit = max(TOLERANCE[made.dtype], least)
     torch.testing.assert_close(made.float().cpu(), expected.float().cpu(), atol=limit, rtol=limit)
 
 
@@ -63,22 +68,44 @@ def check_silu_mul(place: Place, rows: int, width: int) -> None:
     assert_close(elementwise.silu_mul(gate_up), reference.silu_mul(gate_up))
 
 
-def check_heads(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool) -> None:
-    """q, keys and values are the reference's; slot -1 and missing slots store nothing."""
-    from quire.kernels.triton.heads import HeadNorms, norm_rope_store
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """What norm_rope_store is given: `before` = qkv, cos, sin, slots."""
 
-    reference = ReferenceKernels(shape)
-    width, turned = shape.head_dim, shape.num_heads + shape.num_kv_heads
-    qkv = place.random(num_tokens, turned + shape.num_kv_heads, width, seed=0)
+    before: tuple[Tensor, Tensor, Tensor, Tensor]
+    keys: Tensor
+    values: Tensor
+    norms: HeadNorms | None
+
+
+def head_inputs(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool) -> HeadInputs:
+    """Random heads for shuffled slots: the first token's is -1, the last token has none."""
+    from quire.kernels.triton.heads import HeadNorms
+
+    width = shape.head_dim
+    qkv = place.random(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, width, seed=0)
     weights = [place.random(width, seed=seed) for seed in (1, 2)]
     num_blocks = num_tokens // shape.block_size + 2
     keys, values = place.random(2, num_blocks, *_block(shape), seed=3)
     angles = torch.randn(num_tokens, width // 2, generator=generator(4)).to(place.device)
     slots = torch.randperm(num_blocks * shape.block_size, generator=generator(5))
-    slots = slots[: num_tokens - 1].to(place.device)  # the last token has no slot
+    slots = slots[: num_tokens - 1].to(place.device)
+    slots = torch.cat([slots.new_full((1,), -1), slots[1:]])
+    norms = HeadNorms(weights[0], weights[1], 1e-6) if normed else None
+    return HeadInputs((qkv, angles.cos(), angles.sin(), slots), keys, values, norms)
+
+
+def check_heads(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool) -> None:
+    """q, keys and values are the reference's; slot -1 and missing slots store nothing."""
+    from quire.kernels.triton.heads import norm_rope_store
+
+    reference, turned = ReferenceKernels(shape), shape.num_heads + shape.num_kv_heads
+    given = head_inputs(place, shape, num_tokens, normed=normed)
+    (qkv, cos, sin, slots), keys, values = given.before, given.keys, given.values
     qk = qkv[:, :turned]
-    if normed:
+    if given.norms:
         q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
+        weights = given.norms.q_weight, given.norms.k_weight
         normed_heads = [
             reference.rms_norm(x, w, 1e-6) for x, w in zip((q, k), weights, strict=True)
         ]
@@ -87,15 +114,11 @@ def check_heads(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool
     step = reference.plan_attention(inputs, None)
     want_keys, want_values = keys.clone(), values.clone()
     rest = slice(1, None)  # the reference knows no slot -1: the first token is kept from it
-    step.rope_and_store(
-        qk[rest], qkv[rest, turned:], angles[rest].cos(), angles[rest].sin(), want_keys, want_values
-    )
+    step.rope_and_store(qk[rest], qkv[rest, turned:], cos[rest], sin[rest], want_keys, want_values)
     want_q = step.rope_and_store(
-        qk, qkv[:, turned:], angles.cos(), angles.sin(), want_keys.clone(), want_values.clone()
+        qk, qkv[:, turned:], cos, sin, want_keys.clone(), want_values.clone()
     )
-    slots = torch.cat([slots.new_full((1,), -1), slots[1:]])
-    norms = HeadNorms(weights[0], weights[1], 1e-6) if normed else None
-    made = norm_rope_store(qkv, angles.cos(), angles.sin(), slots, keys, values, shape, norms)
+    made = norm_rope_store(qkv, cos, sin, slots, keys, values, shape, given.norms)
     assert_close(made, want_q)
     assert_close(keys, want_keys)
     assert_close(values, want_values)
@@ -137,7 +160,13 @@ def paged(
         index = torch.arange(length)
         used[tables[row, index // size].long(), index % size] = True
     cache.masked_fill_(~used[None, :, None, :, None], torch.nan)
-    keys, values = cache.to(place.device, place.dtype)
+    if shape.fp8_kv:
+        from tests.kernels.triton.fp8_checks import packed
+
+        keys = packed(cache[0], paired=False).to(place.device)
+        values = packed(cache[1], paired=True).to(place.device)
+    else:
+        keys, values = cache.to(place.device, place.dtype)
     return Paged(
         keys,
         values,
@@ -153,7 +182,10 @@ def _expected(
     on_cpu = AttentionInputs(
         inputs.query_starts.cpu(), inputs.context_lens.cpu(), inputs.tables.cpu(), inputs.slots, 0
     )
-    keys, values = (x.cpu().float().nan_to_num() for x in (made.keys, made.values))
+    keys, values = made.keys.cpu(), made.values.cpu()
+    if shape.fp8_kv:
+        keys, values = wide_keys(keys, shape.block_size), wide_values(values, shape.block_size)
+    keys, values = keys.float().nan_to_num(), values.float().nan_to_num()
     step = ReferenceKernels(shape).plan_attention(on_cpu, window)
     return step.attend(q.cpu().float(), keys, values)
 
@@ -199,7 +231,7 @@ def check_decode(
     )
     expected = torch.zeros(num_rows, shape.num_heads * shape.head_dim)
     expected[active] = _expected(shape, q[active.to(q.device)], inputs, made, window)
-    assert_close(out, expected.to(place.dtype))
+    assert_close(out, expected.to(place.dtype), least=_least(shape))
 
 
 def check_prefill(
@@ -232,4 +264,10 @@ def check_prefill(
     out = q.new_full((num_tokens, shape.num_heads * shape.head_dim), torch.nan)
     attention.attend(q, made.keys, made.values, out)
     inputs = AttentionInputs(starts, made.lengths, made.tables, starts, len(slices))
-    assert_close(out, _expected(shape, q, inputs, made, window).to(place.dtype))
+    expected = _expected(shape, q, inputs, made, window).to(place.dtype)
+    assert_close(out, expected, least=_least(shape))
+
+
+def _least(shape: HeadShape) -> float:
+    """A cache in fp8 is multiplied in float16, whatever else is float32."""
+    return TOLERANCE[torch.float16] if shape.fp8_kv else 0.0

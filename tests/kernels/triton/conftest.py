@@ -6,13 +6,24 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 
 def _mend_interpreter() -> None:
-    """Triton 3.6 makes an int of an array with one element, which numpy >= 2.4 refuses."""
+    """Triton 3.6 makes an int of an array with one element, which numpy >= 2.4 refuses, and when
+    it rounds to fp8 it forgets to carry: 31.7 becomes 16."""
     from triton.runtime import interpreter
 
+    convert: Any = interpreter._convert_float
+
+    def converted(given: Any, of: Any, to: Any, rounding_mode: Any) -> Any:
+        if str(of) != "fp32" or str(to) != "fp8e4nv":
+            return convert(given, of, to, rounding_mode)
+        wide = torch.from_numpy(np.ascontiguousarray(given).view(np.float32))
+        return wide.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = converted
     patch: Any = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:

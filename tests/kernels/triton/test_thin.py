@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from quire.kernels.triton.thin import LEAST_COLUMNS, Product, thin_tile
 from tests.kernels.triton.checks import Place
 from tests.kernels.triton.places import GPU_DTYPES, small_places
 from tests.kernels.triton.thin_checks import check_thin
@@ -16,10 +18,28 @@ def test_a_layer_of_few_rows(place: Place, rows: int, depth: int) -> None:
     check_thin(place, rows, hidden=96, inner=80, depth=depth, has_bias=rows == 3)
 
 
+@pytest.mark.parametrize("lines", [40, 2_048, 4_096, 14_336, 28_672, 150_000])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_fit_into_the_memory_a_program_may_have(
+    lines: int, gated: bool, dtype: torch.dtype
+) -> None:
+    """From 99 KiB, a consumer GPU, to 227 KiB; and the sum is never cut smaller for it."""
+    product = Product(lines, 14_336, dtype, normed=True, gated=gated, has_bias=False)
+    small, large = (thin_tile(product, room << 10) for room in (99, 227))
+    assert small.num_bytes(dtype) <= 99 << 10
+    assert large.num_bytes(dtype) <= 227 << 10
+    assert (small.columns, small.depth) == (large.columns, large.depth)
+    assert small.columns >= LEAST_COLUMNS
+
+
+def test_a_layer_whose_products_have_different_tiles() -> None:
+    """The stream's squares are written in tiles of 16 and read by a product with tiles of 64."""
+    check_thin(Place(torch.device("cpu"), torch.float32), 3, hidden=48, inner=2_200)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_a_layer_of_real_size(dtype: object, rows: int) -> None:
-    import torch
-
     check_thin(Place(torch.device("cuda"), dtype), rows, hidden=4096, inner=14336)  # type: ignore[arg-type]

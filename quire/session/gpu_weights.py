@@ -1,0 +1,23 @@
+"""The weights of a model on a GPU, as its config wants them."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config import EngineConfig
+from quire.models.decoder import Weights
+from quire.spec import ModelSpec
+from quire.weights.load import dummy_fp8_weights, dummy_weights, load_fp8_weights, load_weights
+from quire.weights.source import ModelFiles
+
+
+def load_gpu_weights(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> Weights:
+    device, dummy = torch.device(config.device), config.load_format == "dummy"
+    if config.quantization == "fp8":
+        if dummy:
+            return dummy_fp8_weights(spec, device=device, seed=config.seed)
+        return load_fp8_weights(files, spec, device=device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if dummy:
+        return dummy_weights(spec, dtype=dtype, device=device, seed=config.seed)
+    return load_weights(files, spec, dtype=dtype, device=device)

@@ -1,0 +1,211 @@
+"""fp8 under the real runner, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tests.kernels.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.errors import NotSupported
+from quire.executor.cuda import CudaExecutor
+from quire.executor.cuda_memory import num_cuda_blocks
+from quire.executor.memory import block_bytes, make_cache
+from quire.kernels.fp8 import FP8, Fp8Matrix, round_lines
+from quire.kernels.ops import AttentionInputs, HeadShape, LinearOp
+from quire.models.decoder import Decoder, head_shape
+from quire.models.fp8 import round_early
+from quire.models.registry import build_model
+from quire.options import DeviceFacts, parse_options, resolve
+from quire.tp import TensorParallel
+from quire.weights.load import dummy_fp8_weights, dummy_weights
+from tests.executor.cuda.plain import (
+    PlainExecutor,
+    PlainOps,
+    RestingAttention,
+    RestingKernels,
+    answers,
+)
+from tests.executor.cuda.test_interpreted import InterpretedExecutor
+from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
+from tests.executor.harness import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GPU = DeviceFacts("cuda", 80 << 30, 80 << 30, 8, ("bfloat16",))
+CPU = DeviceFacts("cpu", 8 << 30, 8 << 30, 2)
+
+
+def through_fp8(x: Tensor) -> Tensor:
+    """x as it comes back out of fp8."""
+    numbers, scales = round_lines(x)
+    return (numbers.float() * scales[..., None]).to(x.dtype)
+
+
+class RoundingAttention(RestingAttention):
+    """The reference, whose keys and values have been in fp8."""
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return super().attend(q, through_fp8(keys), through_fp8(values))
+
+
+@dataclass
+class RoundingKernels(RestingKernels):
+    """The reference with a cache in fp8, and products in fp8 if need be."""
+
+    shape: HeadShape
+    products: bool = False
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> RoundingAttention:
+        return RoundingAttention(self.shape, inputs, window)
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        plain = super().make_linear(weight, bias)
+        if not self.products or weight.shape[0] == SPEC.vocab_size:
+            return plain
+        rounded = super().make_linear(through_fp8(weight), bias)
+        return lambda x: rounded(through_fp8(x))
+
+
+class RoundingOps(PlainOps):
+    def feed(self, places: Any, prefixes: object) -> Any:
+        fed = super().feed(places, prefixes)
+        return replace(
+            fed,
+            attention={
+                w: RoundingAttention(self.shape, step.inputs, w)
+                for w, step in fed.attention.items()
+            },
+        )
+
+
+class RoundingExecutor(PlainExecutor):
+    """What the kernels should do, in plain torch over a cache of floats."""
+
+    def __post_init__(self) -> None:
+        self.make_kernels, self.make_ops = RoundingKernels, RoundingOps  # type: ignore[assignment]
+        self.config = replace(self.config, kv_cache_dtype="auto")
+        super().__post_init__()
+
+
+def test_a_cache_in_fp8_gives_the_tokens_of_rounded_keys_and_values() -> None:
+    """Prefill, decode, copied blocks (n = 3) and plans of several steps."""
+    fields = {"depth": 2, "max_repeat": 4, "num_blocks": 64, "block_size": 16}
+    config = small_config(kv_cache_dtype="fp8", **fields)
+    asked = [replace(r, max_tokens=4) for r in requests(PLAIN[::4], count=2)]
+    got = answers(InterpretedExecutor(config, SPEC, WEIGHTS), config, asked)
+    wanted = answers(RoundingExecutor(config, SPEC, WEIGHTS), config, asked)
+    assert len(got) == 4
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+def hidden_states(model: Decoder, count: int) -> Tensor:
+    from quire.executor.accuracy import _hidden
+
+    with torch.inference_mode():
+        return _hidden(model, SPEC, [(7 * i) % SPEC.vocab_size for i in range(count)])
+
+
+def test_matrices_in_fp8_multiply_as_their_reference() -> None:
+    """A whole pass in bfloat16 over a cache in fp8, against the same in plain torch."""
+    from quire.kernels.triton.kernels import TritonKernels
+
+    shape = head_shape(SPEC, 16, torch.bfloat16, fp8_kv=True)
+    options: dict[str, Any] = {"max_len": 64, "tp": TensorParallel()}
+    weights = dummy_fp8_weights(SPEC, device=DEVICE)
+    assert isinstance(weights["layers.0.mlp.down.weight"], Fp8Matrix)
+    assert isinstance(weights["embed.weight"], Tensor)
+    made = build_model(SPEC, weights, TritonKernels(shape), shape, **options)
+    round_early(made)
+    plain = dummy_weights(SPEC, dtype=torch.bfloat16, device=DEVICE)
+    floats = head_shape(SPEC, 16, torch.bfloat16)
+    expected = build_model(SPEC, plain, RoundingKernels(floats, True), floats, **options)
+    ours, theirs = hidden_states(made, 24).float(), hidden_states(expected, 24).float()
+    assert (ours - theirs).norm() < 0.03 * theirs.norm()
+    exact = build_model(
+        *(SPEC, dummy_weights(SPEC, dtype=torch.float32, device=DEVICE)),
+        *(RestingKernels(replace(floats, dtype=torch.float32)), floats),
+        **options,
+    )
+    # Rounding is there, and costs what 3 bits cost.
+    off = (ours - hidden_states(replace_shape(exact), 24)).norm() / theirs.norm()
+    assert 0.005 < off < 0.15
+
+
+def replace_shape(model: Decoder) -> Decoder:
+    """The model with its attention computed in float32."""
+    for layer in model.layers:
+        layer.attention.shape = replace(layer.attention.shape, dtype=torch.float32)
+    return model
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["KV", "weights"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral, window 9"])
+def test_logprobs_through_the_engine_stay_near_fp32(name: str, mode: str) -> None:
+    """Chunked, cached and preempted. Wide limits: a wrong slot or scale costs whole nats."""
+    from tests.executor.cuda.fp8_differences import differences
+
+    mean, far = differences(name, mode)
+    assert mean < 0.2
+    assert far < 1.5
+
+
+def test_the_pool_counts_numbers_and_scales() -> None:
+    per_token = 2 * SPEC.num_layers * SPEC.num_kv_heads * (SPEC.head_dim + 4)
+    assert block_bytes(SPEC, 16, FP8) == 16 * per_token
+    cache = make_cache(SPEC, 3, 16, FP8, torch.device("cpu"))
+    assert cache.nbytes == 3 * block_bytes(SPEC, 16, FP8)
+    assert not cache.view(torch.uint8).any()
+    config = small_config(device="cuda", dtype="bfloat16", num_blocks=None)
+    wide, narrow = (
+        num_cuda_blocks(
+            replace(config, kv_cache_dtype=kept, kv_cache_memory_bytes=1 << 20),
+            *(SPEC, torch.bfloat16),
+            free=1 << 40,
+            total=1 << 40,
+        )
+        for kept in ("auto", "fp8")
+    )
+    assert narrow == (1 << 20) // (config.block_size * per_token) > 1.5 * wide
+
+
+def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
+    both = parse_options({"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"})
+    config = resolve(both, SPEC, GPU)
+    assert (config.dtype, config.quantization, config.kv_cache_dtype) == ("bfloat16", "fp8", "fp8")
+    for name in ("quantization", "kv_cache_dtype"):
+        with pytest.raises(NotSupported, match=rf"{name}='fp8' is built for GPUs"):
+            resolve(parse_options({name: "fp8"}), SPEC, CPU)
+    with pytest.raises(NotSupported, match="Leave dtype out"):
+        resolve(parse_options({"quantization": "fp8", "dtype": "float16"}), SPEC, GPU)
+    with pytest.raises(NotSupported, match="block_size 1"):
+        resolve(parse_options({"kv_cache_dtype": "fp8", "block_size": 1}), SPEC, GPU)
+    with pytest.raises(NotSupported, match="head_dim 18"):
+        resolve(parse_options({"kv_cache_dtype": "fp8"}), replace(SPEC, head_dim=18), GPU)
+
+
+def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.executor.cuda import check_fp8
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    check_fp8(small_config(device="cuda"))
+    with pytest.raises(NotSupported, match=r"kv_cache_dtype='fp8': this GPU .* 8\.0"):
+        check_fp8(small_config(device="cuda", kv_cache_dtype="fp8"))
+    with pytest.raises(NotSupported, match="quantization='fp8'"):
+        check_fp8(small_config(device="cuda", quantization="fp8"))
+    with pytest.raises(NotSupported, match="or use 'fp8'"):
+        CudaExecutor(small_config(device="cuda", kv_cache_dtype="float16"), SPEC, {})
+
+
+def test_every_kernel_is_warmed_up_without_an_error() -> None:
+    from quire.executor.warmup import Calls
+
+    config = small_config(block_size=16, dtype="float16", kv_cache_dtype="fp8", quantization="fp8")
+    calls = Calls(config, replace(SPEC, qk_norm=True), DEVICE)
+    with torch.inference_mode():
+        for call in calls.all():
+            call()

@@ -1,0 +1,120 @@
+"""Kernels that are compiled beside the first steps: found, but never waited for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from quire.executor import warmup
+from quire.executor.warmup import Warmup
+
+
+class Calls:
+    """Stands in for the calls of a model: two at once, then three one after the other."""
+
+    def __init__(self, *given: Any) -> None:
+        self.made: list[str] = []
+        self.go = threading.Event()
+
+    def all(self) -> list[Any]:
+        return [lambda: self.made.append("a"), lambda: self.made.append("b")]
+
+    def later(self) -> list[Any]:
+        return [self._slow, lambda: self.made.append("d"), lambda: self.made.append("e")]
+
+    def _slow(self) -> None:
+        self.go.wait(10)
+        self.made.append("c")
+
+
+def finish(warm: Warmup) -> None:
+    for thread in warm._rest:
+        thread.join(10)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(warmup, "LOADED_AFTER", 60.0)
+    monkeypatch.setattr(warmup, "Calls", lambda *given: made)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return made
+
+
+def test_the_first_steps_wait_for_their_own_kernels_alone(calls: Calls) -> None:
+    warm = Warmup(None, None)
+    warm.wait()
+    assert sorted(calls.made) == ["a", "b"]
+    calls.go.set()
+    finish(warm)
+    assert calls.made[2:] == ["c", "d", "e"]
+
+
+def test_stopping_waits_for_the_kernel_at_hand_and_begins_no_other(calls: Calls) -> None:
+    warm = Warmup(None, None)
+    warm.wait()
+    threading.Timer(0.05, calls.go.set).start()
+    warm.stop()
+    assert calls.made[2:] in ([], ["c"])
+    warm.stop()
+
+
+def test_kernels_that_were_never_compiled_are_compiled_several_at_once(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "LOADED_AFTER", -1.0)
+    warm = Warmup(None, None)
+    warm.wait()
+    while "e" not in calls.made:  # beside the slow one
+        time.sleep(0.01)
+    assert "c" not in calls.made and len(warm._rest) > 1
+    calls.go.set()
+    finish(warm)
+    assert sorted(calls.made) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_failing_kernel_is_an_error_of_the_start(calls: Calls) -> None:
+    def broken() -> None:
+        raise ValueError("does not compile")
+
+    calls.all = lambda: [broken]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="does not compile"):
+        Warmup(None, None).wait()
+
+
+def test_a_full_device_only_ends_what_was_not_asked_for(calls: Calls) -> None:
+    def full() -> None:
+        raise torch.OutOfMemoryError("nothing left")
+
+    calls.later = lambda: [full, lambda: calls.made.append("never")]  # type: ignore[method-assign]
+    warm = Warmup(None, None)
+    warm.wait()
+    finish(warm)
+    assert "never" not in calls.made
+
+
+AT_EXIT = """
+import time, torch
+torch.cuda.current_device = lambda: 0
+from quire.executor import warmup
+from types import SimpleNamespace
+later = [lambda: time.sleep(0.2)] * 100
+warmup.Calls = lambda *given: SimpleNamespace(all=lambda: [], later=lambda: later)
+warmup.Warmup(None, None).wait()
+print("done", flush=True)
+"""
+
+
+def test_a_program_ends_when_it_is_done() -> None:
+    begun = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "done\n" and not run.stderr
+    assert time.monotonic() - begun < 18  # all of them take 20 seconds
