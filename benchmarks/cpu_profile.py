@@ -32,6 +32,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline, shapes, workloads
+from benchmarks.words import parser_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -267,10 +268,7 @@ def table(entries: dict[str, Entry], whole: float, peak: Peaks) -> str:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     known = [f.__name__ for f in workloads.CPU]
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--workload", nargs="+", default=known, choices=known)

@@ -29,6 +29,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import shapes, workloads
+from benchmarks.words import parser_of
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -204,10 +205,7 @@ def option(word: str) -> tuple[str, Any]:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument(
         "--workload", nargs="+", default=["small_mixed"], choices=sorted(workloads.WORKLOADS)

@@ -29,6 +29,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline
+from benchmarks.words import parser_of
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -166,10 +167,7 @@ def table(found: Sequence[Compared]) -> str:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tokens", type=int, default=128, help="of each answer")

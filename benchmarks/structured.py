@@ -27,6 +27,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline
+from benchmarks.words import parser_of
 
 if TYPE_CHECKING:
     from quire import LLM, RequestOutput, SamplingParams
@@ -218,10 +219,7 @@ def table(found: Sequence[Compared]) -> str:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)

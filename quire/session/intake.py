@@ -183,7 +183,7 @@ class _ParamCopies:
                 value=params,
             )
         self._params = params
-        self._copies: dict[int, SamplingParams] = {}
+        self._copies: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         self._alike: dict[tuple[Any, ...], SamplingParams] = {}
 
     def check_count(self, num_prompts: int) -> None:
@@ -212,10 +212,11 @@ class _ParamCopies:
                 parameter="sampling_params",
                 value=params,
             )
-        copy = self._copies.get(id(params))
-        if copy is None:
-            copy = self._copies[id(params)] = self._copy(params)
-        return copy
+        known = self._copies.get(id(params))
+        if known is None:
+            # With the original, which a sequence may make anew each time: its id stays taken.
+            known = self._copies[id(params)] = params, self._copy(params)
+        return known[1]
 
     def _copy(self, params: SamplingParams) -> SamplingParams:
         """One for all that say the same: a list of parameters mostly does."""

@@ -70,3 +70,15 @@ def test_every_field_counts() -> None:
     assert not set(plain) & set(_CONTAINERS)
     made = copies(SamplingParams(), *(SamplingParams(**{k: v}) for k, v in plain.items()))
     assert len({id(copy) for copy in made}) == len(plain) + 1
+
+
+def test_a_sequence_that_makes_its_parameters_anew_is_read_right() -> None:
+    """What it made is gone at once, and the next one may lie where it lay."""
+
+    class Made(list[SamplingParams]):
+        def __getitem__(self, index: Any) -> Any:
+            return SamplingParams(max_tokens=int(index) + 1, stop=["x"])
+
+    made = _ParamCopies(Made())
+    made._params.extend([SamplingParams()] * 50)  # type: ignore[union-attr]
+    assert [made.at(i).max_tokens for i in range(50)] == list(range(1, 51))
