@@ -600,11 +600,11 @@ QUIRE_EXPORT int64_t quire_int8_has(int64_t path)
     return unit_of(path) != NULL;
 }
 
-/* One pass of the threads: the first tasks round rows, the others multiply as soon as all rows are
- * rounded. Tasks are taken in order, so whoever waits waits for work that is being done. */
+/* One pass of the threads: the first tasks round rows, which they may have to norm or gate first,
+ * the others multiply as soon as all rows are rounded. Tasks are taken in order, so whoever waits waits for work that is being done. */
 struct linear {
-    const float *x;
-    int64_t x_stride, k, block;
+    const struct quire_int8_source *source;
+    int64_t k, block;
     Product *product;
     rounder *round;
     unit *compute;
@@ -612,14 +612,29 @@ struct linear {
     int64_t units, rows;       /* of a multiplying task: channels come first */
 };
 
+/* Row m of a source: where it lies, or made in `room`. */
+static const float *row_of(
+    const struct quire_int8_source *s, int64_t m, int64_t k, float *restrict room)
+{
+    const float *x = s->x ? s->x + m * s->stride : NULL;
+    if (s->kind == QUIRE_GIVEN)
+        return x;
+    if (s->kind == QUIRE_NORMED)
+        quire_norm_row(k, x, s->residual + m * k, s->weight, s->eps, room);
+    else
+        quire_gate_row(k, x, room);
+    return room;
+}
+
 static void round_rows(struct linear *l, int64_t number)
 {
     Product *p = l->product;
-    float v[p->depth];
+    float v[p->depth], room[l->k];
     const int64_t first = number * ROWS_TO_ROUND, last = first + ROWS_TO_ROUND;
     for (int64_t m = first; m < last && m < p->rows; m++)
         p->q_scale[m] = l->round(
-            l->x + m * l->x_stride, l->k, p->depth, l->block, v, p->q + m * p->depth, OFFSET);
+            row_of(l->source, m, l->k, room), l->k, p->depth, l->block, v, p->q + m * p->depth,
+            OFFSET);
     __atomic_fetch_add(&l->rounded, 1, __ATOMIC_RELEASE);
 }
 
@@ -640,12 +655,11 @@ static void round_or_multiply(void *context, int64_t number, int64_t thread)
 }
 
 QUIRE_EXPORT int64_t quire_int8_linear(
-    const float *x, int64_t x_stride, int64_t k, int64_t block, int64_t path,
+    const struct quire_int8_source *source, int64_t k, int64_t block, int64_t path,
     const struct quire_int8_product *product)
 {
     struct linear work = {
-        .x = x,
-        .x_stride = x_stride,
+        .source = source,
         .k = k,
         .block = block,
         .product = product,

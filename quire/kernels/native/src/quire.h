@@ -64,6 +64,11 @@ QUIRE_EXPORT void quire_norm(
 QUIRE_EXPORT void quire_gate(
     int64_t type, int64_t count, int64_t width, const void *gate_up, int64_t stride, void *out);
 
+/* One row of each, in float32, for whoever reads it at once. */
+void quire_norm_row(
+    int64_t width, const float *added, float *row, const float *weight, float eps, float *out);
+void quire_gate_row(int64_t width, const float *gate_up, float *out);
+
 /* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
  * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
  * tokens have a slot, and a slot below 0 stores nothing.
@@ -149,9 +154,21 @@ struct quire_int8_product {
     int64_t rows, depth, channels;
 };
 
-/* Turn and round x [rows, k], then multiply; 0 where this processor has not the path. */
+/* Where the rows [rows, k] of a product come from: x itself; the norm of residual += x (of residual
+ * alone, where x is NULL); or gate and up, side by side in x. */
+enum { QUIRE_GIVEN = 0, QUIRE_NORMED = 1, QUIRE_GATED = 2 };
+struct quire_int8_source {
+    int64_t kind;
+    const float *x;
+    int64_t stride;      /* of x */
+    float *residual;     /* [rows, k] */
+    const float *weight; /* [k] */
+    float eps;
+};
+
+/* Turn and round the rows, then multiply; 0 where this processor has not the path. */
 QUIRE_EXPORT int64_t quire_int8_linear(
-    const float *x, int64_t x_stride, int64_t k, int64_t block, int64_t path,
+    const struct quire_int8_source *source, int64_t k, int64_t block, int64_t path,
     const struct quire_int8_product *product);
 
 /* Rows first .. first + rows of a weight, given as x [rows, k]: turned, rounded and packed. */
