@@ -19,7 +19,6 @@ from quire.executor.samplers import sampler_for
 from quire.kernels.native.kernels import cache_dtype_beside_int8
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import Weights, head_shape
-from quire.models.int8 import norm_late
 from quire.models.registry import build_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
@@ -68,7 +67,6 @@ class LocalExecutor:
         model = build_model(
             spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
         )
-        norm_late(model)
         cache_dtype = dtype
         if config.quantization == "int8" and config.kv_cache_dtype == "auto":
             cache_dtype = cache_dtype_beside_int8(kernels, shape)

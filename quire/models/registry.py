@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from quire.errors import UnsupportedModel
 from quire.kernels.ops import HeadShape, Kernels
 from quire.models.decoder import Decoder, Weights, build_decoder
+from quire.models.int8 import norm_late
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
 
@@ -36,4 +37,6 @@ def build_model(
         raise UnsupportedModel(
             f"family {spec.family!r} is not known; quire has {', '.join(FAMILIES)}."
         )
-    return build(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+    model = build(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+    norm_late(model)
+    return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,28 @@ def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.kernels.native.kernels.library", lambda: None)
 
 
+def assert_same_bits(
+    spec: ModelSpec, weights: dict[str, Any], block_sizes: tuple[int, ...]
+) -> None:
+    """Texts in changing company, cut, grouped and guessed otherwise each time."""
+    texts, num_prompts = texts_of(1)
+    seen: dict[tuple[int, int], Tensor] = {}
+    rng = random.Random(0)
+    for seed, block_size in enumerate(block_sizes):
+        runner, sampler = make_runner(
+            spec, weights, block_size=block_size, num_blocks=NUM_BLOCKS, batch_invariant=True
+        )
+        some = sorted(rng.sample(range(len(texts)), rng.randint(1, len(texts))))
+        # A later prompt end turns decode steps into prefill, as resuming after preemption does.
+        ends = [rng.randint(num_prompts[i], len(texts[i]) - 1) for i in some]
+        drive = Drive(runner, sampler, seed, NUM_BLOCKS, guessing=seed % 2 == 1)
+        made = drive.run([texts[i] for i in some], ends)
+        for (row, at), logits in made.items():
+            before = seen.setdefault((some[row], at), logits)
+            assert torch.equal(before, logits), f"text {some[row]}, position {at}, seed {seed}"
+    assert len(seen) > 100
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("windows", [(), (50, None)])
@@ -65,23 +88,7 @@ def test_every_way_of_cutting_a_text_gives_the_same_bits(
         without_native_kernels(monkeypatch)
     spec = spec_of(windows=windows)
     weights = loud(dummy_weights(spec, dtype=dtype, device="cpu"))
-    texts, num_prompts = texts_of(1)
-    seen: dict[tuple[int, int], Tensor] = {}
-    rng = random.Random(0)
-    for seed in range(6):
-        block_size = (16, 16, 4, 12, 16, 32)[seed]
-        runner, sampler = make_runner(
-            spec, weights, block_size=block_size, num_blocks=NUM_BLOCKS, batch_invariant=True
-        )
-        some = sorted(rng.sample(range(len(texts)), rng.randint(1, len(texts))))
-        # A later prompt end turns decode steps into prefill, as resuming after preemption does.
-        ends = [rng.randint(num_prompts[i], len(texts[i]) - 1) for i in some]
-        drive = Drive(runner, sampler, seed, NUM_BLOCKS, guessing=seed % 2 == 1)
-        made = drive.run([texts[i] for i in some], ends)
-        for (row, at), logits in made.items():
-            before = seen.setdefault((some[row], at), logits)
-            assert torch.equal(before, logits), f"text {some[row]}, position {at}, seed {seed}"
-    assert len(seen) > 100
+    assert_same_bits(spec, weights, block_sizes=(16, 16, 4, 12, 16, 32))
 
 
 def test_native_float32_keeps_the_promise_without_being_asked() -> None:
