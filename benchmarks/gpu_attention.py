@@ -111,12 +111,13 @@ def decode_sweep() -> Iterator[Line]:
         (16, 128, 64, 1024, "uniform"),
         (16, 128, 128, 1024, "uniform"),
         (16, 128, 256, 1024, "equal"),
+        (32, 128, 1024, 300, "uniform"),
         (32, 64, 64, 1024, "uniform"),
     ):
         setting = _Decode(HeadShape(heads, 8, width, 16, BF16), rows, context, ragged)
         found = []
         for keys, warps, stages in (
-            (64, 2, 3), (64, 4, 3), (64, 4, 4), (64, 4, 5), (128, 4, 3), (128, 4, 4), (128, 8, 3)
+            (32, 1, 3), (32, 1, 4), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2)
         ):  # fmt: skip
             for long in (512, 1024):
                 made = setting.terabytes(tile=Tile(16, keys, warps, stages), long=long)
@@ -131,11 +132,11 @@ def decode_sweep() -> Iterator[Line]:
 
 def prefix() -> Iterator[Line]:
     """2,000 rows with one prefix of 2,000 tokens, and 128 groups of 16 with 512."""
-    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64)):
+    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 128), (32, 8, 64)):
         shape = HeadShape(heads, kv_heads, width, 16, BF16)
         for rows, num_groups, tokens, own in ((2000, 1, 2000, 100), (2048, 128, 512, 128)):
             for queries, warps, keys, stages in (
-                (64, 4, 64, 3), (128, 4, 64, 3), (64, 4, 64, 2), (128, 4, 64, 2)
+                (64, 4, 64, 3), (64, 4, 64, 2), (128, 8, 64, 3)
             ):  # fmt: skip
                 tile = Tile(queries, keys, warps, stages)
                 yield _time_prefix(shape, rows, num_groups, tokens, own, tile)
@@ -186,9 +187,9 @@ def _time_prefix(
 
 def prefill() -> Iterator[Line]:
     """TFLOP/s (causal half counted) of our kernel and of what torch has, 16k tokens."""
-    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64)):
+    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 128), (32, 8, 64)):
         shape = HeadShape(heads, kv_heads, width, 16, BF16)
-        for count, new, past in ((16, 1024, 0), (64, 256, 0), (64, 128, 2048)):
+        for count, new, past in ((16, 1024, 0), (64, 256, 0), (168, 98, 2000)):
             q, k, v = (
                 torch.randn(count, new, n, width, device=CUDA, dtype=BF16)
                 for n in (heads, kv_heads, kv_heads)
@@ -197,7 +198,7 @@ def prefill() -> Iterator[Line]:
             name = f"{count} x {new}+{past} {heads}/{kv_heads}x{width}"
             found: Line = {"prefill": name}
             for tile in (
-                Tile(128, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(128, 64, 4, 2)
+                Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3), Tile(128, 64, 8, 2)
             ):  # fmt: skip
                 spent = _time_prefill(shape, count, new, past, q.flatten(0, 1), tile)
                 key = f"{tile.queries}/{tile.keys}/{tile.warps}/{tile.stages}"

@@ -96,6 +96,7 @@ def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
 
 def _attention_checks(place: Any, shape: HeadShape) -> Iterator[tuple[str, Check]]:
     from tests.kernels.triton import checks as c
+    from tests.kernels.triton.thin_checks import check_packed
 
     lengths = [(i * 977) % 2500 for i in range(60)]
     groups = ((32, tuple(range(70))), (50, tuple(range(3, 30))))
@@ -104,6 +105,9 @@ def _attention_checks(place: Any, shape: HeadShape) -> Iterator[tuple[str, Check
     yield "heads", partial(c.check_heads, place, shape, 900, normed=True)
     yield "decode", partial(c.check_decode, place, shape, lengths)
     yield "window", partial(c.check_decode, place, shape, lengths, window=300)
+    few = lengths[:16]
+    yield "packed", partial(check_packed, place, shape, few, window=None, normed=True)
+    yield "packed, window", partial(check_packed, place, shape, few, window=300, normed=False)
     yield "prefix", partial(c.check_decode, place, shape, grouped, shared=groups)
     yield "prefill", partial(c.check_prefill, place, shape, slices, queries=128)
 
@@ -130,7 +134,7 @@ def tiny() -> Iterator[Line]:
     from tests.kernels.triton import checks as c
     from tests.kernels.triton import fp8_checks as fp8
     from tests.kernels.triton import sampling_checks as s
-    from tests.kernels.triton.thin_checks import check_thin
+    from tests.kernels.triton.thin_checks import check_packed, check_thin
     from tests.kernels.triton.wishes import CUT, PLAIN
 
     place = c.Place(CUDA, BF16)
@@ -141,6 +145,7 @@ def tiny() -> Iterator[Line]:
     for name, run in (
         ("thin", partial(check_thin, place, 5, 160, 96)),
         ("thin, biased", partial(check_thin, place, 12, 96, 160, has_bias=True)),
+        ("packed", partial(check_packed, place, shape, [37, 0, 1, 300], window=None, normed=True)),
         ("norms", partial(c.check_norms, place, 5, 100)),
         ("silu", partial(c.check_silu_mul, place, 5, 100)),
         ("heads", partial(c.check_heads, place, shape, 9, normed=True)),

@@ -27,7 +27,6 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks import shapes
 from benchmarks.gpu_attention import milliseconds
-from quire.executor.thin_pass import products_of
 from quire.kernels.triton.thin import (
     LEAST_COLUMNS,
     Norm,
@@ -36,6 +35,7 @@ from quire.kernels.triton.thin import (
     ThinProducts,
     ThinTile,
     compile_product,
+    products_of,
     thin_tile,
 )
 from quire.weights.source import locate
@@ -59,6 +59,11 @@ def kinds_of(model: str) -> dict[str, Product]:
     with shapes.opened(model) as shape:
         spec = locate(shape.path, weights=False).spec(None)
     return dict(zip(NAMES, products_of(spec, torch.bfloat16), strict=True))
+
+
+def tiles_of(kind: Product) -> list[ThinTile]:
+    """Those tried, that which is chosen among them."""
+    return list(dict.fromkeys((thin_tile(kind), *TILES)))
 
 
 def run(products: ThinProducts, kind: Product, weights: Sequence[Tensor], rows: int) -> None:
@@ -90,7 +95,7 @@ def measure(kind: Product, rows: int) -> Iterator[tuple[float, str]]:
             F.linear(x, weight)
 
     yield milliseconds(library) * 1000 / copies, "library"
-    for tile in TILES:
+    for tile in tiles_of(kind):
         work = partial(run, ThinProducts(tile), kind, weights, rows)
         star = "*" if tile == thin_tile(kind) else ""
         name = f"{tile.columns},{tile.depth},{tile.warps},{tile.stages}{star}"
@@ -107,7 +112,8 @@ def main() -> None:
     for model in arguments.models:
         kinds = kinds_of(model)
         with ThreadPoolExecutor(14) as pool:
-            list(pool.map(lambda pair: compile_product(*pair), pairs_of(kinds.values(), TILES)))
+            pairs = [(kind, tile) for kind in kinds.values() for tile in tiles_of(kind)]
+            list(pool.map(lambda pair: compile_product(*pair), pairs))
         for (name, kind), rows in pairs_of(kinds.items(), arguments.rows):
             lines = sorted(measure(kind, rows))
             found[f"{model} {name} {rows}"] = lines

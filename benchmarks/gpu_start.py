@@ -61,6 +61,9 @@ def _run(arguments: list[str], folder: str, seconds: float) -> str:
     """What a new Python prints, with caches of its own; what went wrong if that is nothing."""
     env = {**os.environ, "TRITON_CACHE_DIR": f"{folder}/triton", "PYTHONPATH": str(ROOT)}
     env["QUIRE_HOME"] = f"{folder}/quire"
+    # Python's own cache, too, which an environment may have turned off: torch has 1,000 modules.
+    env["PYTHONPYCACHEPREFIX"] = f"{folder}/python"
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         run = subprocess.run(
             [sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=seconds
@@ -109,6 +112,7 @@ def child(path: str, options: dict[str, Any], begun: float) -> None:
     import quire.session.loading as loading
 
     line.wrap(loading, "locate")
+    line.wrap(loading, "begin_compiling")
     line.wrap(loading, "_executor")
     _wrap_when_torch_is_there(line)
     before = time.time()
@@ -126,23 +130,15 @@ def child(path: str, options: dict[str, Any], begun: float) -> None:
 
 
 def _wrap_when_torch_is_there(line: Timeline) -> None:
-    """Wrap the stages behind torch's import when the engine first asks for the device."""
+    """Wrap the stages behind torch's import when it was imported for a GPU."""
     import quire.session.loading as loading
 
-    executor = loading._executor
+    executor = loading._gpu_executor
 
     def wrapped(*given: Any) -> Any:
+        line.mark("torch imported, device asked")
         before = time.time()
-        import torch
-
-        line.mark("import torch", before)
-        if not torch.cuda.is_available():
-            return executor(*given)
-        before = time.time()
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-        torch.zeros(1, device="cuda")
-        line.mark("context", before)
-        before = time.time()
+        import quire.executor.compiling as compiling
         import quire.executor.cuda as cuda
         import quire.executor.warmup as warmup
         import quire.weights.load as load
@@ -151,6 +147,7 @@ def _wrap_when_torch_is_there(line: Timeline) -> None:
         line.wrap(warmup.Warmup, "__init__", "kernels begun")
         line.wrap(warmup.Warmup, "wait", "kernels ready")
         line.wrap(warmup, "_call", "a kernel")
+        line.wrap(compiling.Compiling, "wait", "compiled elsewhere")
         line.wrap(load, "dummy_weights")
         for name in ("_build", "_make_runner", "start"):
             line.wrap(cuda.CudaExecutor, name)
@@ -158,7 +155,7 @@ def _wrap_when_torch_is_there(line: Timeline) -> None:
         line.wrap(cuda, "num_cuda_blocks")
         return executor(*given)
 
-    loading._executor = wrapped  # type: ignore[assignment]
+    loading._gpu_executor = wrapped  # type: ignore[assignment]
 
 
 def main() -> None:

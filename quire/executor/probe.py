@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from quire.executor.cores import usable_cores
+from quire.executor.driver import fast_on
 from quire.home import keep, kept
 from quire.kernels.cpu.linear import make_linear
 from quire.options import DeviceFacts
@@ -42,32 +44,21 @@ def device_facts(wanted: str | None = None) -> DeviceFacts:
 
 
 def _gpu_facts() -> DeviceFacts:
-    """The current GPU. Tensor cores multiply float16 since compute capability 7.0 and bfloat16
-    since 8.0."""
+    """The current GPU."""
     free, total = torch.cuda.mem_get_info()
     major, _ = torch.cuda.get_device_capability()
-    fast: tuple[str, ...] = ()
-    if major >= 7:
-        fast = ("float16",)
-    if major >= 8:
-        fast = ("bfloat16", "float16")
     return DeviceFacts(
         device="cuda",
         memory_total=total,
         memory_free=free,
         num_cores=num_cores(),
-        fast_dtypes=fast,
+        fast_dtypes=fast_on(major),
     )
 
 
 def num_cores() -> int:
     """Cores this process may use: affinity, the container's quota, OMP_NUM_THREADS."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit():
-        cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
+    cores = usable_cores()
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         cores = min(cores, int(wanted))

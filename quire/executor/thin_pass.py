@@ -1,4 +1,4 @@
-"""The layers of a decode step with few rows: six launches each instead of nine.
+"""The layers of a decode step with few rows: five launches each instead of nine.
 
 What a pass of a Decoder computes, from the same weights, by the products of
 kernels/triton/thin.py. Used where rows are so few that a step costs what reading the weights
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.executor.triton_ops import PlannedDecode
 from quire.kernels.triton.heads import norm_rope_store
 from quire.kernels.triton.kernels import PlainLinear
-from quire.kernels.triton.thin import MOST_ROWS, Norm, Product, ThinProducts
+from quire.kernels.triton.thin import MOST_ROWS, Norm, ThinProducts, products_of
 from quire.layers.attention import Pass
 from quire.layers.fused_attention import FusedAttention
 from quire.layers.linear import Linear
@@ -70,12 +71,7 @@ class ThinPass:
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
             attention = layer.attention
             qkv = products.normed(stream, norm, layer.qkv.weight, layer.qkv.bias)
-            q = norm_rope_store(
-                qkv.view(len(token_ids), -1, attention.shape.head_dim),
-                *(shared.cos, shared.sin, shared.slots, keys, values),
-                *(attention.shape, attention.norms),
-            )
-            attended = shared.attention[attention.window].attend(q, keys, values)
+            attended = _attended(attention, qkv, shared, keys, values)
             products.add(stream, attended, layer.out.weight, layer.out.bias)
             gate_up = layer.gate_up
             opened = products.gated(stream, layer.mlp_norm, gate_up.weight, gate_up.bias)
@@ -84,21 +80,20 @@ class ThinPass:
         return products.normed(stream, norm, self._head.weight, self._head.bias)
 
 
-def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
-    """The kinds of products that a pass of this model consists of; none in float16, which might
-    not hold the sums that are normed only afterwards."""
-    if dtype == torch.float16:
-        return ()
-    hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    inner, bias = spec.intermediate_size, spec.mlp_bias
-    return (
-        Product(heads, hidden, dtype, normed=True, gated=False, has_bias=spec.qkv_bias),
-        Product(hidden, attended, dtype, normed=False, gated=False, has_bias=spec.o_bias),
-        Product(inner, hidden, dtype, normed=True, gated=True, has_bias=bias),
-        Product(hidden, inner, dtype, normed=False, gated=False, has_bias=bias),
-        Product(spec.vocab_size, hidden, dtype, normed=True, gated=False, has_bias=False),
-    )
+def _attended(
+    attention: FusedAttention, qkv: Tensor, shared: Pass, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Of the packed projection: in one launch, or two where rows share prefixes or KV is fp8.
+
+    Whatever attention reads but `qkv` and the cache was made before the stream's tokens were
+    embedded, by a kernel that begins when all before it is done; see jit.waiting.
+    """
+    step, turn = shared.attention[attention.window], (shared.cos, shared.sin, shared.slots)
+    if isinstance(step, PlannedDecode) and step.attention.takes_packed:
+        return step.attention.attend_packed(qkv, *turn, keys, values, attention.norms)
+    heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
+    q = norm_rope_store(heads, *turn, keys, values, attention.shape, attention.norms)
+    return step.attend(q, keys, values)
 
 
 def _thin(layer: Layer) -> _ThinLayer | None:

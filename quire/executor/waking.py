@@ -12,21 +12,23 @@ import sys
 import threading
 from pathlib import Path
 
-DRIVER, TORCH_CUDA = "libcuda.so.1", "libtorch_cuda.so"
+from quire.executor.driver import DRIVER
+
+TORCH_CUDA = "libtorch_cuda.so"
 
 
 def wake_gpu(wanted: str | None) -> threading.Thread | None:
     """Begin to make the first GPU's context, if that is what an engine will use; nothing fails
     by it, and nobody need wait for it."""
     # A program that has torch already may have chosen another device with it.
-    if wanted == "cpu" or "torch" in sys.modules or not _torch_knows_cuda():
+    if wanted == "cpu" or "torch" in sys.modules or not torch_knows_cuda():
         return None
     thread = threading.Thread(target=_make_context, name="quire-waking", daemon=True)
     thread.start()
     return thread
 
 
-def _torch_knows_cuda() -> bool:
+def torch_knows_cuda() -> bool:
     """Without importing it: an idle context would hold some of the device's memory for nothing."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:

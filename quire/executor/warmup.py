@@ -1,8 +1,9 @@
 """Kernels compiled while the weights are loaded.
 
-Each kernel is called once on next to nothing, in a thread of its own: compiling one takes a
-second or more of a core, and what was compiled before is found on disk. The arguments have the
-types and constants of the model's real calls, so that nothing is left to compile later.
+Each kernel is called once on next to nothing, in a thread of its own. What was compiled before,
+or by the process that began before torch was there (compiling.py), is found on disk; what was not
+takes a second or more of a core. The arguments have the types and constants of the model's real
+calls, so that nothing is left to compile later.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
+from quire.executor.compiling import Compiling, hash_triton
 from quire.executor.cuda_batch import EagerPass
 from quire.executor.device_rows import NOWHERE, DeviceColumns
 from quire.executor.graphs import DecodePlaces
@@ -35,6 +37,7 @@ from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 
 THREADS, REST_THREADS = 12, 4
 LOADED_AFTER = 1.5  # seconds in which kernels that were compiled before are there
+REST_AFTER = 0.5  # seconds in which the first steps have Python to themselves
 ROWS = 16
 
 
@@ -42,20 +45,30 @@ class Warmup:
     """Begins compiling when it is made; `wait` returns when all is compiled that the first steps
     need. The rest goes on beside them."""
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        compiling: Compiling | None = None,
+        hashing: threading.Thread | None = None,
+    ) -> None:
+        """`compiling`: the process that is at it already, if there is one; `hashing`: what
+        `hash_triton` returned, if that was called."""
+        hashing = hashing or hash_triton()
         # Here, because modules that import each other must not be imported by several threads.
-        import triton.runtime.cache
-
         import quire.executor.thin_pass
         import quire.executor.triton_ops
         import quire.kernels.triton.kernels  # noqa: F401
 
         self._pool = ThreadPoolExecutor(THREADS, "quire-compile")
-        # Triton's cache goes by a hash of Triton itself, 400 MB. It is kept, but of threads that
-        # ask for it at once each would work it out.
-        hashed = self._pool.submit(getattr(triton.runtime.cache, "triton_key", lambda: ""))
+        hashed = self._pool.submit(hashing.join)
+        compiled = [] if compiling is None else [self._pool.submit(compiling.wait)]
         calls = Calls(config, spec, torch.device("cuda", torch.cuda.current_device()))
-        self._running = [self._pool.submit(_call, call, hashed) for call in calls.all()]
+        self._running = [self._pool.submit(_call, call) for call in calls.of_torch()]
+        self._running.append(self._pool.submit(_call, calls.driver, compiled))
+        awaited = [hashed, *compiled]
+        self._running += [self._pool.submit(_call, call, awaited) for call in calls.all()]
+        self._compiling = compiling
         self._later = deque(calls.later())
         self._begun, self._stopped = time.monotonic(), threading.Event()
         self._rest: list[threading.Thread] = []
@@ -67,8 +80,9 @@ class Warmup:
         finally:
             self._pool.shutdown(wait=False)
         atexit.register(self.stop)
-        # What was compiled before is only loaded, one after the other: Python is wanted elsewhere.
-        is_new = time.monotonic() - self._begun > LOADED_AFTER
+        # What was compiled before, or is being compiled elsewhere, is only loaded, one after the
+        # other: Python is wanted elsewhere.
+        is_new = self._compiling is None and time.monotonic() - self._begun > LOADED_AFTER
         for _ in range(REST_THREADS if is_new else 1):
             # Daemons, so that a short program need not wait for kernels that it never calls.
             thread = threading.Thread(target=self._go_on, name="quire-compile", daemon=True)
@@ -79,11 +93,16 @@ class Warmup:
         """Begin no further kernel, and wait for those at hand."""
         atexit.unregister(self.stop)
         self._stopped.set()
+        if self._compiling is not None:
+            self._compiling.end()
         for thread in self._rest:
             thread.join()
 
     def _go_on(self) -> None:
         """What only some plans call."""
+        if self._compiling is not None:
+            self._compiling.wait_for_all()
+        self._stopped.wait(REST_AFTER)
         while not self._stopped.is_set():
             try:
                 call = self._later.popleft()
@@ -96,9 +115,9 @@ class Warmup:
 
 
 @torch.inference_mode()
-def _call(call: Callable[[], object], after: Future[str] | None = None) -> None:
-    if after is not None:
-        after.result()
+def _call(call: Callable[[], object], awaited: Sequence[Future[None]] = ()) -> None:
+    for one in awaited:
+        one.result()
     call()
 
 
@@ -113,7 +132,7 @@ class Calls:
         self.windows = frozenset(spec.windows) or frozenset({None})
 
     def all(self) -> list[Callable[[], object]]:
-        """What the first steps call, the slowest to compile first."""
+        """What the first steps call of ours, the slowest to compile first."""
         by_window = [
             call
             for window in self.windows
@@ -124,13 +143,21 @@ class Calls:
             partial(self.sample, truncated=False),
             *(self.rounding() if self.config.quantization == "fp8" else self.thin()),
             self.heads,
-            self.a_plan,
             self.sums_and_norms,
             self.norms,
             self.gates,
             self.ends_of_a_step,
-            self.products,
         ]
+
+    def of_torch(self) -> list[Callable[[], object]]:
+        """What the first steps call of torch alone."""
+        return [self.a_plan, self.products]
+
+    def driver(self) -> None:
+        """Triton's own driver, with a library that it loads first."""
+        from triton.runtime import driver
+
+        driver.active.get_current_device()
 
     def later(self) -> list[Callable[[], object]]:
         """What only some plans call: truncation, shared prefixes, many rows."""
@@ -190,8 +217,7 @@ class Calls:
 
     def thin(self) -> list[Callable[[], object]]:
         """The products of steps with few rows."""
-        from quire.executor.thin_pass import products_of
-        from quire.kernels.triton.thin import ThinProducts, compile_product
+        from quire.kernels.triton.thin import ThinProducts, compile_product, products_of
 
         def embed() -> None:
             ids = self.empty(1, dtype=torch.int64)
@@ -199,7 +225,25 @@ class Calls:
 
         products = products_of(self.spec, self.dtype)
         compiled = [partial(compile_product, product) for product in products]
-        return [*compiled, embed] if products else []
+        packed = [] if self.shape.fp8_kv else [self.packed]
+        return [*packed, *compiled, embed] if products else []
+
+    def packed(self) -> None:
+        """Attention of few rows straight from the packed projection."""
+        from quire.executor.triton_ops import PlannedDecode, TritonOps
+        from quire.kernels.triton.heads import HeadNorms
+
+        columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
+        max_rows = max(ROWS, self.config.max_num_seqs)
+        ops = TritonOps(shape, columns, frozenset({window}), max_rows=max_rows)
+        places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
+        fed = ops.feed(places, None)
+        step, width = fed.attention[window], shape.head_dim
+        qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
+        turn = self.empty(ROWS, width // 2, dtype=torch.float32)
+        norms = HeadNorms(self.empty(width), self.empty(width), 1e-6) if self.spec.qk_norm else None
+        if isinstance(step, PlannedDecode):
+            step.attention.attend_packed(qkv, turn, turn, fed.slots, *self.cache(), norms)
 
     def rounding(self) -> list[Callable[[], object]]:
         """Activations in fp8: after attention, norms and gates."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from quire.errors import NotSupported
 
-LinearOp = Callable[[Tensor], Tensor]  # [T, K] -> [T, N]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class HeadShape:
 
     @property
     def kv_dtype(self) -> torch.dtype:
+        import torch
+
         return torch.float8_e4m3fn if self.fp8_kv else self.dtype
 
     @property

@@ -7,8 +7,10 @@ import numpy as np
 from quire.request import Ints
 from quire.scheduler.stays import Draft, Stays
 
-MOST_WASTE = 0.02  # of the tokens of a plan that repeats, while others wait for a row
-MOST_REST = 0.5  # of the same, when nobody does
+MOST_WASTE = 0.02  # of the tokens of a plan that repeats
+# The same where resting is free: nobody waits for a row, and a step of so few rows takes what
+# reading the weights takes, however many of them rest.
+MOST_REST, FEW_ROWS = 0.5, 128
 
 
 def plan_repeat(stays: Stays, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
@@ -23,9 +25,9 @@ def plan_repeat(stays: Stays, at: Ints, most: int, draft: Draft, *, awaited: boo
     # Whoever stops by a token wastes half a plan on average, once in its life.
     may_stop = rows.stop_ids[at, 0] >= 0
     life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
-    # Whoever is full rests for the rest of a plan, which costs next to nothing unless
-    # somebody waits for the row; but then the plan must not outlast everybody.
-    most_rest = MOST_WASTE if awaited else MOST_REST
+    # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not
+    # outlast everybody.
+    most_rest = MOST_REST if not awaited and len(at) <= FEW_ROWS else MOST_WASTE
     repeat = min(repeat, int(left.max(initial=1)))
     while repeat > 1:
         steps = repeat * len(at)

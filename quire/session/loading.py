@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams
+from quire.executor.compiling import Compiling, begin_compiling, hash_triton
 from quire.executor.executor import Executor, ExecutorFacts
 from quire.executor.waking import wake_gpu
 from quire.inputs.tokenizer import Tokenizer
@@ -112,18 +114,35 @@ def _check_name(model: object) -> None:
 def _executor(
     files: ModelFiles, spec: ModelSpec, options: Options
 ) -> tuple[EngineConfig, Executor]:
-    from quire.executor.probe import device_facts
+    with ExitStack() as unwanted:
+        compiling = begin_compiling(spec, options)
+        if compiling is not None:
+            unwanted.callback(compiling.end)
+        from quire.executor.probe import device_facts  # torch, which takes seconds
 
-    facts = device_facts(options.device)
-    if facts.device == "cpu":
-        return _cpu_executor(files, spec, options, facts)
+        facts = device_facts(options.device)
+        if facts.device == "cpu":
+            return _cpu_executor(files, spec, options, facts)
+        made = _gpu_executor(files, spec, options, facts, compiling)
+        unwanted.pop_all()  # from here on the executor ends it
+        return made
+
+
+def _gpu_executor(
+    files: ModelFiles,
+    spec: ModelSpec,
+    options: Options,
+    facts: DeviceFacts,
+    compiling: Compiling | None,
+) -> tuple[EngineConfig, Executor]:
     config = resolve(options, spec, facts)
+    hashing = hash_triton()
     from quire.executor.cuda import CudaExecutor, check_fp8
     from quire.executor.warmup import Warmup
     from quire.session.gpu_weights import load_gpu_weights
 
     check_fp8(config)
-    warmup = Warmup(config, spec)
+    warmup = Warmup(config, spec, compiling, hashing)
     return config, CudaExecutor(config, spec, load_gpu_weights(files, spec, config), warmup)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.executor import probe
+from quire.executor import cores, probe
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +91,11 @@ def test_omp_num_threads_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.num_cores() == 1
 
 
-def test_a_containers_limits_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_containers_limits_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
     files = {
-        "/sys/fs/cgroup/cpu.max": "50000 100000\n",
         "/sys/fs/cgroup/memory.max": str(1 << 20),
         "/sys/fs/cgroup/memory.current": str(900 << 10),
         "/sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {100 << 10}\n",

@@ -19,7 +19,7 @@ from quire.executor.waking import wake_gpu
 def first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without torch, on a machine whose torch was built for CUDA."""
     monkeypatch.setattr(waking, "sys", SimpleNamespace(modules={}))
-    monkeypatch.setattr(waking, "_torch_knows_cuda", lambda: True)
+    monkeypatch.setattr(waking, "torch_knows_cuda", lambda: True)
 
 
 def driver(made: list[int], *, status: int = 0) -> SimpleNamespace:
@@ -65,7 +65,7 @@ def test_a_cpu_is_not_woken() -> None:
 
 
 def test_a_torch_that_is_there_may_have_chosen_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waking, "_torch_knows_cuda", lambda: True)
+    monkeypatch.setattr(waking, "torch_knows_cuda", lambda: True)
     monkeypatch.setattr(waking, "sys", SimpleNamespace(modules={"torch": None}))
     assert wake_gpu(None) is None
 
@@ -87,7 +87,7 @@ def test_waking_imports_nothing_in_its_thread() -> None:
 def test_waking_needs_no_torch_and_brings_no_module() -> None:
     code = (
         "import sys, quire.executor.waking as w\n"
-        "w._torch_knows_cuda = lambda: True\n"
+        "w.torch_knows_cuda = lambda: True\n"
         "before = set(sys.modules)\n"
         "w.wake_gpu(None).join(30)\n"
         "assert set(sys.modules) == before, set(sys.modules) - before\n"

@@ -25,6 +25,12 @@ class Calls:
     def all(self) -> list[Any]:
         return [lambda: self.made.append("a"), lambda: self.made.append("b")]
 
+    def of_torch(self) -> list[Any]:
+        return []
+
+    def driver(self) -> None:
+        pass
+
     def later(self) -> list[Any]:
         return [self._slow, lambda: self.made.append("d"), lambda: self.made.append("e")]
 
@@ -42,6 +48,7 @@ def finish(warm: Warmup) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(warmup, "LOADED_AFTER", 60.0)
+    monkeypatch.setattr(warmup, "REST_AFTER", 0.0)
     monkeypatch.setattr(warmup, "Calls", lambda *given: made)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return made
@@ -99,13 +106,58 @@ def test_a_full_device_only_ends_what_was_not_asked_for(calls: Calls) -> None:
     assert "never" not in calls.made
 
 
+class Elsewhere:
+    """Stands in for the process that compiles: done when it is told."""
+
+    def __init__(self) -> None:
+        self.first, self.rest = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.first.wait(10)
+
+    def wait_for_all(self) -> None:
+        self.rest.wait(10)
+
+    def end(self) -> None:
+        self.first.set()
+        self.rest.set()
+
+
+def test_kernels_that_another_process_compiles_are_waited_for(calls: Calls) -> None:
+    elsewhere = Elsewhere()
+    calls.of_torch = lambda: [lambda: calls.made.append("torch")]  # type: ignore[method-assign]
+    warm = Warmup(None, None, elsewhere)
+    time.sleep(0.1)
+    assert calls.made == ["torch"], "what needs no kernel of ours waits for nobody"
+    elsewhere.first.set()
+    warm.wait()
+    assert sorted(calls.made) == ["a", "b", "torch"]
+    calls.go.set()
+    time.sleep(0.1)
+    assert len(calls.made) == 3, "the rest is being compiled still"
+    elsewhere.rest.set()
+    finish(warm)
+    assert calls.made[3:] == ["c", "d", "e"]
+
+
+def test_stopping_ends_the_process_that_compiles(calls: Calls) -> None:
+    elsewhere = Elsewhere()
+    elsewhere.first.set()
+    warm = Warmup(None, None, elsewhere)
+    warm.wait()
+    warm.stop()
+    assert elsewhere.rest.is_set() and sorted(calls.made) == ["a", "b"]
+
+
 AT_EXIT = """
 import time, torch
 torch.cuda.current_device = lambda: 0
 from quire.executor import warmup
 from types import SimpleNamespace
 later = [lambda: time.sleep(0.2)] * 100
-warmup.Calls = lambda *given: SimpleNamespace(all=lambda: [], later=lambda: later)
+warmup.Calls = lambda *given: SimpleNamespace(
+    all=lambda: [], later=lambda: later, of_torch=lambda: [], driver=lambda: None
+)
 warmup.Warmup(None, None).wait()
 print("done", flush=True)
 """

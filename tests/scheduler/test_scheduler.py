@@ -7,6 +7,7 @@ import pytest
 
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit, EngineError, InvalidLogits
+from quire.scheduler.repeats import FEW_ROWS
 from quire.scheduler.scheduler import Limits, Scheduler
 from quire.step import StepPlan, StepResult
 from tests.fakes import FakeExecutor, expected_output
@@ -241,7 +242,7 @@ def test_repeat_grows_when_nothing_is_wasted_and_never_with_prefill() -> None:
     assert max(p.repeat for p in executor.plans) == 8
 
 
-def test_rows_that_rest_shorten_no_plan_when_nobody_waits() -> None:
+def test_few_rows_that_rest_shorten_no_plan_when_nobody_waits() -> None:
     """Rows of 8, 16, .. 64 tokens: the long ones go on in large plans, which end with them."""
     engine = setting(max_repeat=32, num_blocks=400).engine()
     run_all(engine, [make_request(i, [i, i], 8 * (i + 1) + 1) for i in range(8)])
@@ -250,6 +251,20 @@ def test_rows_that_rest_shorten_no_plan_when_nobody_waits() -> None:
     repeats = [p.repeat for p in executor.plans if not p.prefill]
     assert sum(repeats) == 64
     assert repeats[0] == 32
+
+
+def test_of_many_rows_none_rest_for_long() -> None:
+    """Products of many rows take as long for those that rest: a plan ends with its short rows."""
+    engine = setting(
+        max_repeat=32, num_blocks=4000, max_num_seqs=256, max_num_batched_tokens=1024
+    ).engine()
+    short = [make_request(i, [i, i], 9) for i in range(200)]
+    run_all(engine, short + [make_request(200 + i, [i, i], 65) for i in range(56)])
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    decoding = [p for p in executor.plans if not p.prefill]
+    assert [p.repeat for p in decoding if len(p.decode) > FEW_ROWS] == [8]
+    assert max(p.repeat for p in decoding) == 32
 
 
 def test_a_row_that_may_stop_soon_repeats_less() -> None:

@@ -14,6 +14,8 @@ attention of a decode step (decode.py); all tensors keep their addresses between
         rows         int32 [num_rows], the table row of each place; None: place i has row i
     out = attention.attend(q, keys, values)                    per layer: one launch, or three
         q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is
+    out = attention.attend_packed(qkv, cos, sin, slots, keys, values, norms)
+                                  if attention.takes_packed: norm_rope_store and attend in one
 
 shared prefixes (prefix.py), for buffers made with prefix_parts >= size.parts:
     size = PrefixSize.of(shape, num_rows, queries=64, blocks=4096)   part of a graph's key

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton.language as tl
-from torch import Tensor
 
 from quire.kernels.triton.jit import kernel
 
-_BLOCK = 2048
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AT_ONCE = 2048
 
 
 def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
@@ -18,11 +22,11 @@ def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
     """
     num_parts, num_blocks, size = cache.shape[0] * 2, cache.shape[2], cache[0, 0, 0].numel()
     _copy_blocks[(pairs.shape[0], num_parts)](
-        cache, pairs, num_blocks, size, BLOCK=_BLOCK, num_warps=4
+        cache, pairs, num_blocks, size, BLOCK=AT_ONCE, num_warps=4
     )
 
 
-@kernel("num_blocks", "size")
+@kernel("num_blocks")
 def _copy_blocks(
     cache: tl.tensor, pairs: tl.tensor, num_blocks: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr
 ) -> None:

@@ -17,24 +17,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
-from torch import Tensor
 
 from quire.kernels.ops import HeadShape
 from quire.kernels.triton.decode_code import attend_items, merge_parts
+from quire.kernels.triton.heads import HeadNorms
 from quire.kernels.triton.items_code import make_items
-from quire.kernels.triton.jit import power_of_two, precision
-from quire.kernels.triton.prefix import PrefixWork
+from quire.kernels.triton.jit import power_of_two, precision, waiting
+from quire.kernels.triton.packed_code import attend_packed
 from quire.kernels.triton.tiles import Tile, decode_tile, padded_width
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from quire.kernels.triton.prefix import PrefixWork
+
 LOG2_E = math.log2(math.e)
-# Cutting rows gives two programs on a core where those need read no more than _LONG tokens, else
+# Cutting rows gives two programs on a core where those need read no more than LONG tokens, else
 # as many as that takes, up to _MOST_PER_CORE. Short ones balance better, long ones read faster.
 _PROGRAMS_PER_CORE = 2
 _MOST_PER_CORE = 32
-_LONG = 1024
+LONG = 1024
 _ITEMS_AT_ONCE = 16
 _MERGED_VALUES = 2048  # of parts that the merging program holds at once
 _HEADS_AT_ONCE = 4  # of a row that one program merges with its prefixes
@@ -66,6 +72,8 @@ class DecodeBuffers:
         *,
         prefix_parts: int = 0,
     ) -> DecodeBuffers:
+        import torch
+
         cores, heads = _num_cores(device), shape.num_kv_heads
         spread = -(-cores * _MOST_PER_CORE // heads)
         num_own = max_rows + spread
@@ -93,13 +101,16 @@ class DecodeAttention:
         window: int | None = None,
         prefixes: PrefixWork | None = None,
         tile: Tile | None = None,
-        long: int = _LONG,
+        long: int = LONG,
     ) -> None:
+        import torch
+
         if num_rows > buffers.max_rows:
             raise ValueError(f"{num_rows} rows do not fit buffers made for {buffers.max_rows}.")
         self.shape, self.buffers, self.num_rows = shape, buffers, num_rows
         self.window, self.prefixes = window, prefixes
-        self._tile, self._long = tile or decode_tile(shape, num_rows), long
+        self._tile = tile or decode_tile(shape, num_rows, shared=prefixes is not None)
+        self._long = long
         device = buffers.parts.device
         # Every item has its programs, used or not; with few rows the idle ones would tell.
         self._spread = min(buffers.spread, max(buffers.wanted, 2 * num_rows))
@@ -125,11 +136,8 @@ class DecodeAttention:
             self.window or 0,
             HAS_STARTS=self.prefixes is not None,
             HAS_ROWS=rows is not None,
-            KEYS=self._tile.keys,
             LONG=self._long,
-            ITEMS=_ITEMS_AT_ONCE,
-            ROWS=min(512, power_of_two(self.buffers.max_rows)),
-            num_warps=4,
+            **items_constants(self._tile, self.buffers.max_rows),
         )
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
@@ -143,22 +151,45 @@ class DecodeAttention:
             *(q, keys, values, self._tables, self._items, self._spans),
             *(buffers.parts, buffers.sums, buffers.counters, out),
             *(self._tables.stride(0), q.stride(0), shape.scale * LOG2_E),
-            KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group,
-            QUERIES=self._tile.queries,
-            SLOTS=shape.block_size,
-            KEYS=self._tile.keys,
-            WIDTH=shape.head_dim,
-            PADDED=padded_width(shape),
             MERGES=self.prefixes is None,
-            MERGED=_merged_at_once(shape),
-            GROUP_ROWS=power_of_two(shape.group),
-            PRECISION=precision(shape.dtype),
-            num_warps=self._tile.warps,
-            num_stages=self._tile.stages,
+            **attend_constants(shape, self._tile),
         )
         if self.prefixes:
             self._merge(self.prefixes, out)
+        return out
+
+    @property
+    def takes_packed(self) -> bool:
+        """Whether `attend_packed` is there: not with shared prefixes, nor with KV in fp8."""
+        return self.prefixes is None and not self.shape.fp8_kv
+
+    def attend_packed(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """What norm_rope_store (heads.py) and then `attend` compute, in one launch.
+
+        It may begin while the kernel launched before it runs, and then waits for what that made
+        of `qkv`. Everything else, what `plan` made included, must be older: written before a
+        kernel that does not overlap with those before it.
+        """
+        shape, buffers = self.shape, self.buffers
+        out = qkv.new_empty(self.num_rows, shape.num_heads * shape.head_dim)
+        q_weight, k_weight = (norms.q_weight, norms.k_weight) if norms else (qkv, qkv)
+        attend_packed[(shape.num_kv_heads, self._num_items)](
+            *(qkv, cos, sin, slots, q_weight, k_weight, keys, values),
+            *(self._tables, self._items, self._spans),
+            *(buffers.parts, buffers.sums, buffers.counters, out),
+            *(self._tables.stride(0), shape.scale * LOG2_E, norms.eps if norms else 0.0),
+            NORMED=norms is not None,
+            **packed_constants(shape, self._tile),
+        )
         return out
 
     def _merge(self, prefixes: PrefixWork, out: Tensor) -> None:
@@ -168,13 +199,49 @@ class DecodeAttention:
         merge_parts[(self.num_rows, triton.cdiv(shape.num_heads, _HEADS_AT_ONCE))](
             *(buffers.parts, buffers.sums, self._spans, prefixes.spans, self._lengths, out),
             buffers.num_own,
-            HEADS=shape.num_heads,
-            WIDTH=shape.head_dim,
-            PADDED=padded_width(shape),
-            PARTS=4,
-            AT_ONCE=_HEADS_AT_ONCE,
-            num_warps=1,
+            **merge_constants(shape),
         )
+
+
+def items_constants(tile: Tile, max_rows: int) -> dict[str, Any]:
+    """What `make_items` is compiled for, however long rows are and whoever has them."""
+    rows = min(512, power_of_two(max_rows))
+    return {"KEYS": tile.keys, "ITEMS": _ITEMS_AT_ONCE, "ROWS": rows, "num_warps": 4}
+
+
+def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+    """What `attend_items` is compiled for, with prefixes and without."""
+    return {
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "QUERIES": tile.queries,
+        "SLOTS": shape.block_size,
+        "KEYS": tile.keys,
+        "WIDTH": shape.head_dim,
+        "PADDED": padded_width(shape),
+        "MERGED": _merged_at_once(shape),
+        "GROUP_ROWS": power_of_two(shape.group),
+        "PRECISION": precision(shape.dtype),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def packed_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+    """What `attend_packed` is compiled for, with norms and without."""
+    return {**attend_constants(shape, tile), **waiting()}
+
+
+def merge_constants(shape: HeadShape) -> dict[str, int]:
+    """What `merge_parts` is compiled for."""
+    return {
+        "HEADS": shape.num_heads,
+        "WIDTH": shape.head_dim,
+        "PADDED": padded_width(shape),
+        "PARTS": 4,
+        "AT_ONCE": _HEADS_AT_ONCE,
+        "num_warps": 1,
+    }
 
 
 def _merged_at_once(shape: HeadShape) -> int:
@@ -182,6 +249,8 @@ def _merged_at_once(shape: HeadShape) -> int:
 
 
 def _num_cores(device: torch.device) -> int:
+    import torch
+
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

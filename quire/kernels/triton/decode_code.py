@@ -8,11 +8,11 @@ import triton.language as tl
 
 from quire.kernels.triton.fp8_decode_code import attend_fp8
 from quire.kernels.triton.jit import kernel, part
-from quire.kernels.triton.softmax import NOTHING, absorb, finished, nothing_yet, scored
+from quire.kernels.triton.softmax import NOTHING, attend_stretch, finished, nothing_yet
 
 
 @part
-def _attend(
+def attend_item(
     mine: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
@@ -36,25 +36,108 @@ def _attend(
             *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED),
         )
     else:  # noqa: RET505 - Triton compiles what comes after a return, too
-        at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
         m, mass, acc = nothing_yet(QUERIES, PADDED)
-        for base in range(begin, end, KEYS):
-            index = base + step
-            real = index < end
-            block = tl.load(table + index // SLOTS, mask=real, other=0)
-            scores = scored(
-                *(mine, scale, keys, block, index, head, real, at),
-                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-            )
-            scores = tl.where(real[None, :], scores, NOTHING)
-            m, mass, acc = absorb(
-                *(scores, values, table, block, base, index, end, head, real, at, m, mass, acc),
-                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-            )
+        m, mass, acc = attend_stretch(
+            *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
+            *(False, False, True, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+        )
         return finished(m, mass, acc)
 
 
-@kernel("table_stride", "q_stride")
+@part
+def _merge(
+    parts: tl.tensor,
+    sums: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    out: tl.tensor,
+    row: tl.tensor,
+    kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    MERGED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+) -> None:
+    """The row's parts for the queries of a KV head.
+
+    In the order of their numbers, MERGED at a time, whoever made the last: the same result.
+    """
+    heads: tl.constexpr = KV_HEADS * GROUP
+    query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
+    head = kv_head * GROUP + query
+    inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
+    top = tl.full([GROUP_ROWS], NOTHING, tl.float32)
+    weight = tl.zeros([GROUP_ROWS], tl.float32)
+    acc = tl.zeros([GROUP_ROWS, PADDED], tl.float32)
+    for base in range(0, count, MERGED):
+        number = base + tl.arange(0, MERGED)
+        known = (number < count)[:, None] & (query < GROUP)[None, :]
+        where = (first + number).to(tl.int64)[:, None] * heads + head[None, :]
+        log_sum = tl.load(sums + where, mask=known, other=float("-inf"), cache_modifier=".cg")
+        means = tl.load(
+            parts + where[:, :, None] * WIDTH + at[None, None, :],
+            mask=known[:, :, None] & (at < WIDTH)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(log_sum, 0))
+        share = tl.exp2(log_sum - new_top[None, :])
+        shrink = tl.exp2(top - new_top)
+        acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
+        weight = weight * shrink + tl.sum(share, 0)
+        top = new_top
+    made = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
+    place = out + (row * heads + head[:, None]) * WIDTH + at[None, :]
+    tl.store(place, made.to(out.dtype.element_ty), mask=inside)
+
+
+@part
+def leave(
+    mean: tl.tensor,
+    log_sum: tl.tensor,
+    item: tl.tensor,
+    row: tl.tensor,
+    head: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    parts: tl.tensor,
+    sums: tl.tensor,
+    counters: tl.tensor,
+    out: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    MERGES: tl.constexpr,
+    MERGED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+) -> None:
+    """What an item found goes where it is wanted; the row has `count` items from `first` on."""
+    query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
+    inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
+    heads = head * GROUP + query
+    if MERGES and count == 1:
+        own = out + (row * (KV_HEADS * GROUP) + heads[:, None]) * WIDTH + at[None, :]
+        tl.store(own, mean.to(out.dtype.element_ty), mask=inside)
+    else:
+        spot = item * (KV_HEADS * GROUP) + heads
+        tl.store(parts + spot[:, None] * WIDTH + at[None, :], mean, mask=inside)
+        tl.store(sums + spot, log_sum, mask=query < GROUP)
+        if MERGES:
+            tl.debug_barrier()
+            counter = counters + row * KV_HEADS + head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
+                tl.store(counter, 0)
+                _merge(
+                    *(parts, sums, first, count, out, row, head),
+                    *(KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS),
+                )
+
+
+@kernel("table_stride")
 def attend_items(
     q: tl.tensor,
     keys: tl.tensor,
@@ -89,7 +172,8 @@ def attend_items(
     head, item = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = tl.load(items + item * 4).to(tl.int64)
     begin, end = tl.load(items + item * 4 + 1), tl.load(items + item * 4 + 2)
-    count = tl.load(spans + row * 2 + 1, mask=row >= 0, other=0)  # of the row's items
+    first = tl.load(spans + row * 2, mask=row >= 0, other=0)  # of the row's items
+    count = tl.load(spans + row * 2 + 1, mask=row >= 0, other=0)
     table = tables + tl.load(items + item * 4 + 3).to(tl.int64) * table_stride
     query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
@@ -98,76 +182,16 @@ def attend_items(
     if begin < end:
         place = q + row * q_stride + heads[:, None] * WIDTH + at[None, :]
         mine = tl.load(place, mask=inside, other=0.0)
-        mean, log_sum = _attend(
+        mean, log_sum = attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
             *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
         )
-        if MERGES and count == 1:
-            tl.store(own, mean.to(out.dtype.element_ty), mask=inside)
-        else:
-            spot = item * (KV_HEADS * GROUP) + heads
-            tl.store(parts + spot[:, None] * WIDTH + at[None, :], mean, mask=inside)
-            tl.store(sums + spot, log_sum, mask=query < GROUP)
-            if MERGES:
-                tl.debug_barrier()
-                counter = counters + row * KV_HEADS + head
-                if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
-                    tl.store(counter, 0)
-                    _merge(
-                        *(parts, sums, spans, out, row, head),
-                        *(KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS),
-                    )
+        leave(
+            *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),
+            *(KV_HEADS, GROUP, QUERIES, WIDTH, PADDED, MERGES, MERGED, GROUP_ROWS),
+        )
     elif MERGES and row >= 0:
         tl.store(own, tl.zeros([QUERIES, PADDED], out.dtype.element_ty), mask=inside)
-
-
-@part
-def _merge(
-    parts: tl.tensor,
-    sums: tl.tensor,
-    spans: tl.tensor,
-    out: tl.tensor,
-    row: tl.tensor,
-    kv_head: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    MERGED: tl.constexpr,
-    GROUP_ROWS: tl.constexpr,
-) -> None:
-    """The row's parts for the queries of a KV head.
-
-    In the order of their numbers, MERGED at a time, whoever made the last: the same result.
-    """
-    heads: tl.constexpr = KV_HEADS * GROUP
-    query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
-    head = kv_head * GROUP + query
-    inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
-    first, count = tl.load(spans + row * 2), tl.load(spans + row * 2 + 1)
-    top = tl.full([GROUP_ROWS], NOTHING, tl.float32)
-    weight = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, PADDED], tl.float32)
-    for base in range(0, count, MERGED):
-        number = base + tl.arange(0, MERGED)
-        known = (number < count)[:, None] & (query < GROUP)[None, :]
-        where = (first + number).to(tl.int64)[:, None] * heads + head[None, :]
-        log_sum = tl.load(sums + where, mask=known, other=float("-inf"), cache_modifier=".cg")
-        means = tl.load(
-            parts + where[:, :, None] * WIDTH + at[None, None, :],
-            mask=known[:, :, None] & (at < WIDTH)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, tl.max(log_sum, 0))
-        share = tl.exp2(log_sum - new_top[None, :])
-        shrink = tl.exp2(top - new_top)
-        acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
-        weight = weight * shrink + tl.sum(share, 0)
-        top = new_top
-    made = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
-    place = out + (row * heads + head[:, None]) * WIDTH + at[None, :]
-    tl.store(place, made.to(out.dtype.element_ty), mask=inside)
 
 
 @kernel("prefix_base")

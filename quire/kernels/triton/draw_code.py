@@ -112,6 +112,22 @@ def _best_of_greedy(
 
 
 @part
+def _first_with(
+    value: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, token: tl.tensor
+) -> Any:
+    """The lowest token whose rough score is the value."""
+    found = tl.where(a == value, token, _NO_TOKEN)
+    found = tl.minimum(found, tl.where(b == value, token + LANE, _NO_TOKEN))
+    found = tl.minimum(found, tl.where(c == value, token + 2 * LANE, _NO_TOKEN))
+    return tl.min(tl.minimum(found, tl.where(d == value, token + 3 * LANE, _NO_TOKEN)), 0)
+
+
+@part
+def _largest(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> Any:
+    return tl.max(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), 0)
+
+
+@part
 def _best_of_random(
     logits: tl.tensor,
     vocab: tl.tensor,
@@ -163,23 +179,7 @@ def _best_of_random(
     return best, chosen, _unsound(bad)
 
 
-@part
-def _first_with(
-    value: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor, token: tl.tensor
-) -> Any:
-    """The lowest token whose rough score is the value."""
-    found = tl.where(a == value, token, _NO_TOKEN)
-    found = tl.minimum(found, tl.where(b == value, token + LANE, _NO_TOKEN))
-    found = tl.minimum(found, tl.where(c == value, token + 2 * LANE, _NO_TOKEN))
-    return tl.min(tl.minimum(found, tl.where(d == value, token + 3 * LANE, _NO_TOKEN)), 0)
-
-
-@part
-def _largest(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> Any:
-    return tl.max(tl.maximum(tl.maximum(a, b), tl.maximum(c, d)), 0)
-
-
-@kernel("stride", "vocab", "width")
+@kernel("width")
 def draw(
     logits: tl.tensor,
     rows: tl.tensor,

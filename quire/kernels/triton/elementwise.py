@@ -5,14 +5,15 @@ Arithmetic in float32, rounded where the reference rounds.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from quire.kernels.triton.jit import kernel, part, power_of_two, rows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _COLUMNS = 1024
 
@@ -20,20 +21,18 @@ _COLUMNS = 1024
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
     rows = rows_of(x)
-    out = torch.empty_like(rows)
+    out = rows.new_empty(rows.shape)
     width = rows.shape[1]
-    block = power_of_two(width)
-    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, BLOCK=block, num_warps=warps(block))
+    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, **norm_constants(width))
     return out.view(x.shape)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """residual += x, then rms_norm(residual); both [T, H] and contiguous."""
-    out = torch.empty_like(residual)
+    out = residual.new_empty(residual.shape)
     width = residual.shape[1]
-    block = power_of_two(width)
     _add_rms_norm[(residual.shape[0],)](
-        x, residual, weight, out, x.stride(0), width, eps, BLOCK=block, num_warps=warps(block)
+        x, residual, weight, out, x.stride(0), width, eps, **norm_constants(width)
     )
     return out
 
@@ -43,8 +42,19 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, _COLUMNS))
-    _silu_mul[grid](gate_up, out, gate_up.stride(0), width, BLOCK=_COLUMNS, num_warps=4)
+    _silu_mul[grid](gate_up, out, gate_up.stride(0), width, **gate_constants())
     return out
+
+
+def norm_constants(width: int) -> dict[str, int]:
+    """What both norms are compiled for."""
+    block = power_of_two(width)
+    return {"BLOCK": block, "num_warps": warps(block)}
+
+
+def gate_constants() -> dict[str, int]:
+    """What the gate is compiled for."""
+    return {"BLOCK": _COLUMNS, "num_warps": 4}
 
 
 def warps(block: int) -> int:
@@ -68,7 +78,7 @@ def opened(gate: tl.tensor, up: tl.tensor, dtype: tl.constexpr) -> Any:
     return (gate * up).to(dtype)
 
 
-@kernel("width")
+@kernel()
 def _rms_norm(
     x: tl.tensor,
     weight: tl.tensor,
@@ -87,7 +97,7 @@ def _rms_norm(
     tl.store(out + row * width + at, made, mask=inside)
 
 
-@kernel("stride", "width")
+@kernel()
 def _add_rms_norm(
     x: tl.tensor,
     residual: tl.tensor,
@@ -111,7 +121,7 @@ def _add_rms_norm(
     tl.store(out + row * width + at, made, mask=inside)
 
 
-@kernel("stride", "width")
+@kernel()
 def _silu_mul(
     gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr
 ) -> None:

@@ -59,6 +59,13 @@ def _put_aside(
 
 
 @part
+def _mass(order: tl.tensor, weight: tl.tensor, least: tl.tensor) -> Any:
+    """The mass of what reaches `least`, added as integers: the same in any order."""
+    whole = (tl.where(order >= least, weight, 0.0) * 1099511627776.0).to(tl.int64)
+    return tl.sum(whole, 0).to(tl.float64) * (1.0 / 1099511627776.0)
+
+
+@part
 def _heavy_enough(
     order: tl.tensor, weight: tl.tensor, needed: tl.tensor, low: tl.tensor, high: tl.tensor
 ) -> Any:
@@ -73,13 +80,6 @@ def _heavy_enough(
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle - 1)
     return low.to(tl.int32), above
-
-
-@part
-def _mass(order: tl.tensor, weight: tl.tensor, least: tl.tensor) -> Any:
-    """The mass of what reaches `least`, added as integers: the same in any order."""
-    whole = (tl.where(order >= least, weight, 0.0) * 1099511627776.0).to(tl.int64)
-    return tl.sum(whole, 0).to(tl.float64) * (1.0 / 1099511627776.0)
 
 
 @part

@@ -120,7 +120,7 @@ def _store_row(
     tl.store(place[None, :], rounded(line, scale), mask=(at < width)[None, :])
 
 
-@kernel("width")
+@kernel()
 def _scale_lines(
     made: tl.tensor,
     rows: tl.tensor,
@@ -140,7 +140,7 @@ def _scale_lines(
     tl.store(place, x.to(made.dtype.element_ty), mask=inside)
 
 
-@kernel("stride", "width")
+@kernel()
 def _round_rows(
     x: tl.tensor,
     out: tl.tensor,
@@ -154,7 +154,7 @@ def _round_rows(
     _store_row(values, out, scales, row, at, width)
 
 
-@kernel("stride", "width")
+@kernel()
 def _norm_rounded(
     x: tl.tensor,
     residual: tl.tensor,
@@ -181,7 +181,7 @@ def _norm_rounded(
     _store_row(made, out, scales, row, at, width)
 
 
-@kernel("stride", "width")
+@kernel()
 def _silu_mul_rounded(
     gate_up: tl.tensor,
     out: tl.tensor,

@@ -59,6 +59,24 @@ def fetch_scales(
 
 
 @part
+def _widened(pairs: tl.tensor) -> Any:
+    """The first and the second numbers of pairs, as float16."""
+    if INTERPRETED:
+        both = pairs.to(tl.uint16, bitcast=True)
+        first, second = both.to(tl.uint8), (both >> 8).to(tl.uint8)
+        even = first.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        odd = second.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:
+        even, odd = tl.inline_asm_elementwise(
+            """{.reg .b32 sorted; .reg .b16 first, second;
+            prmt.b32 sorted, $2, 0, 0x3120; mov.b32 {first, second}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, first; cvt.rn.f16x2.e4m3x2 $1, second;}""",
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    return even, odd
+
+
+@part
 def fetch_pairs(
     values: tl.tensor,
     table: tl.tensor,
@@ -88,24 +106,6 @@ def fetch_pairs(
         place, wanted = pairs + row[:, None] + at[None, :], (at < WIDTH)[None, :]
     found = tl.load(place) if WIDTH == PADDED else tl.load(place, mask=wanted, other=0)
     even, odd = _widened(found)
-    return even, odd
-
-
-@part
-def _widened(pairs: tl.tensor) -> Any:
-    """The first and the second numbers of pairs, as float16."""
-    if INTERPRETED:
-        both = pairs.to(tl.uint16, bitcast=True)
-        first, second = both.to(tl.uint8), (both >> 8).to(tl.uint8)
-        even = first.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-        odd = second.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:
-        even, odd = tl.inline_asm_elementwise(
-            """{.reg .b32 sorted; .reg .b16 first, second;
-            prmt.b32 sorted, $2, 0, 0x3120; mov.b32 {first, second}, sorted;
-            cvt.rn.f16x2.e4m3x2 $0, first; cvt.rn.f16x2.e4m3x2 $1, second;}""",
-            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-        )  # fmt: skip
     return even, odd
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from quire.kernels.triton.fp8_code import fetch_pairs, fetch_scales
 from quire.kernels.triton.jit import part
-from quire.kernels.triton.softmax import NOTHING, fetch, finished, order_of_keys, readied
+from quire.kernels.triton.softmax import NOTHING, fetch_keys, finished, order_of_keys, readied
 
 
 @part
@@ -35,8 +35,9 @@ def attend_fp8(
     PADDED: tl.constexpr,
 ) -> Any:
     """(weighted mean of the values of tokens first .. end, log2-sum of the weights)"""
-    at, step = tl.arange(0, PADDED), order_of_keys(keys, KEYS)
-    mine, scale = readied(mine, keys, scale)
+    at, step = tl.arange(0, PADDED), order_of_keys(KEYS)
+    mine, highest = readied(mine)
+    scale *= highest
     turned = tl.trans(mine)
     m = tl.full([QUERIES], NOTHING, tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
@@ -45,7 +46,7 @@ def attend_fp8(
         index = base + step
         real = (index >= first) & (index < end)
         block = tl.load(table + index.to(tl.uint32) // SLOTS, mask=real, other=0)
-        k = fetch(keys, block, index, head, real, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
+        k = fetch_keys(keys, block, index, head, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
         by = fetch_scales(keys, block, index, head, real, KV_HEADS, SLOTS, WIDTH)
         scores = tl.dot(k, turned) * (scale[None, :] * tl.exp2(by)[:, None])
         scores = tl.where(real[:, None], scores, NOTHING)

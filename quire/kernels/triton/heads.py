@@ -7,14 +7,16 @@ and k and v go to the token's slot. Slot -1 (or no slot at all: padding) stores 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
-from torch import Tensor
 
 from quire.kernels.ops import HeadShape
 from quire.kernels.triton.fp8_code import store_rounded
 from quire.kernels.triton.jit import kernel, part, power_of_two
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,24 @@ def rope_store(
     _rope_store[(num_tokens, 2)](
         *(qk, v, cos, sin, slots, q, keys, values, q_weight, k_weight),
         *(qk.stride(0), v.stride(0), slots.shape[0], norms.eps if norms else 0.0),
-        HEADS=shape.num_heads,
-        KV_HEADS=shape.num_kv_heads,
-        Q_ROWS=power_of_two(shape.num_heads),
-        K_ROWS=power_of_two(shape.num_kv_heads),
-        WIDTH=width,
-        HALF=power_of_two(width // 2),
-        SLOTS=shape.block_size,
         NORMED=norms is not None,
-        num_warps=4,
+        **store_constants(shape),
     )
     return q
+
+
+def store_constants(shape: HeadShape) -> dict[str, int]:
+    """What the kernel is compiled for, with norms and without."""
+    return {
+        "HEADS": shape.num_heads,
+        "KV_HEADS": shape.num_kv_heads,
+        "Q_ROWS": power_of_two(shape.num_heads),
+        "K_ROWS": power_of_two(shape.num_kv_heads),
+        "WIDTH": shape.head_dim,
+        "HALF": power_of_two(shape.head_dim // 2),
+        "SLOTS": shape.block_size,
+        "num_warps": 4,
+    }
 
 
 @part
@@ -111,7 +120,7 @@ def _turned(
     return first * c - second * s, second * c + first * s
 
 
-@kernel("qk_stride", "v_stride", "num_slots")
+@kernel("num_slots")
 def _rope_store(
     qk: tl.tensor,
     v: tl.tensor,

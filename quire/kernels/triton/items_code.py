@@ -29,6 +29,19 @@ def _own_range(
 
 
 @part
+def _pieces(length: tl.tensor, real: tl.tensor, stretch: tl.tensor, KEYS: tl.constexpr) -> Any:
+    """(tokens of each item of a row but the last, how many items, whether the row is long)
+
+    Equal ones, of 3/4 to 5/4 of the stretch where the row is long enough. A row without any
+    tokens has one item, too.
+    """
+    wished = tl.maximum((4 * length + 3 * stretch - 1) // (4 * stretch), 1)
+    each = tl.maximum(tl.cdiv(tl.cdiv(length, wished), KEYS), 1) * KEYS
+    count = tl.where(real, tl.maximum(tl.cdiv(length, each), 1), 0)
+    return each, count, real & (2 * length >= stretch)
+
+
+@part
 def _stretch(
     lengths: tl.tensor,
     starts: tl.tensor,
@@ -60,19 +73,6 @@ def _stretch(
         _, count, is_long = _pieces(end - first, row < num_rows, stretch, KEYS)
         num_long += tl.sum(tl.where(is_long, count, 0))
     return stretch, num_long
-
-
-@part
-def _pieces(length: tl.tensor, real: tl.tensor, stretch: tl.tensor, KEYS: tl.constexpr) -> Any:
-    """(tokens of each item of a row but the last, how many items, whether the row is long)
-
-    Equal ones, of 3/4 to 5/4 of the stretch where the row is long enough. A row without any
-    tokens has one item, too.
-    """
-    wished = tl.maximum((4 * length + 3 * stretch - 1) // (4 * stretch), 1)
-    each = tl.maximum(tl.cdiv(tl.cdiv(length, wished), KEYS), 1) * KEYS
-    count = tl.where(real, tl.maximum(tl.cdiv(length, each), 1), 0)
-    return each, count, real & (2 * length >= stretch)
 
 
 @part

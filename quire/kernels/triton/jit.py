@@ -2,22 +2,23 @@
 
 A variant is compiled per dtype and per constexpr, and Triton makes further ones for integers
 that are 1 or divisible by 16; the integers named here are left out of that, so that no batch
-size is ever compiled for.
+size is ever compiled for. The width of a line is not named: unless it is known to be divisible,
+lines are read and written two bytes at a time instead of sixteen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
-import triton.language as tl
-from torch import Tensor
+
+if TYPE_CHECKING:  # kernels are compiled before torch is there, too
+    import torch
+    from torch import Tensor
 
 Code = Callable[..., Any]
-
-TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def kernel(*varying: str) -> Callable[[Code], Any]:
@@ -30,8 +31,31 @@ def kernel(*varying: str) -> Callable[[Code], Any]:
 
 
 def part(code: Code) -> Any:
-    """A function that kernels call."""
-    return triton.jit(code)
+    """A function that kernels call; to be defined after those that it calls itself."""
+    made = triton.jit(code)
+    # Asked for now, because Triton's key of a kernel, by which it is found on disk, depends on
+    # whether the keys of what it calls were known before: on which thread came first.
+    getattr(made, "cache_key", None)  # interpreted functions have none
+    return made
+
+
+@cache
+def overlapping() -> bool:
+    """Whether a kernel may be launched before the one ahead of it has ended, and wait by itself
+    (programmatic dependent launch): on GPUs from Hopper on."""
+    if triton.knobs.runtime.interpret:
+        return False
+    from triton.runtime import driver
+
+    target: Any = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and int(target.arch) >= 90)
+
+
+def waiting() -> dict[str, bool]:
+    """Constants and launch options of a kernel that, if it OVERLAPS, waits (`gdc_wait`) for the
+    one ahead before it reads what any kernel has written, and before it writes. So whoever waits
+    has waited for all that came before, not only for the last."""
+    return {"OVERLAPS": True, "launch_pdl": True} if overlapping() else {"OVERLAPS": False}
 
 
 def power_of_two(size: int) -> int:
@@ -41,7 +65,7 @@ def power_of_two(size: int) -> int:
 
 def precision(dtype: torch.dtype) -> str:
     """How tl.dot multiplies: float32 as float32, not rounded to the 10 bits of tf32."""
-    return "ieee" if dtype == torch.float32 else "tf32"
+    return "ieee" if dtype.itemsize == 4 else "tf32"
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -11,18 +11,19 @@ Worked example, tiles of 4 tokens: query_starts [0, 6, 7] make tiles
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
-from torch import Tensor
 
 from quire.kernels.ops import HeadShape
 from quire.kernels.triton.jit import precision
 from quire.kernels.triton.prefill_code import attend_tiles, make_tiles
-from quire.kernels.triton.tiles import Tile, many_queries_tile, padded_width
+from quire.kernels.triton.tiles import Tile, padded_width, prompt_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG2_E = math.log2(math.e)
-_QUERIES = 128
 _TILES_AT_ONCE = 16
 
 
@@ -44,9 +45,11 @@ class PrefillAttention:
         window: int | None = None,
         tile: Tile | None = None,
     ) -> None:
+        import torch
+
         self.shape, self.window, self.num_tokens = shape, window, num_tokens
         self._inputs = (query_starts, context_lens, tables)
-        self._tile = tile or many_queries_tile(shape, _QUERIES)
+        self._tile = tile or prompt_tile(shape)
         num_sequences = context_lens.shape[0]
         per_tile = self._tile.queries // shape.group
         self._num_tiles = num_tokens // per_tile + num_sequences
@@ -54,10 +57,7 @@ class PrefillAttention:
         self._tiles = torch.empty(self._num_tiles, 2, dtype=torch.int32, device=context_lens.device)
         make_tiles[(triton.cdiv(self._num_tiles, _TILES_AT_ONCE),)](
             *(query_starts, self._tiles, num_sequences, self._num_tiles),
-            PER_TILE=per_tile,
-            TILES=_TILES_AT_ONCE,
-            SEQUENCES=256,
-            num_warps=4,
+            **tiles_constants(shape, self._tile),
         )
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
@@ -67,16 +67,29 @@ class PrefillAttention:
         attend_tiles[(self._num_tiles, shape.num_kv_heads)](
             *(q, keys, values, out, query_starts, context_lens, tables, self._tiles),
             *(tables.stride(0), q.stride(0), shape.scale * LOG2_E, self.window or 0),
-            KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group,
-            QUERIES=tile.queries,
-            SLOTS=shape.block_size,
-            KEYS=tile.keys,
-            WIDTH=shape.head_dim,
-            PADDED=padded_width(shape),
             HAS_WINDOW=self.window is not None,
-            PRECISION=precision(shape.dtype),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **attend_constants(shape, tile),
         )
         return out
+
+
+def tiles_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+    """What `make_tiles` is compiled for."""
+    per_tile = tile.queries // shape.group
+    return {"PER_TILE": per_tile, "TILES": _TILES_AT_ONCE, "SEQUENCES": 256, "num_warps": 4}
+
+
+def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+    """What `attend_tiles` is compiled for, with a window and without."""
+    return {
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "QUERIES": tile.queries,
+        "SLOTS": shape.block_size,
+        "KEYS": tile.keys,
+        "WIDTH": shape.head_dim,
+        "PADDED": padded_width(shape),
+        "PRECISION": precision(shape.dtype),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton.language as tl
 
-from quire.kernels.triton.jit import kernel, part
-from quire.kernels.triton.softmax import (
-    NOTHING,
-    absorb,
-    finished,
-    nothing_yet,
-    order_of_keys,
-    readied,
-    scored,
-)
+from quire.kernels.triton.jit import kernel
+from quire.kernels.triton.softmax import attend_many
 
 
 @kernel("num_sequences", "num_tiles")
@@ -51,53 +41,7 @@ def make_tiles(
     tl.store(tiles + tile * 2 + 1, start + (tile - before) * PER_TILE, mask=kept)
 
 
-@part
-def _attend(
-    mine: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    position: tl.tensor,
-    head: tl.tensor,
-    scale: tl.tensor,
-    window: tl.tensor,
-    m: tl.tensor,
-    mass: tl.tensor,
-    acc: tl.tensor,
-    MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> Any:
-    """The state after keys [begin, end); MASKED where some queries do not see all of them."""
-    at, step = tl.arange(0, PADDED), order_of_keys(keys, KEYS)
-    for base in range(begin, end, KEYS):
-        index = base + step
-        real = index < end
-        block = tl.load(table + index // SLOTS, mask=real, other=0)
-        scores = scored(
-            *(mine, scale, keys, block, index, head, real, at),
-            *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-        )
-        if MASKED:
-            seen = (index[None, :] <= position[:, None]) & real[None, :]
-            if HAS_WINDOW:
-                seen = seen & (index[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, NOTHING)
-        m, mass, acc = absorb(
-            *(scores, values, table, block, base, index, end, head, real, at, m, mass, acc),
-            *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-        )
-    return m, mass, acc
-
-
-@kernel("table_stride", "q_stride", "window")
+@kernel("table_stride", "window")
 def attend_tiles(
     q: tl.tensor,
     keys: tl.tensor,
@@ -137,25 +81,17 @@ def attend_tiles(
         offset = token.to(tl.int64)[:, None]
         place = (head * GROUP + query % GROUP)[:, None] * WIDTH + at[None, :]
         mine = tl.load(q + offset * q_stride + place, mask=inside, other=0.0)
-        mine, by = readied(mine, keys, scale)
         # A sequence's queries are the last tokens of its context.
         position = context - end_token + token
         lowest = context - end_token + first
         highest = tl.minimum(lowest + per_tile, context)
-        open_end = (lowest + 1) // KEYS * KEYS  # below, every query sees every key
+        begin = 0
         if HAS_WINDOW:
-            open_end = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
-        m, mass, acc = nothing_yet(QUERIES, PADDED)
-        table = tables + sequence * table_stride
-        if not HAS_WINDOW:
-            m, mass, acc = _attend(
-                mine, keys, values, table, 0, open_end, position, head, by, window,
-                m, mass, acc, False, HAS_WINDOW, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION,
-            )  # fmt: skip
-        m, mass, acc = _attend(
-            mine, keys, values, table, open_end, highest, position, head, by, window,
-            m, mass, acc, True, HAS_WINDOW, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION,
-        )  # fmt: skip
-        mean, _ = finished(m, mass, acc)
+            begin = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
+        mean, _ = attend_many(
+            *(mine, scale, keys, values, tables + sequence * table_stride, begin, highest),
+            *(lowest + 1, position - window + 1, position, head),
+            *(HAS_WINDOW, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+        )
         made = mean.to(out.dtype.element_ty)
         tl.store(out + offset * (KV_HEADS * GROUP * WIDTH) + place, made, mask=inside)

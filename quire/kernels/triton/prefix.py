@@ -112,14 +112,16 @@ class PrefixWork:
         room = self.size
         levels = np.zeros(len(self._covered), np.int32)
         num_items = num_members = num_blocks = num_parts = 0
-        for piece in self._stretches(groups):
+        stretches = self._stretches(groups)
+        length = self._balanced(stretches)
+        for piece in stretches:
             count, width = len(piece.members), len(piece.blocks)
             reached = piece.first * self.shape.block_size
             if (self._covered[piece.members] != reached).any():
                 continue  # what comes before did not fit
             if num_members + count > room.members or num_blocks + width > room.blocks:
                 continue
-            cuts = self._cuts(count, width, num_items, num_parts)
+            cuts = self._cuts(count, width, length, num_items, num_parts)
             if not cuts:
                 continue
             self._members[num_members : num_members + count] = piece.members
@@ -179,12 +181,22 @@ class PrefixWork:
                     covered[some], depth[some] = len(blocks), depth[some] + 1
         return made
 
-    def _cuts(self, num_members: int, width: int, num_items: int, num_parts: int) -> list[int]:
-        """Where to cut `width` blocks: several stretches if the members alone give too few
-        programs; [] if there is no room."""
-        tiles = -(-num_members // max(1, self.size.queries // self.shape.group))
-        wanted = -(-2 * self._num_cores // (tiles * self.shape.num_kv_heads))
-        most = max(1, width * self.shape.block_size // _LEAST_STRETCH)
+    def _balanced(self, stretches: list[_Stretch]) -> int:
+        """How many tokens a program should read so that all give two to each core."""
+        blocks = sum(self._num_tiles(len(one.members)) * len(one.blocks) for one in stretches)
+        tokens = blocks * self.shape.block_size * self.shape.num_kv_heads
+        return max(_LEAST_STRETCH, tokens // (2 * self._num_cores))
+
+    def _num_tiles(self, num_members: int) -> int:
+        return -(-num_members // max(1, self.size.queries // self.shape.group))
+
+    def _cuts(
+        self, num_members: int, width: int, length: int, num_items: int, num_parts: int
+    ) -> list[int]:
+        """Where to cut `width` blocks, so that pieces have about `length` tokens; [] if there is
+        no room."""
+        tiles, tokens = self._num_tiles(num_members), width * self.shape.block_size
+        wanted, most = -(-tokens // length), max(1, tokens // _LEAST_STRETCH)
         free = (self.size.items - num_items) // tiles
         free = min(free, (self.size.parts - num_parts) // num_members)
         # Leave most of the spare room to the groups that follow.

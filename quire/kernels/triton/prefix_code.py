@@ -5,18 +5,10 @@ from __future__ import annotations
 import triton.language as tl
 
 from quire.kernels.triton.jit import kernel
-from quire.kernels.triton.softmax import (
-    NOTHING,
-    absorb,
-    finished,
-    nothing_yet,
-    order_of_keys,
-    readied,
-    scored,
-)
+from quire.kernels.triton.softmax import attend_many
 
 
-@kernel("part_base", "q_stride", "window")
+@kernel("part_base", "window")
 def attend_prefixes(
     q: tl.tensor,
     keys: tl.tensor,
@@ -45,35 +37,23 @@ def attend_prefixes(
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
     count, num_tokens = tl.load(item + 1), tl.load(item + 3)
     if num_tokens > 0:
-        query, at, step = tl.arange(0, QUERIES), tl.arange(0, PADDED), order_of_keys(keys, KEYS)
+        query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
         number = query // GROUP
         known = number < tl.minimum(count, QUERIES // GROUP)
         row = tl.load(members + tl.load(item) + number, mask=known, other=0).to(tl.int64)
         heads = head * GROUP + query % GROUP
         inside = known[:, None] & (at < WIDTH)[None, :]
         place = q + row[:, None] * q_stride + heads[:, None] * WIDTH + at[None, :]
-        mine, by = readied(tl.load(place, mask=inside, other=0.0), keys, scale)
-        blocks, position = block_ids + tl.load(item + 2), tl.load(item + 4)
-        m, mass, acc = nothing_yet(QUERIES, PADDED)
+        mine = tl.load(place, mask=inside, other=0.0)
+        first_seen = row
         if HAS_WINDOW:
-            first_seen = tl.load(lengths + row, mask=known, other=0) - window - position
-        for base in range(0, num_tokens, KEYS):
-            index = base + step
-            real = index < num_tokens
-            block = tl.load(blocks + index // SLOTS, mask=real, other=0)
-            scores = scored(
-                *(mine, by, keys, block, index, head, real, at),
-                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-            )
-            scores = tl.where(real[None, :], scores, NOTHING)
-            if HAS_WINDOW:
-                scores = tl.where(index[None, :] >= first_seen[:, None], scores, NOTHING)
-            m, mass, acc = absorb(
-                *(scores, values, blocks, block, base, index, num_tokens),
-                *(head, real, at, m, mass, acc),
-                *(KV_HEADS, SLOTS, WIDTH, PADDED, PRECISION),
-            )
-        mean, log_sum = finished(m, mass, acc)
+            length = tl.load(lengths + row, mask=known, other=0)
+            first_seen = length - window - tl.load(item + 4)
+        mean, log_sum = attend_many(
+            *(mine, scale, keys, values, block_ids + tl.load(item + 2), 0, num_tokens),
+            *(num_tokens, first_seen, row, head),
+            *(HAS_WINDOW, False, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+        )
         part = part_base + tl.load(item + 5) + number * tl.load(item + 6)
         out = part.to(tl.int64) * (KV_HEADS * GROUP) + heads
         tl.store(parts + out[:, None] * WIDTH + at[None, :], mean, mask=inside)

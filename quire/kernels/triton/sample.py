@@ -10,21 +10,24 @@ A line whose logits have NaN or +inf or are all -inf fails; its token is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 import triton
-from torch import Tensor
 
 from quire.kernels.triton.draw_code import draw, pick
 from quire.kernels.triton.jit import power_of_two
 from quire.kernels.triton.truncate_code import find_limits
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _TOKENS = 4096  # of a tile: four lanes of 1,024, as the noise is laid out
 _ROOM = 2048  # tokens put aside per line
 _LANES = 16384  # tokens asked for at once: what hides the memory's latency
 _PROGRAMS = 1056  # to aim for: eight on each of 132 cores
 # Low bits that a dtype leaves zero in a float32: fewer steps for the search.
-_UNUSED_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+_UNUSED_BITS = {"torch.bfloat16": 16, "torch.float16": 13, "torch.float32": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class SamplingColumns:
     @staticmethod
     def greedy(num_rows: int, device: torch.device) -> SamplingColumns:
         """Every row takes the likeliest token, until it is told otherwise."""
+        import torch
 
         def column(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((num_rows,), value, dtype=dtype, device=device)
@@ -67,6 +71,8 @@ class SampleBuffers:
     """What sampling up to `max_lines` lines writes: `tokens` int64 and `failed` bool."""
 
     def __init__(self, max_lines: int, vocab_size: int, device: torch.device) -> None:
+        import torch
+
         self.vocab_size = vocab_size
         self.num_tiles = triton.cdiv(vocab_size, _TOKENS)
         self.tokens = torch.zeros(max_lines, dtype=torch.int64, device=device)
@@ -92,11 +98,13 @@ def truncate(logits: Tensor, rows: Tensor, columns: SamplingColumns, out: Sample
         *(logits, rows, columns.temperature, columns.top_k, columns.log_min_p, columns.top_p),
         *(out.least, out.last, out.few, out.few_ids, out.num_few),
         *(logits.stride(0), out.vocab_size),
-        ROOM=_ROOM,
-        TILE=_LANES,
-        SHIFT=_UNUSED_BITS[logits.dtype],
-        num_warps=16,
+        **limits_constants(logits.dtype),
     )
+
+
+def limits_constants(dtype: torch.dtype) -> dict[str, int]:
+    """What `find_limits` is compiled for."""
+    return {"ROOM": _ROOM, "TILE": _LANES, "SHIFT": _UNUSED_BITS[str(dtype)], "num_warps": 16}
 
 
 def sample(

@@ -10,13 +10,16 @@ each place of a batch belongs to. The lines of the matrix, as whoever owns it nu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import triton.language as tl
-from torch import Tensor
 
 from quire.kernels.triton.jit import kernel
 
-_WIDTH = 256  # places a program works on at once
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLACES_AT_ONCE = 256  # places a program works on at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,11 @@ def feed(ints: Tensor, places: Tensor, tables: Tensor, fed: Fed, *, block_size: 
     tables [rows, width] int32: the blocks of each row.
     """
     count = places.shape[0]
-    _feed[(-(-count // _WIDTH),)](
+    _feed[(-(-count // PLACES_AT_ONCE),)](
         *(ints, places, tables, fed.token_ids, fed.positions, fed.slots),
         *(fed.context_lens, fed.rows, fed.next_at, ints.stride(0), tables.stride(0), count),
         SLOTS=block_size,
-        WIDTH=_WIDTH,
+        WIDTH=PLACES_AT_ONCE,
         num_warps=4,
     )
 
@@ -61,7 +64,7 @@ def accept(
         *(ints, places, tokens, failed, made, step),
         *(ints.stride(0), made.stride(0), places.shape[0]),
         COLUMNS=ints.shape[0],
-        WIDTH=_WIDTH,
+        WIDTH=PLACES_AT_ONCE,
         num_warps=4,
     )
 

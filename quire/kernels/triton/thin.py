@@ -1,4 +1,4 @@
-"""Matrix products of few rows: the layers of a decode step in six launches.
+"""Matrix products of few rows: the layers of a decode step in five launches.
 
 With few rows a product costs what reading its weights costs, and launches weigh as much as
 work. So whatever stands between two products belongs to one of them. What adds to the residual
@@ -7,21 +7,25 @@ adds those up while it multiplies, and norms its sums (which float16 might not h
 float32 only). Gate and up are multiplied by one program, which opens the one with the other.
 
 The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
-and `normed` for the logits.
+and `normed` for the logits. Where the GPU can, each product is launched while the kernel before it
+ends (jit.waiting).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
-from torch import Tensor
 
-from quire.kernels.triton.jit import power_of_two, precision
+from quire.kernels.triton.jit import overlapping, power_of_two, precision, waiting
 from quire.kernels.triton.thin_code import embed_rows, multiply
+from quire.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # Rows that kernels are compiled for: as many as tl.dot takes at least. With more, the vendor's
 # library is faster.
@@ -43,7 +47,14 @@ class ThinTile:
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Shared memory that the rows and weights on their way take."""
-        return (MOST_ROWS + self.columns) * self.depth * dtype.itemsize * self.stages
+        return self._buffer_bytes(dtype) * self.stages
+
+    def least_bytes(self, dtype: torch.dtype) -> int:
+        """What a program is sure to take of it: one stage is in registers."""
+        return self._buffer_bytes(dtype) * (self.stages - 1)
+
+    def _buffer_bytes(self, dtype: torch.dtype) -> int:
+        return (MOST_ROWS + self.columns) * self.depth * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,25 @@ class Product:
             "PRECISION": precision(self.dtype),
             "num_warps": tile.warps,
             "num_stages": tile.stages,
+            **waiting(),
         }
+
+
+def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
+    """The kinds of products that a pass of this model consists of; none in float16, which might
+    not hold the sums that are normed only afterwards."""
+    if str(dtype) == "torch.float16":
+        return ()
+    hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    inner, bias = spec.intermediate_size, spec.mlp_bias
+    return (
+        Product(heads, hidden, dtype, normed=True, gated=False, has_bias=spec.qkv_bias),
+        Product(hidden, attended, dtype, normed=False, gated=False, has_bias=spec.o_bias),
+        Product(inner, hidden, dtype, normed=True, gated=True, has_bias=bias),
+        Product(hidden, inner, dtype, normed=False, gated=False, has_bias=bias),
+        Product(spec.vocab_size, hidden, dtype, normed=True, gated=False, has_bias=False),
+    )
 
 
 @cache
@@ -104,11 +133,29 @@ def thin_tile(product: Product, room: int | None = None) -> ThinTile:
     tile = replace(tile, depth=2 * tile.depth // product.dtype.itemsize)
     while tile.num_bytes(product.dtype) > room and tile.stages > 2:
         tile = replace(tile, stages=tile.stages - 1)
+    return spread_out(product, tile, room) if overlapping() else tile
+
+
+def spread_out(product: Product, tile: ThinTile, room: int) -> ThinTile:
+    """With so many stages, where one program is enough for a core, that it has no room for two.
+
+    A kernel that overlaps with the one before is given to cores as they become free, each as
+    many programs as it has room for: the first would have several, and the last none.
+    """
+    if product.num_tiles(tile) > _CORES:
+        return tile
+    while 2 * tile.least_bytes(product.dtype) <= room:
+        more = replace(tile, stages=tile.stages + 1)
+        if more.num_bytes(product.dtype) > room:
+            break
+        tile = more
     return tile
 
 
 def _shared_memory() -> int:
     """Bytes that one program may have."""
+    import torch
+
     if not torch.cuda.is_available():
         return 1 << 30  # interpreted: there is no limit
     from triton.runtime import driver
@@ -120,6 +167,8 @@ def _shared_memory() -> int:
 
 def compile_product(product: Product, tile: ThinTile | None = None) -> None:
     """Compile a kind of product, without computing anything."""
+    import torch
+
     tile, own, wide = tile or thin_tile(product), product.dtype, torch.float32
     compiled = multiply.warmup(
         *(own, own, own, own, wide, own, wide, 2, 1, 32, 1e-5),
@@ -127,6 +176,12 @@ def compile_product(product: Product, tile: ThinTile | None = None) -> None:
         **product.constants(tile),
     )
     getattr(compiled, "run", None)  # asked for, it is loaded now and not in the first step
+
+
+def embed_constants(width: int) -> dict[str, int]:
+    """What `embed_rows` is compiled for."""
+    block = power_of_two(width)
+    return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
 @dataclass(slots=True)
@@ -153,13 +208,12 @@ class ThinProducts:
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Stream:
         """token_ids int64 [rows] -> their lines of table [V, H]."""
+        import torch
+
         count, width = token_ids.shape[0], table.shape[1]
         made = Stream(table.new_empty(count, width), table.new_empty(count, 1, dtype=torch.float32))
-        block = power_of_two(width)
         embed_rows[(count,)](
-            *(token_ids, table, made.residual, made.squares, width),
-            BLOCK=block,
-            num_warps=min(16, max(1, block // 512)),
+            *(token_ids, table, made.residual, made.squares, width), **embed_constants(width)
         )
         return made
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.jit import kernel, part
 
 
-@kernel("width")
+@kernel()
 def embed_rows(
     token_ids: tl.tensor,
     table: tl.tensor,
@@ -91,6 +92,33 @@ def _opened(wide: tl.tensor, dtype: tl.constexpr, ROWS: tl.constexpr, HALF: tl.c
     return (opened * up).to(dtype)
 
 
+@part
+def _summed(
+    x: tl.tensor,
+    weight: tl.tensor,
+    norm: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+    inner: tl.tensor,
+    INNER: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
+    NORMED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> Any:
+    """Each row times each column, in float32."""
+    acc = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    # Up to `inner`, which is INNER: a loop of known length would be unrolled, and fetching that
+    # much code takes a kernel of a few microseconds longer than running it.
+    for base in range(0, inner, DEPTH):
+        at = base + tl.arange(0, DEPTH)
+        w = _fetch_weights(weight, column, at, INNER, EVEN)
+        mine = _fetch_rows(x, norm, row, num_rows, at, INNER, NORMED, EVEN)
+        acc = tl.dot(mine, w, acc, input_precision=PRECISION)
+    return acc
+
+
 @kernel("num_rows", "num_squares", "inner")
 def multiply(
     x: tl.tensor,
@@ -116,27 +144,29 @@ def multiply(
     ADDS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """COLUMNS columns of x weight^T; see thin.py.
 
     GATED: as many columns of the gate (the first OUTER lines of the weight) and of what it
     lets through (the others), side by side. ADDS: `out` is added to.
     """
-    tile = tl.program_id(0)
-    lane, row = tl.arange(0, COLUMNS), tl.arange(0, ROWS)
+    tile, row, lane = tl.program_id(0), tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     half: tl.constexpr = COLUMNS // 2 if GATED else COLUMNS
-    own = tile * half + lane % half  # the columns of `out`
-    column = tl.minimum(own, OUTER - 1) + (lane // half) * OUTER
+    column = tl.minimum(tile * half + lane % half, OUTER - 1) + (lane // half) * OUTER
+    if OVERLAPS:
+        gdc_wait()
+    own = tile * half + tl.arange(0, half)  # the columns of `out`
+    kept = (row < num_rows)[:, None] & (own < OUTER)[None, :]
+    place = out + row.to(tl.int64)[:, None] * OUTER + own[None, :]
     if NORMED:
         partial = _fetch_squares(squares, row, num_rows, num_squares, SQUARES)
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    # Up to `inner`, which is INNER: a loop of known length would be unrolled, and fetching that
-    # much code takes a kernel of a few microseconds longer than running it.
-    for base in range(0, inner, DEPTH):
-        at = base + tl.arange(0, DEPTH)
-        w = _fetch_weights(weight, column, at, INNER, EVEN)
-        mine = _fetch_rows(x, norm, row, num_rows, at, INNER, NORMED, EVEN)
-        acc = tl.dot(mine, w, acc, input_precision=PRECISION)
+    if ADDS:
+        stream = tl.load(place, mask=kept, other=0.0).to(tl.float32)
+    ends = (row, column, num_rows, inner)
+    acc = _summed(x, weight, norm, *ends, INNER, DEPTH, EVEN, NORMED, PRECISION)
+    if OVERLAPS:  # whoever comes next may take the cores that are free
+        gdc_launch_dependents()
     dtype: tl.constexpr = out.dtype.element_ty
     if NORMED:  # its factor of a row, applied to the sums: nobody waits for it before
         acc *= tl.rsqrt(tl.sum(partial, 1) / INNER + eps)[:, None]
@@ -144,16 +174,9 @@ def multiply(
         acc += tl.load(bias + column).to(tl.float32)[None, :]
     wide = acc.to(dtype).to(tl.float32)
     if GATED:
-        slim = tile * half + tl.arange(0, half)
-        kept = (row < num_rows)[:, None] & (slim < OUTER)[None, :]
-        place = out + row.to(tl.int64)[:, None] * OUTER + slim[None, :]
-        tl.store(place, _opened(wide, dtype, ROWS, half), mask=kept)
-    else:
-        kept = (row < num_rows)[:, None] & (own < OUTER)[None, :]
-        place = out + row.to(tl.int64)[:, None] * OUTER + own[None, :]
-        if ADDS:
-            wide = (wide + tl.load(place, mask=kept, other=0.0).to(tl.float32)).to(dtype)
-            wide = tl.where(kept, wide.to(tl.float32), 0.0)
-            spot = made_squares + row * tl.num_programs(0) + tile
-            tl.store(spot, tl.sum(wide * wide, 1), mask=row < num_rows)
-        tl.store(place, wide.to(dtype), mask=kept)
+        wide = _opened(wide, dtype, ROWS, half).to(tl.float32)
+    if ADDS:
+        wide = tl.where(kept, (wide + stream).to(dtype).to(tl.float32), 0.0)
+        spot = made_squares + row * tl.num_programs(0) + tile
+        tl.store(spot, tl.sum(wide * wide, 1), mask=row < num_rows)
+    tl.store(place, wide.to(dtype), mask=kept)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from quire.kernels.ops import HeadShape
 from quire.kernels.triton.jit import power_of_two
 
 # Bytes of keys (and as many of values) that a decode program asks for at a time.
-_DECODE_TILE_BYTES = 32 << 10
+_DECODE_TILE_BYTES = 16 << 10
 _MMA_ROWS = 16  # the fewest rows tl.dot takes
 MANY_ROWS = 512
 
@@ -28,30 +26,47 @@ class Tile:
     stages: int
 
 
-def decode_tile(shape: HeadShape, num_rows: int) -> Tile:
-    """One row's query heads of a KV head against as many keys as keep the memory busy."""
+def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Tile:
+    """One row's query heads of a KV head against as many keys as keep the memory busy; `shared`:
+    of rows that are left with few tokens of their own behind a shared prefix."""
     queries = max(_MMA_ROWS // 2 if shape.fp8_kv else _MMA_ROWS, power_of_two(shape.group))
-    keys = min(128, _keys_within(shape, _DECODE_TILE_BYTES))
+    held = queries * padded_width(shape)
     if shape.fp8_kv:
+        keys = min(128, _keys_within(shape, 2 * _DECODE_TILE_BYTES))
         # Half the bytes and twice the instructions for each: what counts is how few of those there
         # are. Warps alone wait for nobody, but need company to keep the memory busy.
-        if queries * padded_width(shape) > 1024:  # more than two warps hold in registers
+        if held > 1024:  # more than two warps hold in registers
             return Tile(queries, min(64, keys), 4, 3)
         alone = num_rows >= MANY_ROWS and padded_width(shape) >= 128
         return Tile(queries, min(64, keys), 1, 4) if alone else Tile(queries, keys, 2, 3)
-    # Half as many keys and warps, fetched further ahead, read 1 to 6 % faster while there are many
-    # programs. At the end, when few are left, each must ask for more: that tells with few rows.
-    if num_rows >= MANY_ROWS and padded_width(shape) >= 128:
-        return Tile(queries, max(_MMA_ROWS, keys // 2), 2, 5)
-    return Tile(queries, keys, 4, 3)
+    if shape.dtype.itemsize == 4:  # multiplied without tensor cores, which takes more registers
+        return Tile(queries, min(128, _keys_within(shape, 2 * _DECODE_TILE_BYTES)), 4, 2)
+    keys = min(64, _keys_within(shape, _DECODE_TILE_BYTES))
+    # Programs on a core make up for each other's waits: of small ones there is room for more, which
+    # tells where each has little to read.
+    if shared and held <= 2048:
+        return Tile(queries, max(_MMA_ROWS, keys // 2), 1, 3)
+    return Tile(queries, keys, max(2, min(8, held // 2048)), 3)
+
+
+def prompt_tile(shape: HeadShape) -> Tile:
+    """The queries of a prompt."""
+    few = shape.dtype.itemsize == 4 or (padded_width(shape) <= 128 and not shape.fp8_kv)
+    return many_queries_tile(shape, 64 if few else 128)
 
 
 def many_queries_tile(shape: HeadShape, queries: int) -> Tile:
-    """Many queries against the same keys: tensor cores are the limit, not memory."""
+    """So many queries, or those of one token, against the same keys: tensor cores are the limit,
+    not memory."""
+    queries = max(queries, power_of_two(shape.group))
+    if shape.dtype.itemsize == 4:  # multiplied without tensor cores, which takes more registers
+        return Tile(queries, min(64, _keys_within(shape, 16 << 10)), 8, 2)
     keys = min(64, _keys_within(shape, 32 << 10))
-    wide = padded_width(shape) > 128 or shape.dtype == torch.float32
-    narrow = padded_width(shape) < 128
-    return Tile(queries, keys, 8 if queries > 64 and (wide or narrow) else 4, 2 if wide else 3)
+    wide = padded_width(shape) > 128
+    # Best are 64: two programs on a core, so that one multiplies while the other takes exponents,
+    # and four warps that have registers for all they hold.
+    few = queries <= 64 or (shape.fp8_kv and padded_width(shape) == 128)
+    return Tile(queries, keys, 4 if few else 8, 2 if wide else 3)
 
 
 def padded_width(shape: HeadShape) -> int:

@@ -154,7 +154,7 @@ def _by_passes(
     return cut, last
 
 
-@kernel("stride", "vocab")
+@kernel()
 def find_limits(
     logits: tl.tensor,
     rows: tl.tensor,

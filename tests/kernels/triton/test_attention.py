@@ -45,6 +45,25 @@ def test_prefill_with_and_without_a_past(
     check_prefill(place, shape, [(50, 0), (1, 70), (33, 21), (4, 0)], window=window)
 
 
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("slots", [1, 256])  # tiles of many blocks, blocks of many tiles
+def test_blocks_may_be_smaller_and_larger_than_tiles(
+    place: Place, window: int | None, slots: int
+) -> None:
+    shape = HeadShape(2, 1, 16, slots, place.dtype)
+    check_decode(place, shape, [300, 0, 256, 1], window=window)
+    check_prefill(place, shape, [(30, 290), (5, 0)], window=window)
+    check_decode(place, shape, [300, 600, 257], window=window, shared=((256 // slots, (0, 1, 2)),))
+
+
+@pytest.mark.parametrize("place", small_places())
+def test_a_kv_head_may_have_more_queries_than_a_tile(place: Place) -> None:
+    shape = HeadShape(71, 1, 16, 16, place.dtype)
+    check_decode(place, shape, [50, 40, 33], shared=((2, (0, 1, 2)),))
+    check_prefill(place, shape, [(3, 20), (2, 0)])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_attention_at_real_shapes(dtype: torch.dtype) -> None:

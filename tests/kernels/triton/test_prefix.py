@@ -46,3 +46,18 @@ def test_a_new_list_forgets_the_old_one() -> None:
     assert work.fill([]) == 0
     assert work.covered.tolist() == [0] * 5
     assert not work.spans.any()
+
+
+@pytest.mark.parametrize(("num_groups", "parts"), [(1, 4), (30, 1)])
+def test_prefixes_are_cut_where_they_alone_would_not_keep_the_cores_busy(
+    num_groups: int, parts: int
+) -> None:
+    """1,024 tokens for each pair of rows, on 4 cores: stretches of 256 are the shortest."""
+    from quire.kernels.triton.prefix import PrefixSize, PrefixWork
+
+    size = PrefixSize.of(SHAPE, 2 * num_groups)
+    work = PrefixWork(SHAPE, 2 * num_groups, torch.device("cpu"), size, num_cores=4)
+    blocks = np.arange(128 * num_groups, dtype=np.int32).reshape(num_groups, 128)
+    groups = [(blocks[i], np.asarray([2 * i, 2 * i + 1], np.int32)) for i in range(num_groups)]
+    assert work.fill(groups) == 2 * num_groups
+    assert work.spans[:, 0, 1].tolist() == [parts] * (2 * num_groups)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.triton.thin import LEAST_COLUMNS, Product, thin_tile
+from quire.kernels.triton.jit import waiting
+from quire.kernels.triton.thin import LEAST_COLUMNS, Product, spread_out, thin_tile
 from tests.kernels.triton.checks import Place
 from tests.kernels.triton.places import GPU_DTYPES, small_places
 from tests.kernels.triton.thin_checks import check_thin
@@ -31,6 +32,29 @@ def test_tiles_fit_into_the_memory_a_program_may_have(
     assert large.num_bytes(dtype) <= 227 << 10
     assert (small.columns, small.depth) == (large.columns, large.depth)
     assert small.columns >= LEAST_COLUMNS
+
+
+@pytest.mark.parametrize("lines", [1_024, 4_096, 6_144, 28_672, 150_000])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_core_has_no_room_for_programs_that_others_should_have(lines: int, gated: bool) -> None:
+    """Where kernels overlap, and there are no more programs than cores."""
+    product = Product(lines, 4_096, torch.bfloat16, normed=True, gated=gated, has_bias=False)
+    room = 227 << 10
+    plain = thin_tile(product, room)
+    tile = spread_out(product, plain, room)
+    if product.num_tiles(tile) > 132:
+        assert tile == plain
+    else:
+        assert 2 * tile.least_bytes(product.dtype) > room
+    assert tile.num_bytes(product.dtype) <= room
+    assert (tile.columns, tile.depth, tile.warps) == (plain.columns, plain.depth, plain.warps)
+
+
+def test_kernels_overlap_only_where_the_gpu_can() -> None:
+    """No launch option is passed where it is not known: older GPUs, the interpreter."""
+    able = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    expected = {"OVERLAPS": True, "launch_pdl": True} if able else {"OVERLAPS": False}
+    assert waiting() == expected
 
 
 def test_a_layer_whose_products_have_different_tiles() -> None:

@@ -1,13 +1,15 @@
-"""What the products of few rows must be, for pytest and for a machine without it."""
+"""What the kernels of few rows must do, for pytest and for a machine without it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.kernels.ops import HeadShape
 from quire.kernels.reference import ReferenceKernels
-from tests.kernels.triton.checks import Place, assert_close, generator
+from tests.kernels.triton.checks import Place, assert_close, generator, paged
 
 
 def check_thin(
@@ -52,3 +54,45 @@ def check_thin(
     assert_close(stream.residual, expected)
     normed = reference.rms_norm(expected, norm.weight, norm.eps)
     assert_close(products.normed(stream, norm, qkv), multiply(normed, qkv, None))
+
+
+def check_packed(
+    place: Place, shape: HeadShape, lengths: Sequence[int], *, window: int | None, normed: bool
+) -> None:
+    """From the packed projection, what is made of it in two steps: the same output, and the same
+    new keys and values in the cache."""
+    from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
+    from quire.kernels.triton.heads import HeadNorms, norm_rope_store
+
+    made, rows, width = paged(place, shape, lengths), len(lengths), shape.head_dim
+    newest = made.lengths.long() - 1
+    block = made.tables.gather(1, (newest.clamp(min=0) // shape.block_size)[:, None])[:, 0].long()
+    slots = torch.where(newest >= 0, block * shape.block_size + newest % shape.block_size, -1)
+    for slot in slots[slots >= 0].tolist():  # not there before it is stored
+        for cache in (made.keys, made.values):
+            cache[slot // shape.block_size, :, slot % shape.block_size] = torch.nan
+    num_all = shape.num_heads + 2 * shape.num_kv_heads
+    qkv = place.random(rows, num_all, width, seed=1)
+    angles = 100 * torch.rand(rows, width // 2, generator=generator(2))
+    cos, sin = angles.cos().to(place.device), angles.sin().to(place.device)
+    q_weight, k_weight = place.random(width, seed=3), place.random(width, seed=4)
+    norms = HeadNorms(q_weight, k_weight, 1e-5) if normed else None
+    outs, caches = [], []
+    for packed in (True, False):
+        keys, values = made.keys.clone(), made.values.clone()
+        buffers = DecodeBuffers.make(shape, rows, place.device)
+        attention = DecodeAttention(shape, buffers, rows, window=window)
+        attention.plan(made.lengths, made.tables)
+        place.random(1, seed=5)  # a kernel between what is planned and what overlaps
+        if packed:
+            flat = qkv.view(rows, -1)
+            outs.append(attention.attend_packed(flat, cos, sin, slots, keys, values, norms))
+            assert not buffers.counters.any()
+        else:
+            q = norm_rope_store(qkv, cos, sin, slots, keys, values, shape, norms)
+            outs.append(attention.attend(q, keys, values))
+        caches.append(torch.stack([keys, values]))
+    assert not outs[0].isnan().any()
+    assert_close(outs[0], outs[1])
+    assert torch.equal(caches[0].isnan(), caches[1].isnan())
+    assert_close(caches[0].nan_to_num(), caches[1].nan_to_num())

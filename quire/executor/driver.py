@@ -1,0 +1,53 @@
+"""What the driver says of the first GPU, asked without torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from quire.options import DeviceFacts
+
+DRIVER = "libcuda.so.1"
+# The driver's numbers for what can be asked of a device.
+_SHARED_MEMORY, _MAJOR, _MINOR = 97, 75, 76
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`shared_memory`: bytes that one program may have."""
+
+    capability: tuple[int, int]
+    memory: int
+    shared_memory: int
+
+    def facts(self) -> DeviceFacts:
+        """As far as the driver knows: nobody has looked how much of the memory is free."""
+        fast = fast_on(self.capability[0])
+        return DeviceFacts("cuda", self.memory, self.memory, num_cores=1, fast_dtypes=fast)
+
+
+def fast_on(major: int) -> tuple[str, ...]:
+    """Tensor cores multiply float16 since compute capability 7.0 and bfloat16 since 8.0."""
+    if major < 7:
+        return ()
+    return ("bfloat16", "float16") if major >= 8 else ("float16",)
+
+
+def first_gpu() -> Gpu | None:
+    """The device that torch begins with; None where there is none."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return None
+    device, value, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    found = []
+    for number in (_MAJOR, _MINOR, _SHARED_MEMORY):
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return None
+        found.append(value.value)
+    if driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device):
+        return None
+    major, minor, shared_memory = found
+    return Gpu((major, minor), memory.value, shared_memory)

@@ -1,0 +1,99 @@
+"""Prints what kernels are compiled for, by the warmup's calls and by the process without torch.
+
+    python -m tests.executor.asked_variants
+
+A process of its own, because here kernels must not be interpreted. Nothing is compiled: Triton
+says what it is asked for, and is told that somebody else has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+
+from quire.config import EngineConfig
+from quire.executor.compiler import Device
+from quire.executor.driver import Gpu
+from quire.executor.warmup import Calls
+from quire.kernels.triton.variants import Steps
+from quire.options import Options, resolve
+from quire.spec import ModelSpec
+
+GPU = Gpu((9, 0), 150 << 30, 1 << 30)  # as much memory for a program as where there is no GPU
+QWEN = ModelSpec(
+    *("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, 1e-6, 1e6),
+    qk_norm=True,
+    dtype="bfloat16",
+)
+LLAMA = ModelSpec(*("llama", 128256, 2048, 8192, 16, 32, 8, 64, 8192, 1e-5, 5e5), dtype="bfloat16")
+CASES: dict[str, tuple[ModelSpec, Options]] = {
+    "head_dim 128": (QWEN, Options()),
+    "head_dim 64": (LLAMA, Options()),
+    "odd sizes, biases": (
+        replace(
+            LLAMA,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_heads=14,
+            num_kv_heads=2,
+            vocab_size=32001,
+            qkv_bias=True,
+        ),
+        Options(),
+    ),
+    "windows in some layers": (replace(QWEN, windows=(None, 512, None, 512)), Options()),
+    "float32": (QWEN, Options(dtype="float32")),
+    "float16": (QWEN, Options(dtype="float16")),
+    "few rows, large blocks": (QWEN, Options(max_num_seqs=4, block_size=32)),
+    "KV in fp8": (QWEN, Options(kv_cache_dtype="fp8")),
+    "weights in fp8": (QWEN, Options(quantization="fp8")),
+}
+asked: list[str] = []
+
+
+def heard(**told: Any) -> bool:
+    """One line for what a kernel is to be compiled for; True: it need not be compiled."""
+    said = json.loads(told["compile"]["specialization_data"])
+    del said["key"]
+    asked.append(json.dumps(said, sort_keys=True))
+    return True
+
+
+def asked_by(calls: list[Callable[[], object]]) -> list[str]:
+    asked.clear()
+    with torch.inference_mode():
+        for call in calls:
+            call()
+    return sorted(set(asked))
+
+
+def compared(spec: ModelSpec, config: EngineConfig) -> dict[str, list[str]]:
+    calls = Calls(config, spec, torch.device("cpu"))
+    steps = Steps(config, spec, GPU.shared_memory)
+    first = asked_by(calls.all())
+    return {
+        "first, asked": first,
+        "first, listed": asked_by([partial(one.compile) for one in steps.first()]),
+        "later, asked": sorted(set(asked_by(calls.later())) - set(first)),
+        "later, listed": asked_by([partial(one.compile) for one in steps.later()]),
+        "of torch": asked_by(calls.of_torch()),
+    }
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Device(GPU))
+    triton.knobs.runtime.jit_cache_hook = heard
+    made = {}
+    for name, (spec, options) in CASES.items():
+        made[name] = compared(spec, resolve(options, spec, GPU.facts()))
+    print(json.dumps(made))
+
+
+if __name__ == "__main__":
+    main()
