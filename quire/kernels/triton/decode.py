@@ -25,9 +25,9 @@ from quire.kernels.ops import HeadShape
 from quire.kernels.triton.decode_code import attend_items, merge_parts
 from quire.kernels.triton.heads import HeadNorms
 from quire.kernels.triton.items_code import make_items
-from quire.kernels.triton.jit import power_of_two, precision, waiting
+from quire.kernels.triton.jit import power_of_two, waiting
 from quire.kernels.triton.packed_code import attend_packed
-from quire.kernels.triton.tiles import Tile, decode_tile, padded_width
+from quire.kernels.triton.tiles import Tile, attend_constants, decode_tile, padded_width
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,7 @@ class DecodeAttention:
             *(buffers.parts, buffers.sums, buffers.counters, out),
             *(self._tables.stride(0), q.stride(0), shape.scale * LOG2_E),
             MERGES=self.prefixes is None,
-            **attend_constants(shape, self._tile),
+            **own_constants(shape, self._tile),
         )
         if self.prefixes:
             self._merge(self.prefixes, out)
@@ -209,27 +209,18 @@ def items_constants(tile: Tile, max_rows: int) -> dict[str, Any]:
     return {"KEYS": tile.keys, "ITEMS": _ITEMS_AT_ONCE, "ROWS": rows, "num_warps": 4}
 
 
-def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+def own_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
     """What `attend_items` is compiled for, with prefixes and without."""
     return {
-        "KV_HEADS": shape.num_kv_heads,
-        "GROUP": shape.group,
-        "QUERIES": tile.queries,
-        "SLOTS": shape.block_size,
-        "KEYS": tile.keys,
-        "WIDTH": shape.head_dim,
-        "PADDED": padded_width(shape),
+        **attend_constants(shape, tile),
         "MERGED": _merged_at_once(shape),
         "GROUP_ROWS": power_of_two(shape.group),
-        "PRECISION": precision(shape.dtype),
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
     }
 
 
 def packed_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
     """What `attend_packed` is compiled for, with norms and without."""
-    return {**attend_constants(shape, tile), **waiting()}
+    return {**own_constants(shape, tile), **waiting()}
 
 
 def merge_constants(shape: HeadShape) -> dict[str, int]:

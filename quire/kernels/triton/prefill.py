@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import triton
 
 from quire.kernels.ops import HeadShape
-from quire.kernels.triton.jit import precision
 from quire.kernels.triton.prefill_code import attend_tiles, make_tiles
-from quire.kernels.triton.tiles import Tile, padded_width, prompt_tile
+from quire.kernels.triton.tiles import Tile, attend_constants, prompt_tile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,19 +76,3 @@ def tiles_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
     """What `make_tiles` is compiled for."""
     per_tile = tile.queries // shape.group
     return {"PER_TILE": per_tile, "TILES": _TILES_AT_ONCE, "SEQUENCES": 256, "num_warps": 4}
-
-
-def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `attend_tiles` is compiled for, with a window and without."""
-    return {
-        "KV_HEADS": shape.num_kv_heads,
-        "GROUP": shape.group,
-        "QUERIES": tile.queries,
-        "SLOTS": shape.block_size,
-        "KEYS": tile.keys,
-        "WIDTH": shape.head_dim,
-        "PADDED": padded_width(shape),
-        "PRECISION": precision(shape.dtype),
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }

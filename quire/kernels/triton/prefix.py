@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.ops import HeadShape
-from quire.kernels.triton.jit import precision
 from quire.kernels.triton.prefix_code import attend_prefixes
-from quire.kernels.triton.tiles import Tile, many_queries_tile, padded_width
+from quire.kernels.triton.tiles import Tile, attend_constants, many_queries_tile
 
 if TYPE_CHECKING:
     from quire.kernels.triton.decode import DecodeBuffers
@@ -152,21 +151,12 @@ class PrefixWork:
         window: int | None,
     ) -> None:
         """Every item's parts, behind the rows' own in the buffers."""
-        shape, tile = self.shape, self._tile
+        shape = self.shape
         attend_prefixes[(self.size.items, shape.num_kv_heads)](
             *(q, keys, values, *self._work, context_lens, buffers.parts, buffers.sums),
             *(buffers.num_own, q.stride(0), shape.scale * _LOG2_E, window or 0),
-            KV_HEADS=shape.num_kv_heads,
-            GROUP=shape.group,
-            QUERIES=tile.queries,
-            SLOTS=shape.block_size,
-            KEYS=tile.keys,
-            WIDTH=shape.head_dim,
-            PADDED=padded_width(shape),
             HAS_WINDOW=window is not None,
-            PRECISION=precision(shape.dtype),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **attend_constants(shape, self._tile),
         )
 
     def _stretches(self, groups: Sequence[tuple[Ints, Ints]]) -> list[_Stretch]:

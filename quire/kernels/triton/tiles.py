@@ -6,9 +6,10 @@ Chosen from measurements on one H200, not searched for at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from quire.kernels.ops import HeadShape
-from quire.kernels.triton.jit import power_of_two
+from quire.kernels.triton.jit import power_of_two, precision
 
 # Bytes of keys (and as many of values) that a decode program asks for at a time.
 _DECODE_TILE_BYTES = 16 << 10
@@ -67,6 +68,22 @@ def many_queries_tile(shape: HeadShape, queries: int) -> Tile:
     # and four warps that have registers for all they hold.
     few = queries <= 64 or (shape.fp8_kv and padded_width(shape) == 128)
     return Tile(queries, keys, 4 if few else 8, 2 if wide else 3)
+
+
+def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
+    """What every attention kernel is compiled for."""
+    return {
+        "KV_HEADS": shape.num_kv_heads,
+        "GROUP": shape.group,
+        "QUERIES": tile.queries,
+        "SLOTS": shape.block_size,
+        "KEYS": tile.keys,
+        "WIDTH": shape.head_dim,
+        "PADDED": padded_width(shape),
+        "PRECISION": precision(shape.dtype),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
 
 
 def padded_width(shape: HeadShape) -> int:

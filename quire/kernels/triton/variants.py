@@ -24,7 +24,13 @@ from quire.kernels.triton.prefill_code import attend_tiles, make_tiles
 from quire.kernels.triton.prefix_code import attend_prefixes
 from quire.kernels.triton.thin import embed_constants, products_of, thin_tile
 from quire.kernels.triton.thin_code import embed_rows, multiply
-from quire.kernels.triton.tiles import MANY_ROWS, decode_tile, many_queries_tile, prompt_tile
+from quire.kernels.triton.tiles import (
+    MANY_ROWS,
+    attend_constants,
+    decode_tile,
+    many_queries_tile,
+    prompt_tile,
+)
 from quire.kernels.triton.truncate_code import find_limits
 from quire.spec import ModelSpec
 
@@ -141,7 +147,7 @@ class Steps:
         return Variant(
             attend_tiles,
             (own, kept, kept, own, I64, I64, I32, I32, SOME, self._q_width(), A_FRACTION, SOME),
-            {"HAS_WINDOW": has_window, **prefill.attend_constants(shape, tile)},
+            {"HAS_WINDOW": has_window, **attend_constants(shape, tile)},
         )
 
     def _tiles_constants(self) -> dict[str, Any]:
@@ -156,7 +162,7 @@ class Steps:
         return Variant(
             attend_prefixes,
             (own, kept, kept, *[I32] * 4, F32, F32, SOME, self._q_width(), A_FRACTION, SOME),
-            {"HAS_WINDOW": has_window, **prefill.attend_constants(shape, tile)},
+            {"HAS_WINDOW": has_window, **attend_constants(shape, tile)},
         )
 
     def _decode(self, num_rows: int, *, shared: bool = False) -> Iterator[Variant]:
@@ -168,7 +174,7 @@ class Steps:
                 *(own, kept, kept, I32, I32, I32, F32, F32, I32, own),
                 *(SOME, self._q_width(), A_FRACTION),
             ),
-            {"MERGES": not shared, **decode.attend_constants(shape, tile)},
+            {"MERGES": not shared, **decode.own_constants(shape, tile)},
         )
         max_rows = max(ROWS, self.config.max_num_seqs)
         constants = decode.items_constants(tile, max_rows)
