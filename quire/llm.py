@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from quire.errors import BatchError, EngineError, Interrupted, InvalidOption, NotSupported
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
 from quire.lora.request import LORA_WAY_OUT
-from quire.options import parse_options
+from quire.options import EngineArgs, parse_options
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
 from quire.plan.plan import Plan
 from quire.run import Result, Window
@@ -21,9 +21,6 @@ from quire.session.progress import Progress
 from quire.session.scoring import ScoreCall
 from quire.session.session import Session
 from quire.session.views import EngineView, KvCacheView, NotBuiltMethods
-
-if TYPE_CHECKING:
-    from quire.options import EngineArgs
 
 OnError = Literal["raise", "return"]
 OnResult = Callable[[int, RequestOutput], object]
