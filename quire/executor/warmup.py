@@ -9,6 +9,7 @@ calls, so that nothing is left to compile later.
 from __future__ import annotations
 
 import atexit
+import itertools
 import threading
 import time
 from collections import deque
@@ -161,16 +162,17 @@ class Calls:
 
     def later(self) -> list[Callable[[], object]]:
         """What only some plans call: truncation, shared prefixes, many rows."""
-        from quire.kernels.triton.tiles import MANY_ROWS
+        from quire.kernels.triton.tiles import MANY_ROWS, decode_tile
 
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
-        decodes = [
-            partial(self.decode, window, size, shared=shared)
-            for window in self.windows
-            for size in sizes
-            for shared in (True, False)
-            if shared or size > ROWS
-        ]
+        # Kernels go by tiles, and tiles not always by the number of rows.
+        done = {(decode_tile(self.shape, ROWS), False)}  # the first steps call that one
+        decodes: list[Callable[[], object]] = []
+        for size, shared in itertools.product(sizes, (True, False)):
+            kind = (decode_tile(self.shape, size, shared=shared), shared)
+            if kind not in done:
+                done.add(kind)
+                decodes += [partial(self.decode, w, size, shared=shared) for w in self.windows]
         return [partial(self.sample, truncated=True), *decodes]
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from tests.tiny_llm import tiny_llm
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """Stands for the one that compiles kernels, and would never end by itself."""
     endless = [sys.executable, "-c", "import time; time.sleep(600)"]
-    started = subprocess.Popen(endless, stdin=subprocess.PIPE, process_group=0)
-    monkeypatch.setattr(loading, "begin_compiling", lambda spec, options: Compiling(started))
-    return started
+    with subprocess.Popen(endless, stdin=subprocess.PIPE, process_group=0) as started:
+        monkeypatch.setattr(loading, "begin_compiling", lambda spec, options: Compiling(started))
+        yield started
+        started.kill()
 
 
 def test_nobody_compiles_for_a_gpu_that_is_not_used(

@@ -45,6 +45,18 @@ def attend_item(
 
 
 @part
+def _with_parts(
+    log_sum: tl.tensor, means: tl.tensor, top: tl.tensor, weight: tl.tensor, acc: tl.tensor
+) -> Any:
+    """top, weight, acc after these parts, too: log_sum [parts, heads], means [parts, heads, D]."""
+    new_top = tl.maximum(top, tl.max(log_sum, 0))
+    share = tl.exp2(log_sum - new_top[None, :])
+    shrink = tl.exp2(top - new_top)
+    acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
+    return new_top, weight * shrink + tl.sum(share, 0), acc
+
+
+@part
 def _merge(
     parts: tl.tensor,
     sums: tl.tensor,
@@ -82,12 +94,7 @@ def _merge(
             other=0.0,
             cache_modifier=".cg",
         )
-        new_top = tl.maximum(top, tl.max(log_sum, 0))
-        share = tl.exp2(log_sum - new_top[None, :])
-        shrink = tl.exp2(top - new_top)
-        acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
-        weight = weight * shrink + tl.sum(share, 0)
-        top = new_top
+        top, weight, acc = _with_parts(log_sum, means, top, weight, acc)
     made = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
     place = out + (row * heads + head[:, None]) * WIDTH + at[None, :]
     tl.store(place, made.to(out.dtype.element_ty), mask=inside)
@@ -237,12 +244,7 @@ def merge_parts(
             mask=known[:, :, None] & (at < WIDTH)[None, None, :],
             other=0.0,
         )
-        new_top = tl.maximum(top, tl.max(log_sum, 0))
-        share = tl.exp2(log_sum - new_top[None, :])
-        shrink = tl.exp2(top - new_top)
-        acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
-        weight = weight * shrink + tl.sum(share, 0)
-        top = new_top
+        top, weight, acc = _with_parts(log_sum, means, top, weight, acc)
     made = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
     place = out + (row * HEADS + head[:, None]) * WIDTH + at[None, :]
     tl.store(place, made.to(out.dtype.element_ty), mask=inside)
