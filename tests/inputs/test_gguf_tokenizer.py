@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import re
 import time
 import unicodedata
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
+from transformers.convert_slow_tokenizer import generate_merges
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
@@ -46,6 +48,32 @@ def test_sentencepiece_merges_follow_from_the_scores() -> None:
     ]
     rows = made.encode_batch(TEXTS)
     assert made.decode_batch(rows) == backend.decode_batch([row.tolist() for row in rows])
+
+
+def test_pieces_of_one_score_merge_in_the_order_of_transformers() -> None:
+    """Runs of spaces as Mistral's vocabulary has them: one score, ids in no order of length."""
+    runs = (2, 4, 8, 3, 16, 7, 5, 6, 12, 9, 11, 13, 15, 10, 14)
+    pieces = ["▁", "a", "b", *("▁" * run for run in runs), "ab", "▁a", "ba", "aba"]
+    scores = [-1e9 if set(piece) == {"▁"} else -float(i) for i, piece in enumerate(pieces)]
+    scores[-2:] = [-7.0, -7.0]
+    vocab = {piece: index for index, piece in enumerate(["<unk>", *pieces])}
+    merges = generate_merges(vocab, list(zip(pieces, scores, strict=True)))
+    expected = Backend(models.BPE(vocab, merges))
+    tokenizer = load_gguf_tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": list(vocab),
+            "tokenizer.ggml.scores": [0.0, *scores],
+            "tokenizer.ggml.token_type": [2] + [1] * len(pieces),
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.add_space_prefix": False,
+        }
+    )
+    rng = random.Random(3)
+    texts = [" " * run + "ab" for run in range(60)]
+    texts += ["".join(rng.choices("  ab", k=rng.randint(1, 80))) for _ in range(200)]
+    for text in texts:
+        assert list(tokenizer.encode(text)) == expected.encode(text.replace(" ", "▁")).ids, text
 
 
 def test_sentencepiece_equals_sentencepiece_itself(tmp_path: Path) -> None:
