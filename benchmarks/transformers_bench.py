@@ -72,7 +72,7 @@ def _from_gguf(files: ModelFiles) -> Any:
 
 def _config_of(spec: ModelSpec) -> dict[str, Any]:
     """A spec in the words of a config.json."""
-    if spec.rope_scaling is not None or spec.rope_freq_factors is not None:
+    if spec.rope_scaling is not None:
         raise NotImplementedError("the baseline reads no GGUF file with scaled rotary frequencies")
     config: dict[str, Any] = {
         "vocab_size": spec.vocab_size,

@@ -10,14 +10,48 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotary frequencies are stretched. kind: "linear" or "llama3"."""
+class LinearRope:
+    """Every rotary frequency divided by one factor."""
 
-    kind: str
     factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Fast frequencies kept, slow ones divided by `factor`, those between blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope:
+    """The same idea with a ramp over the pairs, and cos and sin times `attention_factor`.
+
+    A pair that turns `beta_fast` times or more within the original length is kept, one that
+    turns `beta_slow` times or less is divided; `truncate` puts the ends of the ramp on pairs."""
+
+    factor: float
+    original_max_len: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FactorRope:
+    """Frequency i divided by factor i (head_dim / 2 of them), cos and sin times a factor.
+
+    GGUF files of Llama 3 carry their scaling this way, and longrope its short and long one."""
+
+    factors: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +70,6 @@ class ModelSpec:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
-    # Rotary frequency i is divided by factor i (head_dim / 2 of them). GGUF files of Llama 3
-    # carry their scaling this way, and then rope_scaling is None.
-    rope_freq_factors: tuple[float, ...] | None = None
     qkv_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head's q and k before RoPE (Qwen3)
     o_bias: bool = False

@@ -74,7 +74,7 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
     what = json.dumps(
         {
             # How positions turn is nothing that a kernel is compiled for.
-            "spec": asdict(spec) | {"rope_scaling": None, "rope_freq_factors": None},
+            "spec": asdict(spec) | {"rope_scaling": None},
             "options": {name: getattr(options, name) for name in DECIDING},
         }
     )

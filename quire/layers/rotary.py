@@ -10,28 +10,33 @@ import math
 import torch
 from torch import Tensor
 
-from quire.errors import UnsupportedModel
-from quire.spec import ModelSpec, RopeScaling
+from quire.spec import FactorRope, LinearRope, Llama3Rope, ModelSpec, YarnRope
 
 
 def frequencies(spec: ModelSpec) -> Tensor:
     """Radians per position of each pair: theta^(-2i / head_dim), then stretched. [head_dim / 2]"""
     powers = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    plain = 1.0 / (spec.rope_theta**powers)
-    if spec.rope_freq_factors is not None:
-        return plain / torch.tensor(spec.rope_freq_factors, dtype=torch.float32)
-    if spec.rope_scaling is None:
-        return plain
-    if spec.rope_scaling.kind == "linear":
-        return plain / spec.rope_scaling.factor
-    if spec.rope_scaling.kind == "llama3":
-        return _llama3(plain, spec.rope_scaling)
-    raise UnsupportedModel(
-        f"rope scaling {spec.rope_scaling.kind!r} is not known; 'linear' and 'llama3' are."
-    )
+    periods = spec.rope_theta**powers
+    match spec.rope_scaling:
+        case None:
+            return 1.0 / periods
+        case LinearRope(factor):
+            return 1.0 / periods / factor
+        case Llama3Rope() as scaling:
+            return _llama3(1.0 / periods, scaling)
+        case YarnRope() as scaling:
+            return _yarn(periods, spec, scaling)
+        case FactorRope(factors):
+            return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
 
 
-def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
+def attention_factor(spec: ModelSpec) -> float:
+    """What cos and sin are multiplied with: its square is on every product of query and key."""
+    scaling = spec.rope_scaling
+    return scaling.attention_factor if isinstance(scaling, YarnRope | FactorRope) else 1.0
+
+
+def _llama3(plain: Tensor, scaling: Llama3Rope) -> Tensor:
     """Fast frequencies stay, slow ones are divided by the factor, those between are blended.
 
     Fast: at least high_freq_factor turns within the original length; slow: at most
@@ -43,6 +48,25 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
+def _yarn(periods: Tensor, spec: ModelSpec, scaling: YarnRope) -> Tensor:
+    """Pairs before the ramp keep their frequency, those behind it have it divided."""
+
+    def pair_that_turns(times: float) -> float:
+        """The pair, as a fraction, that turns so often within the original length."""
+        length = scaling.original_max_len / (times * 2 * math.pi)
+        return spec.head_dim * math.log(length) / (2 * math.log(spec.rope_theta))
+
+    first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    if first == last:
+        last += 0.001  # a step is a very steep ramp
+    ramp = (torch.arange(spec.head_dim // 2, dtype=torch.float32) - first) / (last - first)
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
 class Rotary:
     """cos and sin of every position up to a length, made once and in fp32.
 
@@ -51,7 +75,10 @@ class Rotary:
 
     def __init__(self, spec: ModelSpec, max_len: int, device: torch.device) -> None:
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies(spec)
-        self.cos, self.sin = angles.cos().to(device), angles.sin().to(device)
+        factor = attention_factor(spec)
+        self.cos, self.sin = (
+            (turned * factor).to(device) for turned in (angles.cos(), angles.sin())
+        )
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] -> cos and sin, each [T, head_dim / 2]."""

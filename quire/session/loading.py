@@ -21,6 +21,7 @@ from quire.options import DeviceFacts, Options, resolve
 from quire.sampling_params import SamplingParams
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles, locate
+from quire.weights.tied import with_stored_head
 
 # What a generation_config.json may set of a request's parameters, and our name for it.
 GENERATION_DEFAULTS = {
@@ -89,6 +90,8 @@ def load(model: str, options: Options) -> LoadedModel:
         trust_remote_code=options.trust_remote_code,
     )
     spec = files.spec(options.hf_overrides)
+    if not dummy:
+        spec = with_stored_head(files, spec)
     generation_config = _generation_config(files, options)
     # The tokenizer is built by Rust and Python while the weights are read by torch.
     with ThreadPoolExecutor(1) as aside:

@@ -46,6 +46,18 @@ class Fields:
             raise self.wrong(key, "a finite number above 0")
         return float(value)
 
+    def not_negative(self, key: str, default: float) -> float:
+        """A finite number from 0."""
+        value = self._get(key, default)
+        return 0.0 if value == 0 and value is not False else self.positive(key, default)
+
+    def positives(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` finite numbers above 0."""
+        value = self._get(key, _REQUIRED)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.wrong(key, f"a list of {count} numbers")
+        return tuple(Fields({key: number}, self.source).positive(key) for number in value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
         if not isinstance(value, bool):

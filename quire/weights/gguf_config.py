@@ -8,16 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import numpy as np
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.spec import ModelSpec
+from quire.spec import FactorRope, ModelSpec
 from quire.weights.fields import Fields
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import spec_from_hf
 
+# Metadata of an architecture that is read here, and what changes nothing. Any other key must be
+# zero or off: it stands for a part that these models do not have.
+_TOP = ("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length")
+_ATTENTION = (
+    *("head_count", "head_count_kv", "key_length", "value_length"),
+    *("layer_norm_rms_epsilon", "sliding_window"),
+)
+_SCALING = (
+    *("type", "factor", "original_context_length", "attn_factor", "yarn_attn_factor"),
+    *("yarn_ext_factor", "yarn_log_multiplier", "yarn_beta_fast", "yarn_beta_slow"),
+)
+READ = frozenset(
+    {
+        *_TOP,
+        *(f"attention.{key}" for key in _ATTENTION),
+        *("rope.dimension_count", "rope.freq_base", "rope.scale_linear"),
+        *(f"rope.scaling.{key}" for key in _SCALING),
+    }
+)
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "tensor_data_layout": "who made the file",
+    "attention.layer_norm_epsilon": "norms with a mean; these families have none",
+    "pooling_type": "embeddings",
+    "rope.scaling.finetuned": "how the model was trained",
+}
+# Factors that leave a model as it is when they are 1.
+_FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -30,12 +58,16 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
     fields = Fields(_plain(file.metadata), file.path.name)
     config = _config(file, fields)
     spec = spec_from_hf(config, overrides, source=file.path.name)
+    factors = _freq_factors(file, spec)
+    if factors is not None and not {"rope_scaling", "rope_parameters"} & (overrides or {}).keys():
+        if spec.rope_scaling is not None:
+            raise UnsupportedModel(f"{fields.source}: rope_freqs.weight and a rope scaling at once")
+        spec = replace(spec, rope_scaling=FactorRope(factors))
     return replace(
         spec,
         qkv_bias=spec.qkv_bias or "blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        rope_freq_factors=_freq_factors(file, spec),
     )
 
 
@@ -63,6 +95,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[arch]],
+        "model_type": arch,
         "vocab_size": _vocab_size(file, fields, arch),
         "hidden_size": hidden,
         "intermediate_size": fields.count(f"{arch}.feed_forward_length"),
@@ -86,6 +119,16 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
 def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) -> None:
     if fields.values.get(f"{arch}.expert_count", 0) != 0:
         raise UnsupportedModel(f"{fields.source}: a mixture of experts; quire has none yet")
+    for key, value in fields.values.items():
+        name = key.removeprefix(f"{arch}.")
+        if name == key or name in READ or name in WITHOUT_EFFECT:
+            continue
+        neutral = (0, 1) if name in _FACTORS else (True,) if name == "attention.causal" else (0,)
+        if value not in neutral:
+            raise UnsupportedModel(
+                f"{fields.source}: {key} {str(value)[:40]} is a part of a model that quire does "
+                "not know"
+            )
     for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
         if name in file.tensors:
             raise UnsupportedModel(f"{fields.source}: longrope ({name}) is not supported")
@@ -108,11 +151,41 @@ def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
 
 
 def _rope_scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
-    kind = fields.word(f"{arch}.rope.scaling.type", "none")
+    said = Fields(
+        {
+            key.removeprefix(f"{arch}.rope.scaling."): value
+            for key, value in fields.values.items()
+            if key.startswith(f"{arch}.rope.scaling.")
+        },
+        f"{fields.source}, {arch}.rope.scaling",
+    )
+    kind = said.word("type", "none")
+    if kind == "yarn":
+        return _yarn(said)
+    if said.positive("attn_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"{said.source}: attn_factor without YaRN is not supported")
     if kind == "none":
         factor = fields.positive(f"{arch}.rope.scale_linear", 1.0)  # how older files say it
         return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-    return {"rope_type": kind, "factor": fields.positive(f"{arch}.rope.scaling.factor")}
+    return {"rope_type": kind, "factor": said.positive("factor")}
+
+
+def _yarn(said: Fields) -> dict[str, Any]:
+    for key, neutral in {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}.items():
+        if said.not_negative(key, neutral) != neutral:
+            raise UnsupportedModel(f"{said.source}: {key} other than {neutral:g} is not supported")
+    factor = said.positive("factor")
+    # Converters write Transformers' attention_factor, llama.cpp's own factor multiplies it.
+    usual = 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0
+    attention = said.positive("yarn_attn_factor", usual) * said.positive("attn_factor", 1.0)
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": said.values.get("original_context_length"),
+        "attention_factor": attention,
+        "beta_fast": said.values.get("yarn_beta_fast"),
+        "beta_slow": said.values.get("yarn_beta_slow"),
+    }
 
 
 def _window(fields: Fields, arch: str, max_len: int) -> dict[str, Any]:
@@ -120,7 +193,11 @@ def _window(fields: Fields, arch: str, max_len: int) -> dict[str, Any]:
     if window >= max_len:
         return {}
     if arch == "llama":
-        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+        return {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": window,
+        }
     raise UnsupportedModel(
         f"{fields.source}: a sliding window of {window} that GGUF does not give layers for; "
         "take the safetensors of this model"

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from quire.errors import UnsupportedModel
 from quire.layers.rotary import Rotary, frequencies
-from quire.spec import RopeScaling
+from quire.spec import FactorRope, LinearRope, Llama3Rope
 from tests.executor.test_invariance import spec_of
 
 SPEC = spec_of(head_dim=8, rope_theta=100.0)
@@ -22,13 +21,13 @@ def test_plain_frequencies_fall_by_powers_of_theta() -> None:
 
 
 def test_linear_scaling_divides_every_frequency() -> None:
-    spec = dataclasses.replace(SPEC, rope_scaling=RopeScaling("linear", 4.0))
+    spec = dataclasses.replace(SPEC, rope_scaling=LinearRope(4.0))
     assert torch.allclose(frequencies(spec), frequencies(SPEC) / 4)
 
 
 def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
     # Turns within 40 positions: 6.4, 2.0, 0.64, 0.2; above 4 is fast, below 1 is slow.
-    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 40)
+    scaling = Llama3Rope(8.0, 1.0, 4.0, 40)
     made = frequencies(dataclasses.replace(SPEC, rope_scaling=scaling))
     plain = frequencies(SPEC)
     kept = (40 * float(plain[1]) / (2 * math.pi) - 1) / 3
@@ -39,15 +38,9 @@ def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
 
 
 def test_factors_of_a_file_divide_one_frequency_each() -> None:
-    spec = dataclasses.replace(SPEC, rope_freq_factors=(1.0, 2.0, 4.0, 8.0))
+    spec = dataclasses.replace(SPEC, rope_scaling=FactorRope((1.0, 2.0, 4.0, 8.0)))
     expected = frequencies(SPEC) / torch.tensor([1.0, 2.0, 4.0, 8.0])
     assert torch.allclose(frequencies(spec), expected)
-
-
-def test_unknown_scaling_is_refused_by_name() -> None:
-    spec = dataclasses.replace(SPEC, rope_scaling=RopeScaling("yarn", 4.0))
-    with pytest.raises(UnsupportedModel, match="yarn"):
-        frequencies(spec)
 
 
 def test_the_table_has_every_position() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.llama import LlamaConfig
+from transformers.models.ministral import MinistralConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
@@ -36,6 +37,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 FAMILIES: dict[str, PretrainedConfig] = {
@@ -49,6 +56,22 @@ FAMILIES: dict[str, PretrainedConfig] = {
     "llama, no grouping": LlamaConfig(**{**SIZES, "num_key_value_heads": 6}),
     "mistral": MistralConfig(**SIZES, sliding_window=None),
     "mistral, window 9": MistralConfig(**SIZES, sliding_window=9, tie_word_embeddings=True),
+    "ministral, window 9 in some layers": MinistralConfig(
+        **SIZES,
+        sliding_window=9,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+    "llama yarn": LlamaConfig(**SIZES, rope_parameters=YARN),
+    "qwen3 yarn, its own ramp and factor": Qwen3Config(
+        **SIZES,
+        rope_parameters={
+            **YARN,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "truncate": False,
+            "attention_factor": 1.3,
+        },
+    ),
     "qwen2": Qwen2Config(
         **{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True
     ),
@@ -88,8 +111,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float32) -> Pair:
             if parameter.dim() == 1:  # norms start at 1 and biases at 0; here they must matter
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     oracle = oracle.to(dtype)
-    names = {"LlamaConfig": "Llama", "MistralConfig": "Mistral", "Qwen2Config": "Qwen2"}
-    kind = names.get(type(config).__name__, "Qwen3")
+    kind = type(config).__name__.removesuffix("Config")
     spec = spec_from_hf({**config.to_dict(), "architectures": [f"{kind}ForCausalLM"]})
     return Pair(oracle, spec, canonical(oracle.state_dict(), spec))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.spec import RopeScaling
+from quire.spec import FactorRope, LinearRope
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from tests.weights.tiny import tiny_model, write_gguf
@@ -27,8 +27,7 @@ def test_frequency_factors_of_llama_3_are_read_from_their_tensor(tmp_path: Path)
     factors = np.linspace(1, 8, 8, dtype=np.float32)
     write_gguf(tiny_model("llama"), tmp_path / "m", tensors={"rope_freqs.weight": factors})
     spec = spec_from_gguf(GgufFile(tmp_path / "m"))
-    assert spec.rope_freq_factors == tuple(factors.tolist())
-    assert spec.rope_scaling is None
+    assert spec.rope_scaling == FactorRope(tuple(factors.tolist()))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
     }
     write_gguf(tiny_model("mistral"), tmp_path / "m", metadata=metadata)
     spec = spec_from_gguf(GgufFile(tmp_path / "m"))
-    assert spec.rope_scaling == RopeScaling("linear", 4.0)
+    assert spec.rope_scaling == LinearRope(4.0)
     assert spec.windows == (32, 32)
     assert spec.family == "mistral"
 
@@ -64,7 +63,6 @@ def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
     [
         ("llama", {"{arch}.expert_count": 8}, "experts"),
         ("llama", {"{arch}.rope.dimension_count": 8}, "rope.dimension_count 8"),
-        ("llama", {"{arch}.rope.scaling.type": "yarn", "{arch}.rope.scaling.factor": 4.0}, "yarn"),
         ("qwen2", {"{arch}.attention.sliding_window": 32}, "sliding window of 32"),
     ],
 )

@@ -1,0 +1,177 @@
+"""What a Hugging Face config says about rotary positions, in every spelling of it. No torch.
+
+A `rope_scaling` that says anything replaces `rope_parameters` whole, as in Transformers; what
+neither of them says stands beside them (`rope_theta`, `original_max_position_embeddings`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.notes import note
+from quire.spec import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
+from quire.weights.fields import Fields
+
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary settings, and the number of positions they are made for."""
+
+    theta: float
+    scaling: RopeScaling | None
+    max_len: int
+
+
+def read_rope(fields: Fields, head_dim: int) -> Rope:
+    """The settings of a config whose heads have `head_dim` numbers."""
+    written = fields.inner("rope_scaling").values and "rope_scaling"
+    rope = fields.inner(written or "rope_parameters")
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
+    for where in (fields, rope):
+        if where.positive("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModel(f"{where.source}: partial_rotary_factor is not supported")
+    theta = rope.positive("rope_theta", fields.positive("rope_theta", DEFAULT_THETA))
+    _refuse_a_second_theta(fields, rope, theta)
+    max_len = fields.count("max_position_embeddings")
+    kind = rope.word("rope_type", rope.values.get("type") or "default")
+    if kind == "default":
+        return Rope(theta, None, max_len)
+    if kind not in _KINDS:
+        raise UnsupportedModel(
+            f"{rope.source}: rope type {kind[:40]!r} is not supported; quire has default, "
+            f'{", ".join(_KINDS)}. hf_overrides={{"rope_scaling": None}} runs the model without '
+            "it, within its original length."
+        )
+    original = fields.count(
+        "original_max_position_embeddings", rope.count("original_max_position_embeddings", max_len)
+    )
+    return _KINDS[kind](rope, _Sizes(theta, max_len, original, head_dim))
+
+
+def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:
+    """A scaling written beside `rope_parameters` loses the theta in there. Nobody means that."""
+    beside = fields.inner("rope_parameters")
+    other = beside.positive("rope_theta", theta)
+    if other != theta:
+        raise CorruptModel(
+            f"{rope.source} replaces rope_parameters and has no rope_theta: {theta:g} would hold "
+            f"instead of the {other:g} in rope_parameters. Write rope_theta into rope_scaling."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    theta: float
+    max_len: int
+    original: int  # positions that the model was trained on before it was stretched
+    head_dim: int
+
+
+def _linear(rope: Fields, sizes: _Sizes) -> Rope:
+    return Rope(sizes.theta, LinearRope(rope.positive("factor")), sizes.max_len)
+
+
+def _llama3(rope: Fields, sizes: _Sizes) -> Rope:
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if low >= high:
+        raise CorruptModel(f"{rope.source}: low_freq_factor {low} is not below {high}")
+    scaling = Llama3Rope(rope.positive("factor"), low, high, sizes.original)
+    return Rope(sizes.theta, scaling, sizes.max_len)
+
+
+def _yarn(rope: Fields, sizes: _Sizes) -> Rope:
+    if sizes.theta <= 1:
+        raise rope.wrong("rope_theta", "above 1 for YaRN")
+    factor = rope.positive("factor", sizes.max_len / sizes.original)
+    scaling = YarnRope(
+        factor=factor,
+        original_max_len=sizes.original,
+        attention_factor=rope.positive("attention_factor", _yarn_attention(rope, factor)),
+        # Zero counts as absent, as in Transformers.
+        beta_fast=rope.not_negative("beta_fast", 0.0) or 32.0,
+        beta_slow=rope.not_negative("beta_slow", 0.0) or 1.0,
+        truncate=rope.flag("truncate", True),
+    )
+    # A config may have the original length as its length: the factor is what was stretched to.
+    return Rope(sizes.theta, scaling, max(sizes.max_len, int(sizes.original * factor)))
+
+
+def _yarn_attention(rope: Fields, factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    weight, weight_all = (rope.not_negative(key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    return scale(weight) / scale(weight_all) if weight and weight_all else scale(1.0)
+
+
+def _longrope(rope: Fields, sizes: _Sizes) -> Rope:
+    """Up to the original length alone: beyond it other factors hold for the whole text, so which
+    ones is known when it ends, and no cached prefix would fit both."""
+    short = rope.positives("short_factor", sizes.head_dim // 2)
+    rope.positives("long_factor", sizes.head_dim // 2)
+    factor = rope.positive("factor", sizes.max_len / sizes.original)
+    stretched = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(sizes.original, 2)))
+    scaling = FactorRope(short, rope.positive("attention_factor", stretched))
+    if sizes.original < sizes.max_len:
+        note(
+            f"longrope: quire has its factors for up to {sizes.original:,} tokens, not those for "
+            f"{sizes.max_len:,}; max_model_len is at most {sizes.original:,}"
+        )
+    return Rope(sizes.theta, scaling, min(sizes.max_len, sizes.original))
+
+
+_KINDS: Mapping[str, Callable[[Fields, _Sizes], Rope]] = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with `overrides` laid over it, and one set of rotary settings in the end.
+
+    An override wins over the config in whatever spelling either is. One that takes a scaling
+    away also takes the length back to what the model had without it."""
+    merged = {**config, **overrides}
+    if not {"rope_scaling", "rope_parameters", "rope_theta"} & overrides.keys():
+        return merged
+    before = _settings(config)
+    rope = _settings(overrides) if _says_scaling(overrides) else before
+    if not isinstance(rope, dict):  # whoever reads it says what is wrong
+        return merged
+    theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
+    merged |= {"rope_scaling": None, "rope_parameters": {**rope, "rope_theta": theta}}
+    plain = rope.get("rope_type", rope.get("type", "default")) in (None, "default")
+    if plain and "max_position_embeddings" not in overrides and isinstance(before, dict):
+        lengths = (
+            config.get("max_position_embeddings"),
+            config.get("original_max_position_embeddings"),
+            before.get("original_max_position_embeddings"),
+        )
+        known = [length for length in lengths if type(length) is int]
+        merged["max_position_embeddings"] = min(known, default=lengths[0])
+    return merged
+
+
+def _says_scaling(values: Mapping[str, Any]) -> bool:
+    return "rope_scaling" in values or "rope_parameters" in values
+
+
+def _settings(values: Mapping[str, Any]) -> Any:
+    return values.get("rope_scaling") or values.get("rope_parameters") or {}
+
+
+def _theta_of(config: Mapping[str, Any]) -> Any:
+    for key in ("rope_scaling", "rope_parameters"):
+        inner = config.get(key)
+        if isinstance(inner, dict) and inner.get("rope_theta") is not None:
+            return inner["rope_theta"]
+    return config.get("rope_theta")

@@ -1,0 +1,110 @@
+"""Configs that say something twice, or in an unusual place: as Transformers loads the directory."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from quire import LLM, SamplingParams
+from tests.parity.families import LLAMA3, SIZES, YARN, make_pair
+from tests.parity.test_families import check_against
+from tests.weights.tiny import tiny_model, write_gguf
+
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+NO_THETA = {key: value for key, value in YARN.items() if key != "rope_theta"}
+SOME_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+# A family, and what its config.json says besides.
+CORNERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "yarn beside default parameters": (
+        "llama",
+        {"rope_parameters": DEFAULT, "rope_scaling": NO_THETA},
+    ),
+    "llama3 with its length outside": (
+        "llama3 rope",
+        {"rope_parameters": LLAMA3, "original_max_position_embeddings": 16},
+    ),
+    "yarn by mscale": (
+        "llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4}},
+    ),
+    "longrope, short": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0 + i / 8 for i in range(8)],
+                "long_factor": [2.0 + i for i in range(8)],
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "mistral with kinds of layers": (
+        "mistral, window 9",
+        {"layer_types": SOME_LAYERS, "sliding_window": 9},
+    ),
+    "ministral by its type alone": (
+        "mistral, window 9",
+        {"model_type": "ministral", "architectures": None, "layer_types": SOME_LAYERS},
+    ),
+    "qwen2 with kinds of layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "layer_types": SOME_LAYERS},
+    ),
+    "another head beside tied embeddings": (
+        "llama untied, every bias",
+        {"tie_word_embeddings": True},
+    ),
+    "the same head beside tied embeddings": ("llama", {}),
+}
+
+
+def agrees(model: Path, oracle: Any, name: str) -> None:
+    rng = random.Random(name)
+    prompts = [[rng.randrange(96) for _ in range(rng.randint(1, 60))] for _ in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
+    with LLM(
+        str(model), dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=4 << 20
+    ) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        answer = output.outputs[0]
+        assert answer.logprobs is not None
+        lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
+        check_against(oracle, prompt, list(answer.token_ids), lps)
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_a_directory_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
+    base, said = CORNERS[name]
+    make_pair(base).oracle.save_pretrained(tmp_path)
+    config = {**json.loads((tmp_path / "config.json").read_text()), **said}
+    if "rope_parameters" in said:
+        config.pop("rope_theta", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if name.startswith("the same head"):
+        stored = load_file(tmp_path / "model.safetensors")
+        stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+        save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    agrees(tmp_path, oracle.to(torch.float32), name)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_yarn_of_a_gguf_file_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, rope_parameters=YARN, initializer_range=0.25)
+    metadata: dict[str, int | float | str] = {
+        "{arch}.rope.scaling.type": "yarn",
+        "{arch}.rope.scaling.factor": YARN["factor"],
+        "{arch}.rope.scaling.original_context_length": YARN["original_max_position_embeddings"],
+    }
+    path = write_gguf(model, tmp_path / "model.gguf", metadata=metadata)
+    assert SIZES["vocab_size"] == model.config.vocab_size
+    agrees(path, model, family)

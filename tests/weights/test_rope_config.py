@@ -1,0 +1,245 @@
+"""Rotary settings, in every spelling, are those that Transformers computes with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.layers.rotary import attention_factor, frequencies
+from quire.spec import FactorRope, YarnRope
+from quire.weights import rope_config
+from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_file import GgufFile
+from quire.weights.hf_config import spec_from_hf
+from tests.weights.test_hf_config import LLAMA, LLAMA3_SCALING
+from tests.weights.tiny import tiny_model, write_gguf
+
+HEADS = {**LLAMA, "hidden_size": 256, "rope_theta": None}  # heads of 64
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 40 for i in range(32)],
+    "long_factor": [2.0 + i for i in range(32)],
+    "original_max_position_embeddings": 128,
+}
+
+
+def check(config: dict[str, Any]) -> None:
+    """Our frequencies and our factor are Transformers', to the last bits."""
+    config = {key: value for key, value in config.items() if value is not None}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**json.loads(json.dumps(config))))
+    spec = spec_from_hf(config)
+    assert torch.allclose(frequencies(spec), theirs.inv_freq, rtol=3e-7, atol=0), config
+    assert attention_factor(spec) == pytest.approx(theirs.attention_scaling, rel=1e-12), config
+
+
+YARNS: list[dict[str, Any]] = [
+    {},
+    {"attention_factor": 1.7},
+    {"mscale": 0.707, "mscale_all_dim": 1.0},
+    {"mscale": 0.707},
+    {"mscale_all_dim": 0.8},
+    {"mscale": 0.0, "mscale_all_dim": 1.0},
+    {"beta_fast": 8.0, "beta_slow": 0.5},
+    {"beta_fast": 4, "beta_slow": 2},
+    {"beta_fast": 0, "beta_slow": 0},
+    {"truncate": False},
+    {"truncate": False, "beta_fast": 8.0},
+    {"factor": 1.0},
+    {"factor": None},
+    {"factor": 0.5},
+    {"original_max_position_embeddings": 7},
+    {"original_max_position_embeddings": 100_000},
+    {"rope_theta": 5e5},
+]
+
+
+@pytest.mark.parametrize("change", YARNS, ids=repr)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_yarn_in_every_parameterisation(key: str, change: dict[str, Any]) -> None:
+    check({**HEADS, key: {**YARN, **change}, "max_position_embeddings": 640})
+
+
+def test_random_settings_in_random_places_are_read_as_transformers_reads_them() -> None:
+    rng = random.Random(5)
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"rope_type": "default"},
+        {"type": "linear", "factor": 3.0},
+        LLAMA3_SCALING,
+        YARN,
+        LONG,
+    ]
+    refused = 0
+    for scaling, parameters in itertools.product([None, *kinds], repeat=2):
+        for _ in range(6):
+            config: dict[str, Any] = {**HEADS, "max_position_embeddings": 512}
+            if rng.random() < 0.5:
+                config["rope_theta"] = 5e5
+            if rng.random() < 0.5:
+                config["original_max_position_embeddings"] = 64
+            for name, value in (("rope_scaling", scaling), ("rope_parameters", parameters)):
+                if value is not None:
+                    theta = {"rope_theta": 2e4} if rng.random() < 0.4 else {}
+                    config[name] = {**value, **theta}
+            try:
+                check(config)
+            except CorruptModel as error:
+                assert "replaces rope_parameters" in str(error)
+                refused += 1
+    assert 0 < refused < 60
+
+
+def test_a_scaling_that_would_lose_its_theta_is_refused() -> None:
+    config = {**HEADS, "rope_scaling": YARN, "rope_parameters": {"rope_theta": 5e5}}
+    with pytest.raises(CorruptModel, match=r"10000 would hold instead of the 500000.*rope_scaling"):
+        spec_from_hf(config)
+    check({**config, "rope_scaling": {**YARN, "rope_theta": 5e5}})
+
+
+def test_a_length_outside_wins_over_the_one_in_the_settings() -> None:
+    for kind in (LLAMA3_SCALING, YARN):
+        config = {**HEADS, "rope_scaling": kind}
+        without = frequencies(spec_from_hf(config))
+        beside = {**config, "original_max_position_embeddings": 16}
+        assert not torch.equal(frequencies(spec_from_hf(beside)), without)
+        check(beside)
+
+
+@pytest.mark.parametrize(("written", "expected"), [(128, 512), (512, 512), (2048, 2048)])
+def test_yarn_stretches_the_length_of_a_config_that_has_the_original_one(
+    written: int, expected: int
+) -> None:
+    config = {**HEADS, "rope_scaling": YARN, "max_position_embeddings": written}
+    assert spec_from_hf(config).max_model_len == expected
+    assert spec_from_hf(config, {"max_position_embeddings": 99}).max_model_len == 99
+
+
+def test_longrope_runs_up_to_its_original_length_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(rope_config, "note", said.append)
+    config = {**HEADS, "rope_scaling": LONG, "max_position_embeddings": 1024}
+    spec = spec_from_hf(config)
+    assert spec.max_model_len == 128
+    assert isinstance(spec.rope_scaling, FactorRope)
+    assert spec.rope_scaling.factors == tuple(LONG["short_factor"])
+    assert spec.rope_scaling.attention_factor == pytest.approx(
+        math.sqrt(1 + math.log(8) / math.log(128))
+    )
+    assert len(said) == 1 and "max_model_len is at most 128" in said[0]
+    assert spec_from_hf(config, {"max_position_embeddings": 4096}).max_model_len == 128
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("plain", [{"rope_scaling": None}, {"rope_parameters": {}}])
+@pytest.mark.parametrize(
+    "kind", [YARN, LONG, LLAMA3_SCALING, {**YARN, "rope_type": "dynamic"}, {**YARN, "type": "su"}]
+)
+def test_without_its_scaling_a_model_has_its_original_length(
+    key: str, plain: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    config = {**HEADS, key: {**kind, "rope_theta": 3e4}, "max_position_embeddings": 1024}
+    spec = spec_from_hf(config, plain)
+    assert (spec.rope_scaling, spec.rope_theta, spec.max_model_len) == (None, 3e4, 128)
+    beside = {**HEADS, key: {"rope_type": kind["rope_type"]}, "max_position_embeddings": 1024}
+    beside["original_max_position_embeddings"] = 256
+    assert spec_from_hf(beside, plain).max_model_len == 256
+    assert spec_from_hf(config, {**plain, "max_position_embeddings": 640}).max_model_len == 640
+
+
+@pytest.mark.parametrize("before", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("after", ["rope_scaling", "rope_parameters"])
+def test_an_override_wins_in_either_spelling(before: str, after: str) -> None:
+    config = {**HEADS, before: {**LLAMA3_SCALING, "rope_theta": 3e4}}
+    spec = spec_from_hf(config, {after: YARN})
+    assert isinstance(spec.rope_scaling, YarnRope)
+    assert (spec.rope_theta, spec.max_model_len) == (3e4, 512)
+    assert spec_from_hf(config, {after: {**YARN, "rope_theta": 7.0}}).rope_theta == 7.0
+    assert spec_from_hf(config, {after: YARN, "rope_theta": 9.0}).rope_theta == 9.0
+    with pytest.raises(CorruptModel, match=after):
+        spec_from_hf(config, {after: "yarn"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"factor": 0},
+        {"factor": "4"},
+        {"attention_factor": 0},
+        {"attention_factor": -1.0},
+        {"mscale": -1.0},
+        {"beta_fast": "32"},
+        {"truncate": 1},
+        {"beta_slow": False},
+        {"original_max_position_embeddings": 0},
+        {"rope_theta": 1.0},
+    ],
+    ids=repr,
+)
+def test_absurd_yarn_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CorruptModel):
+        spec_from_hf({**HEADS, "rope_scaling": {**YARN, **change}})
+
+
+@pytest.mark.parametrize(
+    "change", [{"short_factor": [1.0] * 31}, {"long_factor": None}, {"short_factor": [0.0] * 32}]
+)
+def test_absurd_longrope_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CorruptModel):
+        spec_from_hf({**HEADS, "rope_scaling": {**LONG, **change}})
+
+
+def gguf_spec(path: Path, **said: int | float | str) -> Any:
+    metadata = {f"{{arch}}.rope.scaling.{key}": value for key, value in said.items()}
+    write_gguf(tiny_model("llama"), path / "m", metadata=metadata)
+    return spec_from_gguf(GgufFile(path / "m"))
+
+
+def test_yarn_of_a_gguf_file(tmp_path: Path) -> None:
+    spec = gguf_spec(
+        tmp_path,
+        type="yarn",
+        factor=4.0,
+        original_context_length=64,
+        yarn_beta_fast=16.0,
+        yarn_beta_slow=2.0,
+        yarn_ext_factor=1.0,
+        finetuned=1,
+    )
+    assert spec.rope_scaling == YarnRope(4.0, 64, 0.1 * math.log(4) + 1, 16.0, 2.0)
+    assert spec.max_model_len == 256
+
+
+def test_attention_factors_of_a_gguf_file_multiply(tmp_path: Path) -> None:
+    spec = gguf_spec(tmp_path, type="yarn", factor=4.0, yarn_attn_factor=1.5, attn_factor=2.0)
+    assert spec.rope_scaling == YarnRope(4.0, 256, 3.0)
+    assert spec.max_model_len == 1024
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "yarn", "factor": 4.0, "yarn_ext_factor": 0.5},
+        {"type": "yarn", "factor": 4.0, "yarn_log_multiplier": 0.1},
+        {"type": "linear", "factor": 4.0, "attn_factor": 1.5},
+        {"type": "none", "alpha": 1.5},
+    ],
+    ids=repr,
+)
+def test_scalings_of_a_gguf_file_that_quire_lacks_are_refused(
+    said: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=r"yarn_ext|yarn_log|attn_factor|alpha"):
+        gguf_spec(tmp_path, **said)
