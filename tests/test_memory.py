@@ -35,6 +35,16 @@ def ask(llm: LLM, count: int, seed: int) -> None:
         llm.generate(prompts, params, use_tqdm=False)
 
 
+def test_a_claimed_length_takes_no_memory(tmp_path: Path) -> None:
+    """50 million positions are 800 MB of cos and sin; the KV cache holds some thousands."""
+    before = resident()
+    claimed = {"max_position_embeddings": 50_000_000}
+    with tiny_llm(tmp_path, hf_overrides=claimed) as llm:
+        ask(llm, 500, seed=1)
+        assert llm.llm_engine.model_config.max_model_len == 50_000_000
+        assert resident() - before < 300 * MIB
+
+
 # A process begins with the peak of the one that started it, and a test's may be large: so a small
 # one stands in between.
 MEASURE = """

@@ -18,7 +18,7 @@ from quire.executor.cuda_step import CudaStep
 from quire.executor.device_rows import DeviceColumns
 from quire.executor.executor import ExecutorFacts
 from quire.executor.local import DTYPES
-from quire.executor.memory import make_cache
+from quire.executor.memory import longest_sequence, make_cache
 from quire.executor.prompts import most_captured
 from quire.executor.samplers import sampler_for
 from quire.executor.warmup import Warmup
@@ -92,8 +92,10 @@ class CudaExecutor:
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
+            longest = longest_sequence(config, count)
+            model.rotary.reach(longest)
             cache = make_cache(self.spec, count, config.block_size, shape.kv_dtype, self._device)
-            self._runner = self._make_runner(model, cache, shape)
+            self._runner = self._make_runner(model, cache, shape, longest)
         size = cache.nbytes / (1 << 30)
         name = torch.cuda.get_device_name(self._device)
         return ExecutorFacts(
@@ -139,9 +141,7 @@ class CudaExecutor:
 
         config = self.config
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        model = build_model(
-            self.spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
-        )
+        model = build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
         model.layers = tuple(
             replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
         )
@@ -151,12 +151,14 @@ class CudaExecutor:
             round_early(model)
         return model
 
-    def _make_runner(self, model: Decoder, cache: Tensor, shape: HeadShape) -> CudaRunner:
+    def _make_runner(
+        self, model: Decoder, cache: Tensor, shape: HeadShape, longest: int
+    ) -> CudaRunner:
         from quire.executor.thin_pass import ThinPass
         from quire.executor.triton_ops import TritonOps
 
         config, spec, device = self.config, self.spec, self._device
-        width = -(-config.max_model_len // config.block_size) + 3 & ~3  # 16 bytes divide a line
+        width = -(-longest // config.block_size) + 3 & ~3  # 16 bytes divide a line
         columns = DeviceColumns(
             config.max_num_seqs,
             width,

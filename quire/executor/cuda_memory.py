@@ -70,7 +70,18 @@ def num_cuda_blocks(
             f"{config.block_size} tokens takes {_gib(size)}. Lower max_num_batched_tokens or "
             "max_num_seqs, raise gpu_memory_utilization, or free memory on the GPU."
         )
-    return budget // size
+    if config.kv_cache_memory_bytes is not None:
+        return budget // size
+    return _beside_positions(budget, size, config, spec)
+
+
+def _beside_positions(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
+    """How many blocks of `size` bytes fit beside the cos and sin of every position they hold."""
+    position = 2 * 4 * (spec.head_dim // 2)  # bytes: float32 each
+    count = budget // (size + position * config.block_size)
+    if count * config.block_size > config.max_model_len:
+        count = (budget - position * config.max_model_len) // size
+    return max(count, 1)
 
 
 def _gib(size: int) -> str:

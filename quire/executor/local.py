@@ -11,7 +11,7 @@ import torch
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
 from quire.executor.executor import ExecutorFacts
-from quire.executor.memory import block_bytes, make_cache, num_blocks
+from quire.executor.memory import block_bytes, longest_sequence, make_cache, num_blocks
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
@@ -64,13 +64,12 @@ class LocalExecutor:
         _limit_threads()
         shape = head_shape(spec, config.block_size, dtype)
         kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
-        model = build_model(
-            spec, weights, kernels, shape, max_len=config.max_model_len, tp=TensorParallel()
-        )
+        model = build_model(spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
         cache_dtype = dtype
         if config.quantization == "int8" and config.kv_cache_dtype == "auto":
             cache_dtype = cache_dtype_beside_int8(kernels, shape)
         count = num_blocks(config, spec, cache_dtype, available_memory())
+        model.rotary.reach(longest_sequence(config, count))
         sampler = sampler_for(config, spec.vocab_size, device)
         cache = make_cache(spec, count, config.block_size, cache_dtype, device)
         rows = DeviceRows(config.max_num_seqs, device)

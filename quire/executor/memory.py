@@ -54,6 +54,12 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
     return count
 
 
+def longest_sequence(config: EngineConfig, count: int) -> int:
+    """Tokens of the longest sequence that can be placed in `count` blocks: tables of positions
+    and of blocks need no more, whatever length a model claims."""
+    return min(config.max_model_len, count * config.block_size)
+
+
 def make_cache(
     spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:

@@ -68,17 +68,22 @@ def _yarn(periods: Tensor, spec: ModelSpec, scaling: YarnRope) -> Tensor:
 
 
 class Rotary:
-    """cos and sin of every position up to a length, made once and in fp32.
+    """cos and sin of every position up to a length, in fp32.
 
     A table rather than a function of the step: each position has the same bits in every batch.
     """
 
     def __init__(self, spec: ModelSpec, max_len: int, device: torch.device) -> None:
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies(spec)
-        factor = attention_factor(spec)
-        self.cos, self.sin = (
-            (turned * factor).to(device) for turned in (angles.cos(), angles.sin())
-        )
+        self._frequencies, self._factor = frequencies(spec), attention_factor(spec)
+        self._device = device
+        self.reach(max_len)
+
+    def reach(self, max_len: int) -> None:
+        """Make the table for positions below `max_len`: known for good once the KV cache is, since
+        a config may claim millions of positions that no memory holds."""
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * self._frequencies
+        self.cos = angles.cos().mul_(self._factor).to(self._device)
+        self.sin = angles.sin_().mul_(self._factor).to(self._device)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] -> cos and sin, each [T, head_dim / 2]."""

@@ -12,7 +12,7 @@ from quire.errors import NotEnoughMemory
 from quire.executor.cuda_memory import num_cuda_blocks, step_bytes
 from quire.executor.device_rows import needs_sampler
 from quire.executor.graphs import buckets
-from quire.executor.memory import block_bytes
+from quire.executor.memory import block_bytes, longest_sequence
 from quire.executor.parcel import Parcel
 from quire.executor.prompts import most_captured
 from quire.sampling_params import SamplingParams
@@ -53,12 +53,18 @@ def test_large_models_capture_no_large_passes() -> None:
     assert 512 < most_captured(replace(large, num_kv_heads=8, head_dim=128)) < 4096
 
 
-def test_the_pool_leaves_room_for_steps_and_for_others() -> None:
+@pytest.mark.parametrize("max_model_len", [256, 10_000_000, 2_000_000_000])
+def test_the_pool_leaves_room_for_steps_positions_and_others(max_model_len: int) -> None:
     config = small_config(device="cuda", num_blocks=None, gpu_memory_utilization=0.75)
+    config = replace(config, max_model_len=max_model_len)
     needed = step_bytes(config, SPEC, torch.bfloat16)
     count = num_cuda_blocks(config, SPEC, torch.bfloat16, free=60 * GIB, total=80 * GIB)
     size = block_bytes(SPEC, config.block_size, torch.bfloat16)
-    assert 0 <= 60 * GIB - 20 * GIB - needed - count * size < size
+    # cos and sin in float32, of as many positions as a sequence can have
+    positions = min(max_model_len, count * config.block_size) * SPEC.head_dim * 4
+    assert longest_sequence(config, count) == positions // (SPEC.head_dim * 4)
+    left = 60 * GIB - 20 * GIB - needed - count * size - positions
+    assert 0 <= left < size + config.block_size * SPEC.head_dim * 4
 
 
 def test_the_pools_size_can_be_given() -> None:
