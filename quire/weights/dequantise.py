@@ -139,6 +139,54 @@ def _q6_k(out: Tensor, raw: Tensor) -> None:
     _scale(out, _half(raw, 208) * raw[:, 192:208].view(torch.int8))
 
 
+def _looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
+    """The value of each 4-bit code, as float32."""
+    table = torch.tensor(values, dtype=torch.float32, device=codes.device)
+    return table[codes.int()]
+
+
+# What the codes of IQ4 stand for: closer together around zero, where most weights are.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# fp4 numbers (1 bit of fraction, 2 of exponent), doubled to be whole.
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _iq4_nl(out: Tensor, raw: Tensor) -> None:
+    out.copy_(_looked_up(_nibbles(raw[:, 2:], 16), _IQ4)).mul_(_half(raw, 0))
+
+
+def _iq4_xs(out: Tensor, raw: Tensor) -> None:
+    # Scales of 6 bits: 2 bits of each in two bytes, then 4 bits of each in four.
+    high = torch.stack([(raw[:, 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], 2)
+    low = torch.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], 2)
+    scales = (low.flatten(1) | (high.flatten(1) << 4)).to(torch.int8) - 32
+    out.copy_(_looked_up(_nibbles(raw[:, 8:], 16), _IQ4))
+    _scale(out, _half(raw, 0) * scales)
+
+
+def _mxfp4(out: Tensor, raw: Tensor) -> None:
+    power = raw[:, :1].int()
+    # Half of 2^(power - 127), as the bits of a float32; the two smallest have no leading one.
+    bits = torch.where(power < 2, 0x00200000 << power, (power - 1) << 23)
+    out.copy_(_looked_up(_nibbles(raw[:, 1:], 16), _FP4)).mul_(bits.view(torch.float32))
+
+
+def _trits(raw: Tensor, count: int) -> Tensor:
+    """Values 0, 1, 2: `count` of them in each byte as digits of a fraction to base 3, the first
+    of all bytes, then the second of all, and so on."""
+    digits = [((raw * 3**i).to(torch.int16) * 3) >> 8 for i in range(count)]
+    return torch.cat(digits, 1)
+
+
+def _tq1_0(out: Tensor, raw: Tensor) -> None:
+    parts = (_trits(raw[:, :32], 5), _trits(raw[:, 32:48], 5), _trits(raw[:, 48:52], 4))
+    out.copy_(torch.cat(parts, 1)).sub_(1).mul_(_half(raw, 52))
+
+
+def _tq2_0(out: Tensor, raw: Tensor) -> None:
+    out.copy_(_crumbs(raw[:, :64])).sub_(1).mul_(_half(raw, 64))
+
+
 _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -150,4 +198,9 @@ _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
 }

@@ -58,6 +58,11 @@ READABLE = _formats(
     ("Q4_K", 256, 144),
     ("Q5_K", 256, 176),
     ("Q6_K", 256, 210),
+    ("IQ4_NL", 32, 18),
+    ("IQ4_XS", 256, 136),
+    ("MXFP4", 32, 17),
+    ("TQ1_0", 256, 54),
+    ("TQ2_0", 256, 66),
 )
 
 # GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;
@@ -65,7 +70,7 @@ READABLE = _formats(
 _GGUF_NAMES = (
     "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
     "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 "
-    "- - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4"
+    "- - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4 Q1_0"
 )
 GGUF_TYPES = {i: name for i, name in enumerate(_GGUF_NAMES.split()) if name != "-"}
 
