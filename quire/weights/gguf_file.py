@@ -3,7 +3,8 @@
 All counts, lengths and offsets are Python ints, checked against the size of the file before
 anything is allocated for them. Layout: magic, version, number of tensors, number of metadata
 entries; the entries (key, type, value); the tensor table (name, dimensions, type, offset);
-padding to `general.alignment`; the tensors' bytes.
+padding to `general.alignment`; the tensors' bytes. A large model may be split into parts, each a
+file of this layout with some of the tensors; the first has the metadata.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from quire.weights.checkpoint import checked_file
 from quire.weights.formats import (
     GGUF_TYPES,
     READABLE,
@@ -26,6 +29,7 @@ from quire.weights.formats import (
     check_no_overlap,
     num_bytes_of,
 )
+from quire.weights.gguf_split import part_names
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -38,23 +42,94 @@ _LENGTH = struct.Struct("<Q")
 
 
 class GgufFile:
-    """A GGUF file, mapped. `metadata` and `tensors` are complete and checked."""
+    """A GGUF model, mapped: one file, or any of its parts. `metadata` and `tensors` are complete
+    and checked; `path` is the file that has the metadata."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._bytes = _mapped(self.path)
-        cursor = _Cursor(self._bytes, self.path.name)
-        num_tensors, num_entries = _read_header(cursor)
-        self.metadata: Mapping[str, Any] = _read_metadata(cursor, num_entries)
-        _check_not_split(self.metadata, self.path.name)
-        self.tensors: Mapping[str, StoredTensor] = _read_tensors(
-            cursor, num_tensors, _alignment(self.metadata, cursor), self.path
-        )
+        parts = _parts(Path(path))
+        self.path = parts[0].path
+        self.metadata: Mapping[str, Any] = parts[0].metadata
+        self.tensors: Mapping[str, StoredTensor] = _merged(parts)
+        self._bytes = {part.path: part.data for part in parts}
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """The stored bytes of a tensor, read only."""
         tensor = self.tensors[name]
-        return np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.offset)
+        return np.frombuffer(self._bytes[tensor.path], np.uint8, tensor.num_bytes, tensor.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    path: Path
+    data: mmap.mmap
+    metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+    def number(self, key: str) -> int:
+        """A whole number about the split, 0 if the file has none."""
+        value = self.metadata.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CorruptModel(f"{self.path.name}: {key} is {str(value)[:40]}, not a whole number")
+        return value
+
+
+def _read_part(path: Path) -> _Part:
+    data = _mapped(path)
+    cursor = _Cursor(data, path.name)
+    num_tensors, num_entries = _read_header(cursor)
+    metadata = _read_metadata(cursor, num_entries)
+    tensors = _read_tensors(cursor, num_tensors, _alignment(metadata, cursor), path)
+    return _Part(path, data, metadata, tensors)
+
+
+def _parts(path: Path) -> list[_Part]:
+    """Every part of the model that a file belongs to, the one with the metadata first."""
+    given = _read_part(path)
+    count = given.number("split.count")
+    if count <= 1:
+        return [given]
+    names = part_names(path.name)
+    if len(names) != count:
+        raise UnsupportedModel(
+            f"{path.name}: one of {count} parts of a split GGUF, whose names end in "
+            f"-00001-of-{count:05}.gguf and so on. Give the parts these names, or merge them "
+            "(llama-gguf-split --merge)."
+        )
+    missing = [name for name in names if not (path.parent / name).exists()]
+    if missing:
+        raise ModelNotFound(
+            f"{path}: {len(missing)} of its {count} parts are not beside it: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    parts = [
+        given if name == path.name else _read_part(checked_file(path.parent, name))
+        for name in names
+    ]
+    for number, part in enumerate(parts):
+        found = part.number("split.no"), part.number("split.count")
+        if found != (number, count):
+            raise CorruptModel(
+                f"{part.path.name}: says it is part {found[0] + 1} of {found[1]}; by its name it "
+                f"is part {number + 1} of {count}"
+            )
+    return parts
+
+
+def _merged(parts: list[_Part]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name in part.tensors.keys() & tensors.keys():
+            raise CorruptModel(
+                f"tensor {name!r} is in {tensors[name].path.name} and in {part.path.name}"
+            )
+        tensors |= part.tensors
+    expected = parts[0].number("split.tensors.count")
+    if len(parts) > 1 and expected not in (0, len(tensors)):
+        raise CorruptModel(
+            f"{parts[0].path.name}: its parts should hold {expected:,} tensors, they hold "
+            f"{len(tensors):,}"
+        )
+    return tensors
 
 
 class _Cursor:
@@ -187,15 +262,6 @@ def _alignment(metadata: Mapping[str, Any], cursor: _Cursor) -> int:
     if not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         raise cursor.corrupt(f"general.alignment is {alignment}, not a power of two up to 2^20")
     return alignment
-
-
-def _check_not_split(metadata: Mapping[str, Any], name: str) -> None:
-    parts = metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModel(
-            f"{name}: one of {parts} parts of a split GGUF; merge them first "
-            "(llama-gguf-split --merge)"
-        )
 
 
 def _read_tensors(

@@ -20,6 +20,8 @@ from quire.weights import checkpoint, hf_config
 from quire.weights.formats import StoredTensor
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
+from quire.weights.gguf_split import part_names
+from quire.weights.json_file import read_json
 from quire.weights.pull import ALIASES, cached, offline, pull, resolve_alias
 
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
@@ -82,7 +84,8 @@ def locate(
     hub = _Hub(revision, download_dir, token)
     quantised = _HUB_GGUF.fullmatch(model)
     if quantised and not model.startswith((".", "/", "~")):
-        return ModelFiles(model, "gguf", hub.file(quantised["repo"], quantised["file"]))
+        parts = [hub.file(quantised["repo"], name) for name in part_names(quantised["file"])]
+        return ModelFiles(model, "gguf", parts[0])
     if not _HUB_ID.fullmatch(model) or model.endswith(".gguf"):
         raise ModelNotFound(
             f"{model!r} is no file or directory here, and not the form of a Hub id (owner/name). "
@@ -96,17 +99,59 @@ def locate(
 def _local(model: str, path: Path) -> ModelFiles:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelNotFound(f"{path} is a file but not a .gguf; give the model's directory")
+            raise ModelNotFound(_what_a_file_is(path))
         return ModelFiles(model, "gguf", path)
     if (path / "config.json").exists():
         return ModelFiles(model, "hf", path)
     quantised = sorted(path.glob("*.gguf"))
-    if len(quantised) == 1:
+    if quantised and {file.name for file in quantised} <= set(part_names(quantised[0].name)):
         return ModelFiles(model, "gguf", quantised[0])
     if quantised:
         names = ", ".join(file.name for file in quantised[:5])
         raise ModelNotFound(f"{path} holds {len(quantised)} GGUF files; give one of them: {names}")
-    raise ModelNotFound(f"{path} holds no config.json and no .gguf file; is it a model?")
+    raise ModelNotFound(_what_a_directory_is(path))
+
+
+def _what_a_file_is(path: Path) -> str:
+    if path.suffix.lower() in checkpoint.PICKLES:
+        return (
+            f"{path} is a pickle of PyTorch, which can run code when it is loaded; quire reads "
+            "safetensors and GGUF. Convert it with AutoModelForCausalLM.from_pretrained(...)"
+            ".save_pretrained(...) in an environment you can lose, and give that directory."
+        )
+    if path.name == "config.json" or path.suffix.lower() == ".safetensors":
+        return f"{path} is one file of a model; give its directory, {path.parent}"
+    return f"{path} is a file but not a .gguf; give the model's directory, or a .gguf file"
+
+
+def _what_a_directory_is(path: Path) -> str:
+    """Why a directory without config.json and .gguf files cannot be run."""
+    if (path / "adapter_config.json").exists():
+        base = _base_of(path)
+        return (
+            f"{path} is an adapter (LoRA), a change to a model and not one itself"
+            f"{f'; it was made for {base!r}' if base else ''}. quire runs whole models: merge it "
+            "into its base with peft's merge_and_unload() and save_pretrained(), and give that."
+        )
+    if (path / "params.json").exists():
+        return (
+            f"{path} holds a model in its makers' own format (params.json); take the one in "
+            "Hugging Face's format, with a config.json"
+        )
+    if any(file.suffix.lower() in checkpoint.PICKLES for file in path.iterdir()):
+        return f"{path} holds weights but no config.json, which says what model they are of"
+    inner = sorted(file.parent for file in path.glob("*/config.json"))
+    if inner:
+        names = ", ".join(folder.name for folder in inner[:5])
+        return f"{path} holds no config.json and no .gguf file; a folder in it does: {names}"
+    return f"{path} holds no config.json and no .gguf file; is it a model?"
+
+
+def _base_of(path: Path) -> str:
+    """The model that an adapter changes, if its config says."""
+    named = read_json(checkpoint.checked_file(path, "adapter_config.json"))
+    base = named.get("base_model_name_or_path")
+    return base[:200] if isinstance(base, str) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,40 @@ def test_names_that_lead_nowhere_say_so_without_asking_the_hub(
 
 
 def test_a_file_of_another_kind_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_bytes(b"x")
     with pytest.raises(ModelNotFound, match="not a .gguf"):
-        locate(tmp_path / "model.bin")
-    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        locate(tmp_path / "notes.txt")
+    with pytest.raises(ModelNotFound, match=r"no config\.json.*is it a model"):
         locate(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.PTH", "last.ckpt"])
+def test_a_pickle_is_called_one_with_the_way_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ModelNotFound, match=r"pickle.*save_pretrained"):
+        locate(tmp_path / name)
+    with pytest.raises(ModelNotFound, match=r"weights but no config\.json"):
+        locate(tmp_path)
+
+
+def test_an_adapter_is_called_one_with_its_base(tmp_path: Path) -> None:
+    for base, words in {"owner/base": "made for 'owner/base'", 7: "not one itself. quire"}.items():
+        config = {"peft_type": "LORA", "base_model_name_or_path": base}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+        with pytest.raises(ModelNotFound, match=rf"adapter \(LoRA\).*{words}.*merge_and_unload"):
+            locate(tmp_path)
+
+
+def test_parts_of_a_model_lead_to_its_directory(directory: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(ModelNotFound, match=f"give its directory, {directory}"):
+            locate(directory / name)
+    with pytest.raises(ModelNotFound, match="a folder in it does: model"):
+        locate(directory.parent)
+    (directory / "config.json").rename(directory / "params.json")
+    with pytest.raises(ModelNotFound, match=r"params\.json"):
+        locate(directory)
 
 
 @pytest.mark.parametrize("name", ["owner/name", "owner/name:q4.gguf", "owner/name/sub/q4.gguf"])

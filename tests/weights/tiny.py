@@ -91,11 +91,13 @@ def write_gguf(
     quantised: str = "F32",
     metadata: dict[str, int | float | str] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
+    split: int = 0,
 ) -> Path:
-    """The model as a GGUF file, matrices in the given format."""
+    """The model as a GGUF file, matrices in the given format; `split`: in parts of so many
+    tensors, after a first one that has none."""
     config = model.config
     arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split, small_first_shard=split > 0)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
