@@ -103,20 +103,12 @@ def build_decoder(
 
     The dict is emptied on the way, so that a packed weight never lies beside its source.
     """
-    parts = _Parts(spec, weights, kernels, shape, tp)
+    parts = Parts(spec, weights, kernels, shape, tp)
     table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm(f"layers.{i}.attn_norm", spec.hidden_size) for i in range(spec.num_layers)]
     norms.append(parts.norm("norm", spec.hidden_size))
     windows = spec.windows or (None,) * spec.num_layers
-    layers = [
-        Layer(
-            parts.attention(f"layers.{i}.attn", windows[i]),
-            parts.norm(f"layers.{i}.mlp_norm", spec.hidden_size),
-            parts.mlp(f"layers.{i}.mlp"),
-            norms[i + 1],
-        )
-        for i in range(spec.num_layers)
-    ]
+    layers = [parts.layer(i, windows[i], norms[i + 1]) for i in range(spec.num_layers)]
     tied = spec.tied_embeddings
     head = Linear(kernels, table if tied else parts.matrix("head.weight", *table.shape))
     return Decoder(
@@ -130,8 +122,8 @@ def build_decoder(
     )
 
 
-class _Parts:
-    """Makes layers out of named weights."""
+class Parts:
+    """Makes layers out of named weights, which it takes out of their dict."""
 
     def __init__(
         self,
@@ -166,6 +158,14 @@ class _Parts:
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
         weight = self.matrix(f"{name}.weight", rows, columns)
         return Linear(self.kernels, weight, self.vector(f"{name}.bias", rows) if bias else None)
+
+    def layer(self, index: int, window: int | None, next_norm: RMSNorm) -> Layer:
+        return Layer(
+            self.attention(f"layers.{index}.attn", window),
+            self.norm(f"layers.{index}.mlp_norm", self.spec.hidden_size),
+            self.mlp(f"layers.{index}.mlp"),
+            next_norm,
+        )
 
     def attention(self, name: str, window: int | None) -> Attention:
         spec, width = self.spec, self.spec.head_dim

@@ -29,13 +29,17 @@ def with_kernels(facts: DeviceFacts, spec: ModelSpec, options: Options) -> Devic
     return replace(facts, steady_kernels=library() is not None and fits(shape))
 
 
-def load_cpu_weights(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> Weights:
-    """The weights as the config wants them."""
+def load_cpu_weights(
+    files: ModelFiles, spec: ModelSpec, config: EngineConfig, *, at_hand: Weights | None = None
+) -> Weights:
+    """The weights as the config wants them; `at_hand` are 8-bit ones that were loaded before."""
     dummy = config.load_format == "dummy"
     if config.quantization == "int8":
         from quire.executor.int8_probe import int8_arithmetic, int8_probe
 
         note(int8_probe().text)
+        if at_hand is not None:
+            return at_hand
         arithmetic = int8_arithmetic()
         if dummy:
             return dummy_int8_weights(spec, arithmetic, seed=config.seed)

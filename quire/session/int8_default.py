@@ -6,14 +6,13 @@ text both ways; the verdict is kept in QUIRE_HOME under a fingerprint of the wei
 
 from __future__ import annotations
 
-import hashlib
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from quire.executor.accuracy import Accuracy, compare
+from quire.executor.accuracy import Accuracy, Tally, hidden_states, tally_window
 from quire.executor.int8_probe import int8_arithmetic, int8_probe
 from quire.executor.probe import LEAST_GAIN, available_memory
 from quire.home import keep, kept
@@ -23,9 +22,11 @@ from quire.models.registry import build_model
 from quire.notes import note
 from quire.options import Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
+from quire.session.fingerprint import model_fingerprint
+from quire.session.layerwise import LayerwiseModel
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
-from quire.weights.load import load_int8_weights, load_weights
+from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles
 
 # Changes when the arithmetic does: what was found for another one does not count.
@@ -33,66 +34,95 @@ ARITHMETIC = "hadamard-64, keys and values in bfloat16 where attention is in til
 # Measured with tests/session/test_int8_default.py, which holds it to that.
 KNOWN = {
     # SmolLM2-135M-Instruct in Q4_1 and Q8_0, what the alias "smollm2" fetches.
-    "b91954397ffbf437beb4386c86abb3e0": Accuracy(4000, 0.0068, 0.0050, 0.961, 0.9996),
+    "b4efee77614012bd69413222222d61db": Accuracy(4000, 0.0068, 0.0050, 0.961, 0.9996),
 }
 KEPT = "accuracy.json"
-WINDOW, NUM_WINDOWS = 256, 4
-# A check that would take longer is not made: so many multiply-adds take about half a minute on
-# two cores.
-MOST_WORK = 1.5e12
+WINDOW = 256
+# Text that is read, at most and at least. Between them as much as this many multiply-adds of
+# float32 allow, which take about ten seconds on two cores.
+MOST_TOKENS, LEAST_TOKENS, MOST_WORK = 4096, 128, 4e11
 TOPICS = ("exceptions", "import", "naming", "objects", "numbers", "execmodel", "with")
 
 
-def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: bool) -> str:
-    """Why 8-bit arithmetic is right for this model here; empty where it is not.
+@dataclass(frozen=True, slots=True)
+class Int8Default:
+    """Why 8-bit arithmetic is right for a model here; empty where it is not. `weights` are there
+    if they had to be loaded to find out."""
 
-    It is for weights that were rounded before they came here, where C computes it (`steady`),
+    why: str = ""
+    weights: Weights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found, and the 8-bit weights it was found with if they are still at hand."""
+
+    accuracy: Accuracy
+    weights: Weights | None = None
+
+
+def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: bool) -> Int8Default:
+    """Whether a model runs in 8-bit arithmetic if nobody says otherwise.
+
+    It does if its weights were rounded before they came here, where C computes it (`steady`),
     where it is clearly faster than floats, and where it passes its gate."""
     asked = options.quantization is not None or options.dtype is not None
     if asked or not steady or files.kind != "gguf" or options.load_format == "dummy":
-        return ""
+        return Int8Default()
     if int8_probe().gain < LEAST_GAIN:
-        return ""
-    found = accuracy_of(files, spec)
-    if found is None:
-        return ""
-    if not found.passes:
-        note(f"8-bit arithmetic is not accurate enough for this model: {found.text}")
-        return ""
-    return f"faster than floats here; {found.text}"
+        return Int8Default()
+    checked = accuracy_of(files, spec)
+    if checked is None:
+        return Int8Default()
+    if not checked.accuracy.passes:
+        note(f"8-bit arithmetic is not accurate enough for this model: {checked.accuracy.text}")
+        return Int8Default()
+    return Int8Default(f"faster than floats here; {checked.accuracy.text}", checked.weights)
 
 
-def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Accuracy | None:
-    """What is known about a model, or can be found out in reasonable time; else None."""
-    key = fingerprint(files)
+def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
+    """What is known about a model, or can be found out; None, and a word why, where it cannot."""
+    key = model_fingerprint(files, spec, ARITHMETIC)
     if key in KNOWN:
-        return KNOWN[key]
+        return Checked(KNOWN[key])
     if (known := _accuracy(kept(KEPT).get(key))) is not None:
-        return known
-    work = NUM_WINDOWS * WINDOW * (spec.body_weights + spec.head_weights)
-    bytes_needed = 5 * (spec.body_weights + 2 * spec.head_weights)
-    if work > MOST_WORK or bytes_needed > available_memory() / 2:
+        return Checked(known)
+    needed, free = _bytes_needed(spec), available_memory()
+    if needed > free:
+        _note_unchecked(f"it takes {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
         return None
-    windows = text_windows(files, NUM_WINDOWS, WINDOW)
+    tokens = min(MOST_TOKENS, max(LEAST_TOKENS, int(MOST_WORK / _num_weights(spec))))
+    size = min(WINDOW, tokens)
+    windows = text_windows(files, tokens // size, size)
     if not windows:
+        _note_unchecked("this Python was installed without the text for it (pydoc_data)")
         return None
+    note(
+        f"checking 8-bit arithmetic on this model, once: up to {tokens:,} tokens are read both ways"
+    )
     started = time.perf_counter()
     found = measure(files, spec, windows)
-    note(f"checked 8-bit arithmetic on this model, once ({time.perf_counter() - started:.1f} s)")
-    keep(KEPT, key, asdict(found))
+    seconds = time.perf_counter() - started
+    note(f"checked 8-bit arithmetic in {seconds:.1f} s: {found.accuracy.text}")
+    keep(KEPT, key, asdict(found.accuracy))
     return found
 
 
-def fingerprint(files: ModelFiles) -> str:
-    """Of the arithmetic and of the weights: their names, shapes and formats, and the first bytes
-    of each."""
-    made = hashlib.sha256(ARITHMETIC.encode())
-    for tensor in sorted(files.stored_tensors().values(), key=lambda t: t.name):
-        made.update(f"{tensor.name} {tensor.shape} {tensor.format.name}\n".encode())
-        with tensor.path.open("rb") as file:
-            file.seek(tensor.offset)
-            made.update(file.read(min(tensor.num_bytes, 256)))
-    return made.hexdigest()[:32]
+def _note_unchecked(why: str) -> None:
+    note(
+        f"8-bit arithmetic was not checked on this model ({why}), so it runs in floats, which take "
+        'longer. quantization="int8" takes it unchecked.'
+    )
+
+
+def _num_weights(spec: ModelSpec) -> int:
+    return spec.body_weights + spec.head_weights
+
+
+def _bytes_needed(spec: ModelSpec) -> int:
+    """The model in bytes, and its embedding and two copies of a layer in float32."""
+    layer = spec.body_weights // spec.num_layers
+    return spec.body_weights + 2 * spec.head_weights + 4 * (spec.head_weights + 2 * layer)
 
 
 def text_windows(files: ModelFiles, count: int, size: int) -> list[list[int]]:
@@ -111,12 +141,23 @@ def text_windows(files: ModelFiles, count: int, size: int) -> list[list[int]]:
     return [ids[i * apart : i * apart + size] for i in range(count)]
 
 
-def measure(files: ModelFiles, spec: ModelSpec, windows: list[list[int]]) -> Accuracy:
-    """Read the windows in float32 and in bytes."""
-    longest = max(len(window) for window in windows)
-    wide = load_weights(files, spec, dtype=torch.float32, device="cpu")
+def measure(
+    files: ModelFiles, spec: ModelSpec, windows: list[list[int]], *, all_of_it: bool = False
+) -> Checked:
+    """Read the windows in float32 and in bytes: a quarter of them, and the others if the verdict
+    is not clear by then (or with `all_of_it`)."""
     narrow = load_int8_weights(files, spec, int8_arithmetic())
-    return compare(_built(spec, wide, longest), _built(spec, narrow, longest), spec, windows)
+    rounded = _built(spec, dict(narrow), max(len(window) for window in windows))
+    exact, tally = LayerwiseModel(files, spec), Tally()
+    first = len(windows) if all_of_it else max(1, len(windows) // 4)
+    for some in (windows[:first], windows[first:]):
+        if not some or (tally.num_tokens and tally.is_sure):
+            break
+        with torch.inference_mode():
+            for window, hidden in zip(some, exact.hidden(some), strict=True):
+                theirs = hidden_states(rounded, spec, window)
+                tally_window(tally, spec, window, (exact.logits, rounded.logits), (hidden, theirs))
+    return Checked(tally.accuracy, narrow)
 
 
 def _built(spec: ModelSpec, weights: Weights, max_len: int) -> Decoder:

@@ -157,9 +157,10 @@ def _cpu_executor(
     from quire.session.int8_default import int8_fits
 
     facts = with_kernels(facts, spec, options)
-    why = int8_fits(files, spec, options, steady=facts.steady_kernels)
-    config = resolve(options, spec, facts, int8_fits=why)
-    return config, LocalExecutor(config, spec, load_cpu_weights(files, spec, config))
+    default = int8_fits(files, spec, options, steady=facts.steady_kernels)
+    config = resolve(options, spec, facts, int8_fits=default.why)
+    weights = load_cpu_weights(files, spec, config, at_hand=default.weights)
+    return config, LocalExecutor(config, spec, weights)
 
 
 def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:

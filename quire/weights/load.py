@@ -8,13 +8,10 @@ weights once and a few MB more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,9 +21,10 @@ from quire.kernels.fp8 import FP8, MULTIPLE, Fp8Matrix
 from quire.layers.linear import Matrix
 from quire.notes import note
 from quire.spec import ModelSpec
-from quire.weights.dequantise import PLAIN, dequantise_into
-from quire.weights.formats import READABLE, StorageFormat, StoredTensor
+from quire.weights.dequantise import PLAIN
+from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.names import Part, Weight, weights_of
+from quire.weights.read_rows import read_exactly, stored_rows, unpack
 from quire.weights.source import ModelFiles
 
 # Bytes read and weights unpacked at a time. On a CPU a piece stays below the 32,768 numbers from
@@ -40,16 +38,21 @@ _IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
 
 
 def load_weights(
-    files: ModelFiles, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str
+    files: ModelFiles,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The weights of a model in `dtype` on `device`, by quire's names."""
+    """The weights of a model in `dtype` on `device`, by quire's names; `only` those named."""
     tensors: dict[str, Tensor] = {}
 
     def fill(weight: Weight, start: Start) -> None:
         tensors[weight.name] = out = torch.empty(weight.shape, dtype=dtype, device=device)
         start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
 
-    _fill_all(files, spec, dtype, torch.device(device), fill)
+    _fill_all(files, spec, dtype, torch.device(device), fill, only)
     return tensors
 
 
@@ -113,11 +116,14 @@ def _fill_all(
     dtype: torch.dtype,
     device: torch.device,
     fill: Callable[[Weight, Start], None],
+    only: Collection[str] | None = None,
 ) -> None:
     """Check every weight, then let `fill` make room for each and start to fill it, in threads."""
     stored = files.stored_tensors()
-    plan = [(weight, _sources(weight, stored, files)) for weight in weights_of(spec)]
-    _note_unused(plan, stored, spec)
+    wanted = [w for w in weights_of(spec) if only is None or w.name in only]
+    plan = [(weight, _sources(weight, stored, files)) for weight in wanted]
+    if only is None:
+        _note_unused(plan, stored, spec)
     _check_memory([weight for weight, _ in plan], dtype, device)
     # Only llama.cpp's converter for its "llama" architecture rearranges rows, for its own RoPE.
     rearranged = files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
@@ -274,21 +280,21 @@ def _fill(out: Tensor, source: StoredTensor, heads: int) -> None:
     if not heads and on_cpu and PLAIN.get(source.format.name) == out.dtype:
         with source.path.open("rb", buffering=0) as file:
             file.seek(source.offset)
-            _read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
+            read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
         return
     read_size, piece = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
-    for first, count, raw in _stored_rows(source, len(out), heads, read_size, pinned=out.is_cuda):
+    for first, count, raw in stored_rows(source, len(out), heads, read_size, pinned=out.is_cuda):
         part = out[first : first + count].view(-1)
-        _unpack(part, raw.to(out.device, non_blocking=True), source.format, piece)
+        unpack(part, raw.to(out.device, non_blocking=True), source.format, piece)
 
 
 def _fill_int8(
     matrix: Int8Matrix, first_row: int, num_rows: int, source: StoredTensor, heads: int
 ) -> None:
     """Unpack a stored tensor into rows of a matrix of bytes."""
-    for first, count, raw in _stored_rows(source, num_rows, heads, _CPU_READ):
+    for first, count, raw in stored_rows(source, num_rows, heads, _CPU_READ):
         wide = torch.empty(count, matrix.shape[1])
-        _unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
+        unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
         matrix.pack(wide, first_row + first)
 
 
@@ -297,53 +303,9 @@ def _fill_fp8(
 ) -> None:
     """Unpack a stored tensor into rows of a matrix in fp8."""
     pinned = torch.device(matrix.device).type == "cuda"
-    rows = _stored_rows(source, num_rows, heads, _ROUNDED_READ, pinned=pinned)
+    rows = stored_rows(source, num_rows, heads, _ROUNDED_READ, pinned=pinned)
     for first, count, raw in rows:
         wide = torch.empty(count, matrix.shape[1], device=matrix.device)
         on_device = raw.to(matrix.device, non_blocking=True)
-        _unpack(wide.view(-1), on_device, source.format, _DEVICE_READ)
+        unpack(wide.view(-1), on_device, source.format, _DEVICE_READ)
         matrix.pack(wide, first_row + first)
-
-
-def _stored_rows(
-    source: StoredTensor, num_rows: int, heads: int, read_size: int, *, pinned: bool = False
-) -> Iterator[tuple[int, int, Tensor]]:
-    """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
-
-    Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
-    unit = num_rows // heads if heads else 1  # rows that must be read together
-    rows = max(read_size // (source.row_bytes * unit), 1) * unit
-    with source.path.open("rb", buffering=0) as file:
-        file.seek(source.offset)
-        for first in range(0, num_rows, rows):
-            count = min(rows, num_rows - first)
-            raw = torch.empty(count * source.row_bytes, dtype=torch.uint8, pin_memory=pinned)
-            _read_exactly(file, raw.numpy(), source)
-            yield first, count, _in_order(raw, unit, source.row_bytes) if heads else raw
-
-
-def _unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
-    """Dequantise `piece` weights at a time, a multiple of every format's block."""
-    for first in range(0, out.numel(), piece):
-        weights = out[first : first + piece]
-        start = first // format.block * format.block_bytes
-        num_bytes = weights.numel() // format.block * format.block_bytes
-        dequantise_into(weights, raw[start : start + num_bytes], format.name)
-
-
-def _in_order(raw: Tensor, rows_per_head: int, row_bytes: int) -> Tensor:
-    """Undo the interleaving of a head's two halves: rows [0 4 1 5 2 6 3 7] -> [0 1 2 3 4 5 6 7]."""
-    pairs = raw.view(-1, rows_per_head // 2, 2, row_bytes)
-    return pairs.transpose(1, 2).contiguous().view(-1)
-
-
-def _read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTensor) -> None:
-    view = into.data
-    while view:
-        count = file.readinto(view)  # type: ignore[attr-defined]
-        if not count:
-            raise CorruptModel(
-                f"{source.path}: the file ended inside tensor {source.name!r}; it was cut short "
-                "while it was read"
-            )
-        view = view[count:]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.executor.accuracy import Accuracy, compare
+from quire.executor.accuracy import Accuracy, Tally, compare
 from quire.kernels.cpu.int8 import Int8Matrix, TorchInt8
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import Decoder, Weights, head_shape
@@ -57,10 +57,10 @@ def test_the_figures_are_those_of_the_definition() -> None:
     exact, changed = built(wide()), built(dict(other))
     found = compare(exact, changed, SPEC, [text])
     # The last norm scales the logits and nothing before them.
-    from quire.executor.accuracy import _hidden
+    from quire.executor.accuracy import hidden_states
 
     with torch.inference_mode():
-        logits = exact.logits(_hidden(exact, SPEC, text)[:-1])
+        logits = exact.logits(hidden_states(exact, SPEC, text)[:-1])
     p, q = logits.log_softmax(-1), (logits * 1.3).log_softmax(-1)
     truth = torch.tensor(text[1:])[:, None]
     assert found.agreement == 1.0
@@ -81,3 +81,32 @@ def test_each_figure_can_fail_the_gate(worse: dict[str, float]) -> None:
 
 def test_the_figures_are_said() -> None:
     assert GOOD.text == "perplexity +0.5%, 95.5% of choices the same, KL 0.0050 on 4,000 tokens"
+
+
+def tallied(count: int, *, off: float, wrong: int = 0) -> Tally:
+    """`count` predictions among four tokens, of which the rounded model has some too low by
+    `off` nats and `wrong` of them another choice."""
+    ours = torch.tensor([[2.0, 0.5, 0.0, -1.0]]).repeat(count, 1)
+    theirs = ours.clone()
+    theirs[::2, 0] -= off
+    theirs[:wrong, 1] += 9.0
+    tally = Tally()
+    chances = ours.log_softmax(-1), theirs.log_softmax(-1)
+    tally.add(torch.zeros(count, dtype=torch.int64), *chances)
+    return tally
+
+
+def test_a_verdict_is_sure_when_more_text_would_not_change_it() -> None:
+    assert tallied(400, off=0.01).is_sure and tallied(400, off=0.01).accuracy.passes
+    assert tallied(100, off=0.0, wrong=40).is_sure
+    assert not tallied(100, off=0.0, wrong=40).accuracy.passes
+    assert not tallied(20, off=0.01).is_sure  # a share of 20 says little
+    assert not tallied(1000, off=0.069).is_sure  # near the limit of the perplexity
+
+
+def test_few_tokens_are_judged_within_their_error() -> None:
+    for few, many in ((128, 4000), (999, 1000)):
+        assert replace(GOOD, num_tokens=few, agreement=0.944).passes
+        assert not replace(GOOD, num_tokens=many, agreement=0.944).passes
+    assert not replace(GOOD, num_tokens=128, agreement=0.90).passes
+    assert not replace(GOOD, num_tokens=128, divergence=0.011).passes

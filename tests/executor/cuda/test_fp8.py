@@ -103,10 +103,10 @@ def test_a_cache_in_fp8_gives_the_tokens_of_rounded_keys_and_values() -> None:
 
 
 def hidden_states(model: Decoder, count: int) -> Tensor:
-    from quire.executor.accuracy import _hidden
+    from quire.executor.accuracy import hidden_states
 
     with torch.inference_mode():
-        return _hidden(model, SPEC, [(7 * i) % SPEC.vocab_size for i in range(count)])
+        return hidden_states(model, SPEC, [(7 * i) % SPEC.vocab_size for i in range(count)])
 
 
 def test_matrices_in_fp8_multiply_as_their_reference() -> None:

@@ -1,0 +1,47 @@
+"""A fingerprint of everything that a model computes with: all its weights, and what its config
+makes of them.
+
+Reading gigabytes at every start would cost seconds, so the hash of a file is kept in QUIRE_HOME
+beside the file's stamp (inode, size, times). A file that was touched is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from pathlib import Path
+
+from quire.home import keep, kept
+from quire.spec import ModelSpec
+from quire.weights.source import ModelFiles
+
+KEPT = "file-hashes.json"
+_PIECE = 1 << 24
+
+
+def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> str:
+    """Of the arithmetic, the weights in full, and the facts that are not in their shapes."""
+    made = hashlib.sha256(arithmetic.encode())
+    facts = (
+        *(spec.family, spec.num_heads, spec.head_dim, spec.norm_eps),
+        *(spec.rope_theta, spec.rope_scaling, spec.windows),
+    )
+    made.update(repr(facts).encode())
+    for path in sorted({tensor.path for tensor in files.stored_tensors().values()}):
+        made.update(_file_hash(path).encode())
+    return made.hexdigest()[:32]
+
+
+def _file_hash(path: Path) -> str:
+    place = path.resolve()
+    found = place.stat()
+    stamp = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    match kept(KEPT).get(str(place)):
+        case {"stamp": known, "sha256": str(made)} if known == stamp:
+            return made
+    sha256 = hashlib.sha256()
+    with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for at in range(0, len(data), _PIECE):
+            sha256.update(data[at : at + _PIECE])
+    keep(KEPT, str(place), {"stamp": stamp, "sha256": sha256.hexdigest()})
+    return sha256.hexdigest()

@@ -1,0 +1,101 @@
+"""Reads text in float32 with one layer of the model in memory at a time.
+
+A model whose float32 weights would not fit can be compared with itself in bytes this way: all
+texts go through a layer, then it makes room for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.executor.accuracy import cache_alone, pass_alone
+from quire.kernels.cpu.fast import CpuKernels
+from quire.kernels.cpu.linear import PlainLinear
+from quire.kernels.ops import LinearOp
+from quire.layers.rotary import Rotary
+from quire.models.decoder import Parts, head_shape
+from quire.options.decide import DEFAULT_BLOCK_SIZE
+from quire.spec import ModelSpec
+from quire.tp import TensorParallel
+from quire.weights.load import load_weights
+from quire.weights.names import weights_of
+from quire.weights.source import ModelFiles
+
+CPU = torch.device("cpu")
+
+
+class _Unpacked(CpuKernels):
+    """Products that take a weight as it comes: it is used for a few texts, and packing it would
+    take as long as these do."""
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        return PlainLinear(weight, bias)
+
+
+class LayerwiseModel:
+    """The exact model of some files, read through once for each call of `hidden`."""
+
+    def __init__(self, files: ModelFiles, spec: ModelSpec) -> None:
+        self._files, self._spec = files, spec
+        self._shape = head_shape(spec, DEFAULT_BLOCK_SIZE, torch.float32)
+        self._kernels = _Unpacked(self._shape)
+        self._names = [weight.name for weight in weights_of(spec)]
+        self._table: Tensor | None = None  # of the head, once it was needed
+
+    @torch.inference_mode()
+    def hidden(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The last hidden states of each text, normed."""
+        spec, layer_windows = self._spec, self._spec.windows or (None,) * self._spec.num_layers
+        longest, width = max(len(window) for window in windows), spec.hidden_size
+        rotary, kinds = Rotary(spec, longest, CPU), frozenset(layer_windows)
+        lengths = {len(window) for window in windows}
+        passes = {
+            n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)
+        }
+        cache = cache_alone(
+            replace(spec, num_layers=1), longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU
+        )
+        residuals = self._embedded(windows)
+        first = self._parts({"layers.0.attn_norm.weight"}).norm("layers.0.attn_norm", width)
+        normed = [first(residual) for residual in residuals]
+        for index in range(spec.num_layers):
+            after = f"layers.{index + 1}.attn_norm" if index + 1 < spec.num_layers else "norm"
+            parts = self._parts({*self._of_layer(index), f"{after}.weight"})
+            layer = parts.layer(index, layer_windows[index], parts.norm(after, width))
+            for i, residual in enumerate(residuals):
+                shared = passes[len(windows[i])]
+                normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, 1])
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V]"""
+        if self._table is None:
+            self._table = self._load({"head.weight"})["head.weight"]
+        return hidden @ self._table.T
+
+    def _embedded(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
+        table = self._load({"embed.weight"})["embed.weight"]
+        if self._spec.tied_embeddings:
+            self._table = table
+        return [self._kernels.embed(torch.tensor(window), table) for window in windows]
+
+    def _of_layer(self, index: int) -> list[str]:
+        start = f"layers.{index}."
+        norm = f"{start}attn_norm.weight"  # belongs to the layer before
+        return [name for name in self._names if name.startswith(start) and name != norm]
+
+    def _parts(self, names: set[str]) -> Parts:
+        weights = self._load(names)
+        return Parts(self._spec, weights, self._kernels, self._shape, TensorParallel())
+
+    def _load(self, names: set[str]) -> dict[str, Tensor]:
+        # Threads fill these tensors, and inference mode is an affair of one thread.
+        with torch.inference_mode(False):
+            return load_weights(
+                self._files, self._spec, dtype=torch.float32, device="cpu", only=names
+            )

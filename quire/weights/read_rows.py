@@ -1,0 +1,59 @@
+"""Rows of a stored tensor, read a few at a time and unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.errors import CorruptModel
+from quire.weights.dequantise import dequantise_into
+from quire.weights.formats import StorageFormat, StoredTensor
+
+
+def stored_rows(
+    source: StoredTensor, num_rows: int, heads: int, read_size: int, *, pinned: bool = False
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
+
+    Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
+    unit = num_rows // heads if heads else 1  # rows that must be read together
+    rows = max(read_size // (source.row_bytes * unit), 1) * unit
+    with source.path.open("rb", buffering=0) as file:
+        file.seek(source.offset)
+        for first in range(0, num_rows, rows):
+            count = min(rows, num_rows - first)
+            raw = torch.empty(count * source.row_bytes, dtype=torch.uint8, pin_memory=pinned)
+            read_exactly(file, raw.numpy(), source)
+            yield first, count, _in_order(raw, unit, source.row_bytes) if heads else raw
+
+
+def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
+    """Dequantise `piece` weights at a time, a multiple of every format's block."""
+    for first in range(0, out.numel(), piece):
+        weights = out[first : first + piece]
+        start = first // format.block * format.block_bytes
+        num_bytes = weights.numel() // format.block * format.block_bytes
+        dequantise_into(weights, raw[start : start + num_bytes], format.name)
+
+
+def _in_order(raw: Tensor, rows_per_head: int, row_bytes: int) -> Tensor:
+    """Undo the interleaving of a head's two halves: rows [0 4 1 5 2 6 3 7] -> [0 1 2 3 4 5 6 7]."""
+    pairs = raw.view(-1, rows_per_head // 2, 2, row_bytes)
+    return pairs.transpose(1, 2).contiguous().view(-1)
+
+
+def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTensor) -> None:
+    view = into.data
+    while view:
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise CorruptModel(
+                f"{source.path}: the file ended inside tensor {source.name!r}; it was cut short "
+                "while it was read"
+            )
+        view = view[count:]
