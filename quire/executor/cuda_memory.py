@@ -25,6 +25,8 @@ CAPTURED_COPIES = 2
 # Logits in graphs of different sizes do not all share their memory, and sampling reads a few
 # lines as float32.
 LOGITS_COPIES = 4
+# Lists of blocks: every row's, and those that captured passes over prompts have.
+TABLE_COPIES = 2
 
 
 def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
@@ -72,15 +74,18 @@ def num_cuda_blocks(
         )
     if config.kv_cache_memory_bytes is not None:
         return budget // size
-    return _beside_positions(budget, size, config, spec)
+    return _beside_tables(budget, size, config, spec)
 
 
-def _beside_positions(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
-    """How many blocks of `size` bytes fit beside the cos and sin of every position they hold."""
-    position = 2 * 4 * (spec.head_dim // 2)  # bytes: float32 each
-    count = budget // (size + position * config.block_size)
-    if count * config.block_size > config.max_model_len:
-        count = (budget - position * config.max_model_len) // size
+def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
+    """How many blocks of `size` bytes fit beside the tables of the longest sequence that they
+    hold: cos and sin of each position in float32, and each row's list of blocks."""
+    positions = config.block_size * 2 * 4 * (spec.head_dim // 2)
+    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1)
+    longest = -(-config.max_model_len // config.block_size)
+    count = budget // (size + positions + lists)
+    if count > longest:
+        count = (budget - longest * (positions + lists)) // size
     return max(count, 1)
 
 

@@ -60,11 +60,12 @@ def test_the_pool_leaves_room_for_steps_positions_and_others(max_model_len: int)
     needed = step_bytes(config, SPEC, torch.bfloat16)
     count = num_cuda_blocks(config, SPEC, torch.bfloat16, free=60 * GIB, total=80 * GIB)
     size = block_bytes(SPEC, config.block_size, torch.bfloat16)
-    # cos and sin in float32, of as many positions as a sequence can have
-    positions = min(max_model_len, count * config.block_size) * SPEC.head_dim * 4
-    assert longest_sequence(config, count) == positions // (SPEC.head_dim * 4)
-    left = 60 * GIB - 20 * GIB - needed - count * size - positions
-    assert 0 <= left < size + config.block_size * SPEC.head_dim * 4
+    # As many positions as a sequence can have: cos and sin in float32, and its list of blocks.
+    longest = longest_sequence(config, count)
+    assert longest == min(max_model_len, count * config.block_size)
+    entry = config.block_size * SPEC.head_dim * 4 + 2 * 4 * (config.max_num_seqs + 1)
+    tables = -(-longest // config.block_size) * entry
+    assert 0 <= 60 * GIB - 20 * GIB - needed - count * size - tables < size + entry
 
 
 def test_the_pools_size_can_be_given() -> None:
