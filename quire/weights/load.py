@@ -123,7 +123,7 @@ def _fill_all(
     wanted = [w for w in weights_of(spec) if only is None or w.name in only]
     plan = [(weight, _sources(weight, stored, files)) for weight in wanted]
     if only is None:
-        _note_unused(plan, stored, spec)
+        _check_unused(plan, stored, spec, files)
     _check_memory([weight for weight, _ in plan], dtype, device)
     # Only llama.cpp's converter for its "llama" architecture rearranges rows, for its own RoPE.
     rearranged = files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
@@ -224,17 +224,26 @@ def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFil
     return bare if bare in stored else part.hf
 
 
-def _note_unused(
+def _check_unused(
     plan: list[tuple[Weight, list[StoredTensor]]],
     stored: Mapping[str, StoredTensor],
     spec: ModelSpec,
+    files: ModelFiles,
 ) -> None:
+    """Say which tensors nothing was made of. In a layer of a GGUF file there are no such: they are
+    a part that the model has and quire does not know."""
     used = {source.name for _, sources in plan for source in sources}
     ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
     unused = [name for name in stored if name not in used and not name.endswith(ignored)]
-    if unused:
-        names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
-        note(f"{len(unused)} tensors of the model's files are not used: {names}")
+    if not unused:
+        return
+    names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
+    if files.kind == "gguf" and any(name.startswith("blk.") for name in unused):
+        raise UnsupportedModel(
+            f"{files.path}: {len(unused)} tensors that quire has no part for: {names}. It is "
+            "another model than its architecture says."
+        )
+    note(f"{len(unused)} tensors of the model's files are not used: {names}")
 
 
 def _check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:

@@ -285,3 +285,11 @@ def test_the_default_model_equals_what_the_gguf_package_computes(default_model: 
     np.testing.assert_array_equal(keys, halves)
     down = weights["layers.0.mlp.down.weight"].numpy()
     np.testing.assert_array_equal(down, exact("blk.0.ffn_down.weight"))
+
+
+def test_a_gguf_layer_with_a_part_that_quire_lacks_is_refused(tmp_path: Path) -> None:
+    """Norms of q and k in a "llama": leaving them out would be another model."""
+    norm = {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}
+    files = locate(write_gguf(tiny_model("llama"), tmp_path / "m.gguf", tensors=norm))
+    with pytest.raises(UnsupportedModel, match=r"1 tensors .* blk\.0\.attn_q_norm\.weight"):
+        load_weights(files, files.spec(), dtype=torch.float32, device="cpu")
