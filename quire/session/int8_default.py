@@ -62,7 +62,7 @@ class Checked:
 
 
 def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: bool) -> Int8Default:
-    """Whether a model runs in 8-bit arithmetic if nobody says otherwise.
+    """Whether a model runs in 8-bit arithmetic by default.
 
     It does if its weights were rounded before they came here, where C computes it (`steady`),
     where it is clearly faster than floats, and where it passes its gate."""
@@ -81,7 +81,7 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
 
 
 def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
-    """What is known about a model, or can be found out; None, and a word why, where it cannot."""
+    """What is known about a model, or can be found out; None, and a note of the reason, where it cannot."""
     key = model_fingerprint(files, spec, ARITHMETIC)
     if key in KNOWN:
         return Checked(KNOWN[key])

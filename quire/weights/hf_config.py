@@ -122,7 +122,7 @@ def spec_from_hf(
 def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     merged = overridden(config, overrides)
     if "architectures" in overrides and "model_type" not in overrides:
-        merged["model_type"] = None  # whoever overrides one of the two means that one
+        merged["model_type"] = None  # an override of one of the two decides
     if "model_type" in overrides and "architectures" not in overrides:
         merged["architectures"] = None
     return merged

@@ -56,7 +56,7 @@ def read_rope(fields: Fields, head_dim: int) -> Rope:
 
 
 def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:
-    """A scaling written beside `rope_parameters` loses the theta in there. Nobody means that."""
+    """A scaling written beside `rope_parameters` would lose the theta in there."""
     beside = fields.inner("rope_parameters")
     other = beside.positive("rope_theta", theta)
     if other != theta:
@@ -145,7 +145,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         return merged
     before = _settings(config)
     rope = _settings(overrides) if _says_scaling(overrides) else before
-    if not isinstance(rope, dict):  # whoever reads it says what is wrong
+    if not isinstance(rope, dict):  # reading it raises the error
         return merged
     theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
     merged |= {"rope_scaling": None, "rope_parameters": {**rope, "rope_theta": theta}}

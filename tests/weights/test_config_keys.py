@@ -1,7 +1,7 @@
 """Every key that a family's config has is read, known to change nothing, or refused.
 
 Which keys there are comes from the installed Transformers and the `gguf` package, so that a new
-one shows here before a model with it runs wrong without a word.
+one shows here before a model with it runs wrong and silently.
 """
 
 from __future__ import annotations
