@@ -39,7 +39,7 @@ KNOWN = {
 KEPT = "accuracy.json"
 WINDOW = 256
 # Text that is read, at most and at least. Between them as much as this many multiply-adds of
-# float32 allow, which take about ten seconds on two cores.
+# float32 allow, which take seconds rather than minutes on two cores.
 MOST_TOKENS, LEAST_TOKENS, MOST_WORK = 4096, 128, 4e11
 TOPICS = ("exceptions", "import", "naming", "objects", "numbers", "execmodel", "with")
 
