@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.errors import GrammarFailed
+from quire.grammar.door import refusing
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.vocabulary import Bits
@@ -62,7 +63,7 @@ class CompiledGrammar:
 
     def matcher(self) -> GrammarMatcher:
         """A matcher at the grammar's beginning."""
-        with self._lock:
+        with refusing(self.kind), self._lock:
             self._num_dealt += 1
             wanted = min(self._max_lexers, 1 + self._num_dealt // _ROWS_PER_LEXER)
             if not self._shares or (len(self._shares) < wanted and self._seconds < _CHEAP_SECONDS):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire.errors import InvalidGrammar, InvalidRequest
 from quire.grammar.compiled import CompiledGrammar
+from quire.grammar.door import refusing
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
@@ -72,7 +73,8 @@ class GrammarCompiler:
 
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """The compiled grammar, when it is ready; InvalidGrammar where it cannot be followed."""
-        key = source_key(params)
+        with refusing("structured_outputs"):
+            key = source_key(params)
         with self._lock:
             future = self._kept.get(key)
             if future is not None:
@@ -138,6 +140,10 @@ class GrammarCompiler:
 
     def _compile(self, key: SourceKey) -> CompiledGrammar:
         opened = self._open()
+        with refusing(key.kind):
+            return self._compiled(key, opened)
+
+    def _compiled(self, key: SourceKey, opened: _Opened) -> CompiledGrammar:
         source = read_source(key, opened.vocabulary.special, self.limits)
         if source.needs_trial:
             error = opened.trial.run(source.kind, source.text)

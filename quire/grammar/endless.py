@@ -11,40 +11,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.grammar.schema import walk
+from quire.grammar.schema import Path, walk
 
-# Each round goes one level up; real schemas settle in a few.
+# Each round goes at least one level up; real schemas settle in a few.
 _MAX_ROUNDS = 100
+# Looked at in all rounds together: a schema of 100,000 values is not judged for long.
+_MAX_LOOKED_AT = 300_000
 
 
-def endless(schema: Any) -> str | None:
+def endless(schema: Any) -> Path | None:
     """The path of a subschema that never comes to its end and that the text cannot do without,
     or None."""
-    nodes = {path: node for path, node in walk(schema) if isinstance(node, dict)}
-    paths = {id(node): path for path, node in nodes.items()}
+    paths = {id(node): path for path, node in walk(schema) if isinstance(node, dict)}
+    nodes = [node for _, node in walk(schema) if isinstance(node, dict)]
     targets = {
-        path: _target(schema, node["$ref"])
-        for path, node in nodes.items()
+        id(node): _target(schema, node["$ref"])
+        for node in nodes
         if isinstance(node.get("$ref"), str)
     }
-    if not targets:
+    if not targets or not isinstance(schema, dict):
         return None
-    ends: set[int] = set()
-    for _ in range(_MAX_ROUNDS):
-        more = {
-            id(node)
-            for path, node in nodes.items()
-            if id(node) not in ends and _can_end(node, targets.get(path), ends)
-        }
-        ends |= more
-        if not more:
+    # What is not among the nodes, such as a schema under "examples", is not judged.
+    stuck = set(paths)
+    waiting = nodes[::-1]  # the inner before the outer, and definitions first
+    for _ in range(min(_MAX_ROUNDS, 1 + _MAX_LOOKED_AT // len(nodes))):
+        num_stuck = len(stuck)
+        for node in waiting:
+            if _can_end(node, targets.get(id(node)), stuck):
+                stuck.discard(id(node))
+        waiting = [node for node in waiting if id(node) in stuck]
+        if len(stuck) == num_stuck:
             break
     else:
         return None
-    if not isinstance(schema, dict) or id(schema) in ends:
+    if id(schema) not in stuck:
         return None
-    target = targets.get("$")
-    return paths.get(id(target), "$")
+    return paths.get(id(targets.get(id(schema))), Path())
 
 
 def _target(schema: Any, reference: str) -> Any:
@@ -56,16 +58,24 @@ def _target(schema: Any, reference: str) -> Any:
         name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(here, dict) and name in here:
             here = here[name]
-        elif isinstance(here, list) and name.isdigit() and int(name) < len(here):
+        elif isinstance(here, list) and _is_index(name) and int(name) < len(here):
             here = here[int(name)]
         else:
             return True
     return here
 
 
-def _can_end(node: dict[str, Any], target: Any, ends: set[int]) -> bool:
+def _is_index(name: str) -> bool:
+    # Not every digit is a number: "²" is one to str.isdigit and none to int.
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _can_end(node: dict[str, Any], target: Any, stuck: set[int]) -> bool:
+    """Whether the node has a text that ends, as far as known: `stuck` are the ids of those of
+    which that is not known yet."""
+
     def can(schema: Any) -> bool:
-        return not isinstance(schema, dict) or id(schema) in ends
+        return not isinstance(schema, dict) or id(schema) not in stuck
 
     if "const" in node or "enum" in node:
         return True

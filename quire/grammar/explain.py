@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from quire.errors import InvalidGrammar
-from quire.grammar.schema import children, step, walk
+from quire.grammar.schema import Path, children, walk
 from quire.grammar.source import GrammarSource
 
 # Looking for a contradiction compiles one subschema after the other, so only so many.
 _MAX_ASKED = 200
 _MAX_SHOWN = 400
+_MAX_READ = 4_000  # of what llguidance says, which may repeat the grammar
 
 Ask = Callable[[str], str]
 
@@ -27,7 +28,7 @@ def refusal(message: str, source: GrammarSource, ask: Ask) -> InvalidGrammar:
 
     `ask` gives llguidance's word on a grammar: "" or what is wrong with it.
     """
-    first = message.split("\n<", 1)[0].strip()
+    first = message[:_MAX_READ].split("\n<", 1)[0].strip()
     if first.startswith("panic:"):
         text = (
             "too many rules or symbols for llguidance"
@@ -68,11 +69,11 @@ def _of_schema(message: str, schema: Any, ask: Ask) -> str:
     return f"{_line(message)} (in the schema at $ or below)"
 
 
-def _find(schema: Any, fits: Callable[[dict[str, Any]], bool]) -> str:
+def _find(schema: Any, fits: Callable[[dict[str, Any]], bool]) -> Path:
     for path, node in walk(schema):
         if isinstance(node, dict) and fits(node):
             return path
-    return "$"
+    return Path()
 
 
 def _unsupported(said: re.Match[str], schema: Any) -> str:
@@ -112,7 +113,7 @@ def _shape(said: re.Match[str], schema: Any) -> str | None:
         for path, node in walk(schema):
             for name, item in _entries(node):
                 if not isinstance(item, dict | bool):
-                    return f"invalid schema at {step(path, name)}: expected an object or a boolean"
+                    return f"invalid schema at {path / name}: expected an object or a boolean"
         return None
     path = _find(schema, lambda node: keyword in node and not isinstance(node[keyword], kind))
     return f"invalid keyword {keyword!r} at {path}: it must be a {wanted}"
@@ -138,9 +139,9 @@ def _reference(said: re.Match[str], schema: Any) -> str:
 
 
 def _circle(said: re.Match[str], schema: Any) -> str:
-    path = "$"
+    path = Path()
     for name in said[1].split("/")[1:]:
-        path = step(path, name.replace("~1", "/").replace("~0", "~"))
+        path /= name.replace("~1", "/").replace("~0", "~")
     return (
         f"unsupported keyword '$ref' at {path}: it comes back to itself, with other keywords "
         "beside it; remove those"
@@ -218,20 +219,18 @@ _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] =
 )
 
 
-def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[str, str]:
+def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[Path, str]:
     """The innermost subschema that is unsatisfiable by itself, and why.
 
     Goes down as long as some subschema that the outer one cannot do without is unsatisfiable.
     """
-    path, why, node = "$", message, schema
+    path, why, node = Path(), message, schema
     shared = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
     asked = 0
     while True:
-        for below, child in children(path, node):
+        for below, child in _needed(path, node):
             if asked == _MAX_ASKED:
                 return path, _line(why)
-            if not isinstance(child, dict) or not _needed(path, below, node):
-                continue
             asked += 1
             answer = ask(json.dumps({"grammars": [{"json_schema": {**shared, **child}}]}))
             if answer.startswith("Unsatisfiable"):
@@ -241,15 +240,17 @@ def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[str, str]:
             return path, _line(why)
 
 
-def _needed(path: str, below: str, node: dict[str, Any]) -> bool:
-    """Whether the subschema at `below` must be fulfilled: required properties, items of an array
-    that must have some, and all that stands in anyOf, oneOf, allOf."""
+def _needed(path: Path, node: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The subschemas that must be fulfilled: required properties, items of an array that must
+    have some, and all that stands in anyOf, oneOf, allOf."""
     required = node.get("required")
-    names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
-    properties = step(path, "properties")
-    if below in {step(properties, name) for name in names}:
-        return True
+    names = {n for n in required if isinstance(n, str)} if isinstance(required, list) else set()
     some_items = isinstance(node.get("minItems"), int) and node["minItems"] > 0
-    if below.startswith((step(path, "items"), step(path, "prefixItems"))):
-        return some_items
-    return below.startswith(tuple(step(path, k) for k in ("anyOf", "oneOf", "allOf")))
+    for below, child in children(path, node):
+        keyword = below.name if below.above is path or not below.above else below.above.name
+        if isinstance(child, dict) and (
+            keyword in ("anyOf", "oneOf", "allOf")
+            or (keyword in ("items", "prefixItems") and some_items)
+            or (keyword == "properties" and below.name in names)
+        ):
+            yield below, child

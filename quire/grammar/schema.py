@@ -1,7 +1,7 @@
 """JSON schemas before they are compiled: how large, what they say, what is left out.
 
-A schema is plain JSON. Its subschemas have paths as errors show them: $.properties.x.items,
-$.anyOf[1], $.properties["a b"]. No function here follows a reference or recurses, so no schema
+A schema is plain JSON. Its subschemas have paths, which errors show as $.properties.x.items,
+$.anyOf[1] or $.properties["a b"]. No function here follows a reference or recurses, so no schema
 is too deep for it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidGrammar
@@ -31,6 +32,10 @@ _FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "iri", "iri-reference"),
     }
 )
+# What compiles in milliseconds whatever else the schema says; more is tried elsewhere first.
+_CHEAP_DIGITS = 3
+_CHEAP_REPETITION = 800
+_MAX_PATH = 300  # characters of a path in an error
 
 
 def read_schema(schema: object) -> Any:
@@ -72,32 +77,57 @@ def size(value: Any) -> tuple[int, int]:
     return num_values, deepest
 
 
-def step(path: str, name: str | int) -> str:
-    """The path one step on: ("$.anyOf", 1) -> "$.anyOf[1]", ("$", "a b") -> '$["a b"]'."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Path:
+    """Where a subschema stands: `name` within `above`; the outermost one has no `above`.
+
+    A link to the step before it and no text: thousands of subschemas below long names would
+    each hold all of those names.
+    """
+
+    above: Path | None = None
+    name: str | int = "$"
+
+    def __truediv__(self, name: str | int) -> Path:
+        return Path(self, name)
+
+    def __str__(self) -> str:
+        names: list[str | int] = []
+        here = self
+        while here.above is not None:
+            names.append(here.name)
+            here = here.above
+        text = "$" + "".join(_step(name) for name in reversed(names))
+        if len(text) <= _MAX_PATH:
+            return text
+        return f"{text[: _MAX_PATH // 2]} ... {text[-_MAX_PATH // 2 :]}"
+
+
+def _step(name: str | int) -> str:
+    """One step of a path: 1 -> "[1]", "a" -> ".a", "a b" -> '["a b"]'."""
     if isinstance(name, int):
-        return f"{path}[{name}]"
+        return f"[{name}]"
     plain = name.replace("_", "").replace("$", "").isalnum() and name.isascii()
-    return f"{path}.{name}" if plain else f"{path}[{json.dumps(name)}]"
+    return f".{name}" if plain else f"[{json.dumps(name)}]"
 
 
-def children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
+def children(path: Path, schema: Any) -> Iterator[tuple[Path, Any]]:
     """The subschemas right inside this one; definitions come last."""
     if not isinstance(schema, dict):
         return
     for keyword, value in sorted(schema.items(), key=lambda item: item[0] in _DEFINITIONS):
+        below = path / keyword
         if keyword in _MAPS and isinstance(value, dict):
-            below = step(path, keyword)
-            yield from ((step(below, name), item) for name, item in value.items())
+            yield from ((below / name, item) for name, item in value.items())
         elif keyword in _LISTS and isinstance(value, list):
-            below = step(path, keyword)
-            yield from ((step(below, i), item) for i, item in enumerate(value))
+            yield from ((below / i, item) for i, item in enumerate(value))
         elif keyword in _SINGLE and isinstance(value, dict | bool):
-            yield step(path, keyword), value
+            yield below, value
 
 
-def walk(schema: Any, path: str = "$") -> Iterator[tuple[str, Any]]:
+def walk(schema: Any) -> Iterator[tuple[Path, Any]]:
     """Every subschema with its path, the outer before the inner, in the order they stand."""
-    stack = [(path, schema)]
+    stack = [(Path(), schema)]
     while stack:
         here, value = stack.pop()
         yield here, value
@@ -119,9 +149,9 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
         if isinstance(node.get("format"), str) and node["format"] not in _FORMATS:
             del node["format"]
         if isinstance(node.get("pattern"), str):
-            node["pattern"] = _pattern(node["pattern"], step(path, "pattern"))
+            node["pattern"] = _pattern(node["pattern"], path / "pattern")
         if isinstance(node.get("patternProperties"), dict):
-            below = step(path, "patternProperties")
+            below = path / "patternProperties"
             node["patternProperties"] = {
                 _pattern(name, below): value for name, value in node["patternProperties"].items()
             }
@@ -130,7 +160,7 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
             node.setdefault("additionalProperties", False)
 
 
-def _pattern(regex: str, path: str) -> str:
+def _pattern(regex: str, path: Path) -> str:
     try:
         return translated(regex, ascii_classes=True)
     except InvalidGrammar as error:
@@ -138,16 +168,32 @@ def _pattern(regex: str, path: str) -> str:
 
 
 def is_dear(schema: Any) -> bool:
-    """Whether a small schema may still take long to compile: a `multipleOf` of many digits, whose
-    automaton has that many states, or much repetition inside a pattern."""
-    for _, node in walk(schema):
-        if not isinstance(node, dict):
-            continue
+    """Whether a small schema may still take long to compile: `multipleOf` of many digits taken
+    together, whose automaton has that many states, or much repetition inside a pattern.
+
+    Looks at every object, also where no subschema belongs: a $ref may lead there.
+    """
+    digits, repetition = 0, 0
+    for node in _objects(schema):
         multiple = node.get("multipleOf")
-        if isinstance(multiple, int | float) and len(repr(multiple).strip("0.")) > 3:
-            return True
-        patterns = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
-        patterns += list(node.get("patternProperties") or ())
-        if sum(len(p) + 100 * p.count("{") + 20 * p.count("*") for p in patterns) > 800:
-            return True
-    return False
+        if isinstance(multiple, int | float):
+            # All of them count as one: under allOf the states of each multiply.
+            digits += len(repr(multiple).strip("0."))
+        named = node.get("patternProperties")
+        patterns = [node.get("pattern"), *(named if isinstance(named, dict) else ())]
+        texts = [pattern for pattern in patterns if isinstance(pattern, str)]
+        repeated = sum(len(p) + 100 * p.count("{") + 20 * p.count("*") for p in texts)
+        repetition = max(repetition, repeated)
+    return digits > _CHEAP_DIGITS or repetition > _CHEAP_REPETITION
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a JSON value."""
+    stack = [value]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, dict):
+            yield here
+            stack.extend(here.values())
+        elif isinstance(here, list):
+            stack.extend(here)

@@ -26,7 +26,9 @@ from quire.structured_params import StructuredOutputsParams
 # Without a bound a model may write blanks until its tokens run out.
 WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\\n]|\\.)+/', re.DOTALL)
+# A string or a regex of Lark, which ends with its line if nothing else ends it. What was read is
+# never read again, so that a grammar of quotes takes no longer than any other.
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?')
 
 _ESCAPE = re.compile(
     r"\\[xuU](\{[0-9a-fA-F]{1,8}\}|(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4})|\\(.)"
@@ -93,6 +95,7 @@ def read_source(key: SourceKey, special: Collection[str], limits: GrammarLimits)
     """The grammar as llguidance reads it; `special` are the vocabulary's special tokens."""
     _check_text(key, limits)
     source = _read(key, special, limits)
+    _check_unicode(key.kind, source.text)  # an escape in JSON or GBNF may have spelled a half
     return replace(source, text=_unforced(source)) if _spells(source, special) else source
 
 
@@ -154,14 +157,17 @@ def _check_text(key: SourceKey, limits: GrammarLimits) -> None:
             "taken; make it smaller",
             parameter=key.kind,
         )
+    _check_unicode(key.kind, key.text)
+    _check_unicode("whitespace_pattern", key.whitespace or "")
+
+
+def _check_unicode(kind: str, text: str) -> None:
     try:
-        key.text.encode()
-        (key.whitespace or "").encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise InvalidGrammar(
-            f"{key.kind} holds half of a surrogate pair at character {error.start}; it is not "
-            "valid Unicode",
-            parameter=key.kind,
+            f"{kind} holds half of a surrogate pair, {text[error.start]!r}; it is not valid Unicode",
+            parameter=kind,
         ) from None
 
 

@@ -9,19 +9,26 @@ and {"type": "structural_tag", "format": F}, where F is one of
   {"type": "const_string", "value": "..."}         {"type": "any_text"}
   {"type": "json_schema", "json_schema": {...}}    {"type": "regex", "pattern": "..."}
   {"type": "sequence", "elements": [F, ...]}       {"type": "or", "elements": [F, ...]}
-  {"type": "tag", "begin": "...", "content": F, "end": "..."}
+  {"type": "tag", "begin": "...", "content": F, "end": "..." or ["...", ...]}
   {"type": "triggered_tags", "triggers": ["..."], "tags": [tag, ...],
    "at_least_one": false, "stop_after_first": false}
-  {"type": "tags_with_separator", "tags": [tag, ...], "separator": ","}
+  {"type": "tags_with_separator", "tags": [tag, ...], "separator": ",",
+   "at_least_one": false, "stop_after_first": false}
 
 Both become Lark for llguidance, a schema as `%json`. A trigger that is a token of its own in the
 vocabulary is asked for as that token, since the model will not spell it letter by letter.
+
+Free text (any_text, and what stands around triggered tags) runs to the end of the tag that it is
+in, at the first place where that end is written, or else to the end of the answer. The text and
+the end are one lexeme then, so a format writes what closes it along with itself.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from quire.errors import InvalidGrammar
@@ -29,6 +36,23 @@ from quire.grammar.regex import in_slashes, translated
 
 _MAX_DEPTH = 40
 _TEXT = r"/(.|\n)*/"
+# What is read of each format, besides its type. Another field might ask for something else than
+# what would be written, so it is refused unless it is empty.
+_FIELDS = {
+    "const_string": {"value"},
+    "json_schema": {"json_schema"},
+    "regex": {"pattern"},
+    "any_text": set[str](),
+    "sequence": {"elements"},
+    "or": {"elements"},
+    "tag": {"begin", "content", "end"},
+    "triggered_tags": {"triggers", "tags", "at_least_one", "stop_after_first"},
+    "tags_with_separator": {"tags", "separator", "at_least_one", "stop_after_first"},
+}
+_SAYS_NOTHING = {"style": "json"}
+
+# What closes a format: the texts of which one follows it, or none where the answer may end there.
+Close = tuple[str, ...]
 
 
 def structural_tag_to_lark(
@@ -46,7 +70,7 @@ def structural_tag_to_lark(
         _fail("$", "an object")
     writer = _Writer(frozenset(tokens), json_rule)
     if value.get("type") == "structural_tag":
-        body = writer.format(value.get("format"), "$.format", last=True)
+        body = writer.format(value.get("format"), "$.format", ())
     else:
         body = writer.older(value)
     return "\n".join([f"start: {body}", *writer.lines]) + "\n"
@@ -73,11 +97,24 @@ def _items(value: Any, path: str) -> list[Any]:
     return value
 
 
+@lru_cache(maxsize=4)
+def _finder(tokens: frozenset[str]) -> re.Pattern[str]:
+    """Finds the tokens that Lark can name, the longest where several begin."""
+    named = sorted(filter(_has_a_name, tokens), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, named))})" if named else r"((?!))")
+
+
+def _has_a_name(token: str) -> bool:
+    return len(token) > 2 and token.startswith("<") and token.endswith(">")
+
+
 class _Writer:
-    """Collects rules; each method returns what stands for its format inside a rule."""
+    """Collects rules; each method returns what stands for its format inside a rule, with what
+    closes it."""
 
     def __init__(self, tokens: frozenset[str], json_rule: Callable[[Any], str]) -> None:
         self._tokens, self._json_rule = tokens, json_rule
+        self._finder = _finder(tokens)
         self._depth = 0
         self.lines: list[str] = []
 
@@ -88,11 +125,34 @@ class _Writer:
 
     def _literal(self, text: str) -> str:
         """The text, with the tokens in it asked for as tokens: "<f>x" -> <f> "x"."""
-        for token in sorted(self._tokens, key=len, reverse=True):
-            if token and token in text and token.startswith("<") and token.endswith(">"):
-                before, _, after = text.partition(token)
-                return " ".join(filter(None, (self._literal(before), token, self._literal(after))))
-        return json.dumps(text, ensure_ascii=False) if text else ""
+        pieces = self._finder.split(text)  # text, token, text, token, ..., text
+        quoted = [json.dumps(piece, ensure_ascii=False) if piece else "" for piece in pieces]
+        quoted[1::2] = pieces[1::2]
+        return " ".join(filter(None, quoted))
+
+    def _closed(self, body: str, close: Close) -> str:
+        """What closes a format, behind its `body`."""
+        if not close:
+            return body
+        ends = [self._literal(text) for text in close]
+        return f"{body} {ends[0]}" if len(ends) == 1 else f"{body} ({' | '.join(ends)})"
+
+    def _free_text(self, close: Close) -> str:
+        """Text up to the first place where it is closed, and what closes it."""
+        if not close:
+            return _TEXT
+        return f"({' | '.join(self._text_up_to(end) for end in close)})"
+
+    def _text_up_to(self, end: str) -> str:
+        before, *rest = self._finder.split(end, maxsplit=1)
+        spelled = f"{_TEXT} {json.dumps(before, ensure_ascii=False)}" if before else _TEXT
+        if not rest:
+            return self._rule(spelled, "[lazy]")
+        # No text runs over a token, so the longest text before it is the one that is meant.
+        token, after = rest
+        text = f"T{len(self.lines)}"  # in upper case: one lexeme
+        self.lines.append(f"{text}: {spelled}")
+        return " ".join(filter(None, (text, token, self._literal(after))))
 
     def older(self, value: dict[str, Any]) -> str:
         tags = [
@@ -106,13 +166,10 @@ class _Writer:
             }
             for tag in _items(value.get("structures"), "$.structures")
         ]
-        return self._triggered_tags(
-            {"triggers": value.get("triggers"), "tags": tags}, "$", last=True
-        )
+        return self._triggered_tags({"triggers": value.get("triggers"), "tags": tags}, "$", ())
 
-    def format(self, value: Any, path: str, *, last: bool) -> str:
-        """`last`: nothing follows, so free text may run to the end."""
-        kinds: dict[str, Callable[..., str]] = {
+    def format(self, value: Any, path: str, close: Close) -> str:
+        kinds: dict[str, Callable[[dict[str, Any], str, Close], str]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
             "regex": self._regex,
@@ -124,82 +181,93 @@ class _Writer:
             "tags_with_separator": self._tags_with_separator,
         }
         kind = value.get("type") if isinstance(value, dict) else None
-        if kind not in kinds:
-            _fail(f"{path}.type", f"one of {', '.join(kinds)}, not {kind!r}")
+        if not isinstance(kind, str) or kind not in kinds:
+            _fail(f"{path}.type", f"one of {', '.join(kinds)}, not {kind!r:.80}")
+        _check_fields(value, kind, path)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             _fail(path, f"at most {_MAX_DEPTH} deep")
-        text = kinds[kind](value, path, last=last)
+        text = kinds[kind](value, path, close)
         self._depth -= 1
         return text
 
-    def _const_string(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _const_string(self, value: dict[str, Any], path: str, close: Close) -> str:
         if not isinstance(value.get("value"), str):
             _fail(f"{path}.value", "a text")
-        return self._literal(value["value"]) or '""'
+        return self._closed(self._literal(value["value"]) or '""', close)
 
-    def _json_schema(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _json_schema(self, value: dict[str, Any], path: str, close: Close) -> str:
         schema = value.get("json_schema")
         if not isinstance(schema, dict | bool):
             _fail(f"{path}.json_schema", "a JSON schema")
-        return self._rule(f"%json {self._json_rule(schema)}")
+        return self._closed(self._rule(f"%json {self._json_rule(schema)}"), close)
 
-    def _regex(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _regex(self, value: dict[str, Any], path: str, close: Close) -> str:
         if not isinstance(value.get("pattern"), str) or not value["pattern"]:
             _fail(f"{path}.pattern", "a regex")
-        return in_slashes(translated(value["pattern"]))
+        return self._closed(in_slashes(translated(value["pattern"])), close)
 
-    def _any_text(self, value: dict[str, Any], path: str, *, last: bool) -> str:
-        if not last:
-            _fail(path, "the last element: free text has no end of its own")
-        return _TEXT
+    def _any_text(self, value: dict[str, Any], path: str, close: Close) -> str:
+        return self._free_text(close)
 
-    def _sequence(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _sequence(self, value: dict[str, Any], path: str, close: Close) -> str:
         elements = _items(value.get("elements"), f"{path}.elements")
+        for i, part in enumerate(elements[:-1]):
+            if _ends_in_free_text(part):
+                _fail(
+                    f"{path}.elements[{i}]",
+                    "the last element: free text ends with the tag that it is in, and has no end "
+                    "of its own",
+                )
         parts = [
-            self.format(part, f"{path}.elements[{i}]", last=last and i == len(elements) - 1)
+            self.format(part, f"{path}.elements[{i}]", close if i == len(elements) - 1 else ())
             for i, part in enumerate(elements)
         ]
         return f"({' '.join(parts)})"
 
-    def _or(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _or(self, value: dict[str, Any], path: str, close: Close) -> str:
         elements = _items(value.get("elements"), f"{path}.elements")
         parts = [
-            self.format(part, f"{path}.elements[{i}]", last=last) for i, part in enumerate(elements)
+            self.format(part, f"{path}.elements[{i}]", close) for i, part in enumerate(elements)
         ]
         return f"({' | '.join(parts)})"
 
-    def _tag(self, value: dict[str, Any], path: str, *, last: bool = False, after: str = "") -> str:
+    def _tag(self, value: dict[str, Any], path: str, close: Close, after: str = "") -> str:
         """A tag whole, or what is left of it `after` its trigger."""
         begin, end = value.get("begin"), value.get("end")
-        if not isinstance(begin, str) or not isinstance(end, str):
-            _fail(path, "a tag with texts as begin and end")
-        content = self.format(value.get("content"), f"{path}.content", last=last and not end)
-        parts = [self._literal(begin[len(after) :]), content, self._literal(end)]
-        return self._rule(" ".join(filter(None, parts)))
+        if not isinstance(begin, str) or not isinstance(end, str | list):
+            _fail(path, "a tag with a text as begin, and a text or texts as end")
+        ends = _texts(end, f"{path}.end") if isinstance(end, list) else [end] * bool(end)
+        content = self.format(value.get("content"), f"{path}.content", tuple(ends) or close)
+        body = " ".join(filter(None, (self._literal(begin[len(after) :]), content)))
+        return self._rule(self._closed(body, close) if ends else body)
 
-    def _tags_with_separator(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _tags_with_separator(self, value: dict[str, Any], path: str, close: Close) -> str:
         separator = value.get("separator")
         if not isinstance(separator, str):
             _fail(f"{path}.separator", "a text")
         tags = self._tags(value, path)
-        one = self._rule(" | ".join(self._tag(tag, at) for at, tag in tags))
-        many = f"{one} ({self._literal(separator)} {one})*"
-        return f"({many})" if value.get("at_least_one") else f"({many})?"
+        one = self._rule(" | ".join(self._tag(tag, at, ()) for at, tag in tags))
+        more = f" ({self._literal(separator)} {one})*" if not value.get("stop_after_first") else ""
+        sign = "" if value.get("at_least_one") else "?"
+        return self._closed(f"({one}{more}){sign}", close)
 
     def _tags(self, value: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:
+        """The tags among which text may go on, so each has an end of its own."""
         tags = _items(value.get("tags"), f"{path}.tags")
         found = []
         for i, tag in enumerate(tags):
-            if not isinstance(tag, dict):
-                _fail(f"{path}.tags[{i}]", "a tag")
-            found.append((f"{path}.tags[{i}]", tag))
+            at = f"{path}.tags[{i}]"
+            if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
+                _fail(at, "a tag")
+            _check_fields(tag, "tag", at)
+            if _ends_in_free_text({**tag, "type": "tag"}):
+                _fail(f"{at}.end", "a text, since the content is free text up to it")
+            found.append((at, tag))
         return found
 
-    def _triggered_tags(self, value: dict[str, Any], path: str, *, last: bool) -> str:
+    def _triggered_tags(self, value: dict[str, Any], path: str, close: Close) -> str:
         """Free text up to a trigger, then one of the tags that begin with it, and so on."""
-        if not last:
-            _fail(path, "the last element: the free text around its tags has no end of its own")
         triggers = _texts(value.get("triggers"), f"{path}.triggers")
         by_trigger: dict[str, list[str]] = {}
         for at, tag in self._tags(value, path):
@@ -208,15 +276,38 @@ class _Writer:
             if not own:
                 _fail(f"{at}.begin", f"a text that begins with one of the triggers {triggers}")
             trigger = max(own, key=len)
-            by_trigger.setdefault(trigger, []).append(self._tag(tag, at, after=trigger))
-        calls = []
-        for trigger, bodies in by_trigger.items():
-            if trigger in self._tokens and trigger.startswith("<") and trigger.endswith(">"):
-                head = f"{_TEXT} {trigger}"
-            else:
-                head = self._rule(f"{_TEXT} {json.dumps(trigger, ensure_ascii=False)}", "[lazy]")
-            calls.append(self._rule(f"{head} ({' | '.join(bodies)})"))
+            by_trigger.setdefault(trigger, []).append(self._tag(tag, at, (), trigger))
+        calls = [
+            self._rule(f"{self._text_up_to(trigger)} ({' | '.join(bodies)})")
+            for trigger, bodies in by_trigger.items()
+        ]
         call = f"({' | '.join(calls)})"
-        if value.get("stop_after_first"):
-            return call if value.get("at_least_one") else f"({call} | {_TEXT})"
-        return f"{call}{'+' if value.get('at_least_one') else '*'} {_TEXT}"
+        if not value.get("stop_after_first"):
+            sign = "+" if value.get("at_least_one") else "*"
+            return f"({call}{sign} {self._free_text(close)})"
+        closed = self._closed(call, close)
+        return closed if value.get("at_least_one") else f"({closed} | {self._free_text(close)})"
+
+
+def _check_fields(value: dict[str, Any], kind: str, path: str) -> None:
+    for name, given in value.items():
+        known = name == "type" or name in _FIELDS[kind]
+        if not known and given and given != _SAYS_NOTHING.get(name):
+            _fail(f"{path}.{name}", f"left out: {kind} is followed without it")
+
+
+def _ends_in_free_text(value: Any) -> bool:
+    """Whether a format has no end of its own: what follows could not be told from its text."""
+    while isinstance(value, dict):
+        kind = value.get("type")
+        if kind == "or" and isinstance(value.get("elements"), list):
+            return any(map(_ends_in_free_text, value["elements"]))
+        if kind == "sequence" and isinstance(value.get("elements"), list) and value["elements"]:
+            value = value["elements"][-1]
+        elif kind == "tag" and value.get("end") == "":
+            value = value.get("content")
+        elif kind == "triggered_tags":
+            return not (value.get("stop_after_first") and value.get("at_least_one"))
+        else:
+            return kind == "any_text"
+    return False
