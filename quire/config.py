@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quire.structured_params import StructuredOutputsConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
@@ -54,6 +56,7 @@ class EngineConfig:
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each
     reasoning_parser: str = ""  # the tag that opens reasoning; "" for any
     tool_call_parser: str | None = None  # how tool calls are written; None: as they look
+    structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     # Classes of logits processors: those that edit every row, and those that serve a request.
     batch_processors: tuple[Callable[..., Any], ...] = ()
     request_processors: tuple[Callable[..., Any], ...] = ()

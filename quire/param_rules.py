@@ -200,6 +200,7 @@ PARAMS_STATUS: dict[str, Status] = {
     **_moot(
         skip_clone="Parameters are always copied where they come in.",
         routed_experts_prompt_start="No routed experts are returned.",
+        stream_interval="Answers are returned whole.",
     ),
     **_refused(
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "

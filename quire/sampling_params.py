@@ -104,6 +104,7 @@ class SamplingParams:
     guided_decoding: GuidedDecodingParams | None = None
     logits_processors: list[Callable[..., Any]] | None = None
     truncate_prompt_tokens: int | None = None
+    stream_interval: int | None = None
     # Filled in on the private copy, once a tokenizer is at hand.
     _bad_words_token_ids: list[list[int]] | None = field(default=None, init=False)
 
@@ -273,8 +274,7 @@ class SamplingParams:
         if given.get("logit_bias") is not None:
             bias = token_bias(InvalidParams, "logit_bias", given["logit_bias"], text_keys=True)
             given["logit_bias"] = {t: min(100.0, max(-100.0, b)) for t, b in bias.items()}
-        may_be_none = {"max_tokens"}
-        return cls(**{k: v for k, v in given.items() if v is not None or k in may_be_none})
+        return cls(**{k: v for k, v in given.items() if v is not None or k == "max_tokens"})
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""

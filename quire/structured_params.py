@@ -1,5 +1,6 @@
-"""Parameters that constrain the text itself: StructuredOutputsParams and its older form, and
-RepetitionDetectionParams. Checked when made; knows nothing of grammars."""
+"""Parameters that constrain the text itself: StructuredOutputsParams and its older form, what an
+engine says for all of them, and RepetitionDetectionParams. Checked when made; knows nothing of
+grammars."""
 
 from __future__ import annotations
 
@@ -8,9 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidParams
-from quire.param_rules import fail, truth, whole, words
+from quire.notes import warn
+from quire.param_rules import fail, show, truth, whole, words
 
+BACKEND = "guidance"  # what llguidance is called where backends are named
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsConfig:
+    """What holds for every structured output of an engine, whatever its parameters say."""
+
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
 
 
 @dataclass(slots=True)
@@ -27,6 +38,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+    backend: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
@@ -53,6 +65,8 @@ class StructuredOutputsParams:
             fail(InvalidParams, "json_object", "True or None", self.json_object)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             truth(InvalidParams, name, getattr(self, name))
+        if self.backend not in (None, "auto", BACKEND):
+            warn(f"backend={show(self.backend)} has no effect: {BACKEND} follows every grammar.")
 
     def all_constraints_none(self) -> bool:
         return all(getattr(self, name) is None for name in _CONSTRAINTS)
@@ -60,9 +74,8 @@ class StructuredOutputsParams:
 
 @dataclass(slots=True)
 class GuidedDecodingParams(StructuredOutputsParams):
-    """StructuredOutputsParams as older scripts spell it; the backend they name has no effect."""
+    """StructuredOutputsParams as older scripts spell it."""
 
-    backend: str | None = None
     backend_was_auto: bool = False
     disable_fallback: bool = False
 

@@ -16,6 +16,7 @@ from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
 from quire.spec import ModelSpec
+from quire.structured_params import StructuredOutputsConfig
 
 NAN, INF = float("nan"), float("inf")
 GIB = 1 << 30
@@ -84,6 +85,13 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     ],
     "reasoning_parser": [("qwen3", "<think>"), ("mistral", "[THINK]"), ("", "")],
     "tool_call_parser": [("llama3_json", "llama3"), ("hermes", "hermes")],
+    "structured_outputs_config": [
+        ({"disable_any_whitespace": True}, StructuredOutputsConfig(disable_any_whitespace=True)),
+        ({"disable_additional_properties": True}, StructuredOutputsConfig(False, True)),
+        ({"backend": "auto", "enable_in_reasoning": False}, None),
+    ],
+    "guided_decoding_disable_any_whitespace": [(True, True)],
+    "guided_decoding_disable_additional_properties": [(True, True)],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
     "batch_invariant": [(True, True)],
 }
@@ -117,6 +125,12 @@ BAD: dict[str, list[Any]] = {
     "logprobs_mode": ["cooked"],
     "generation_config": [3],
     "override_generation_config": [[]],
+    "structured_outputs_config": [
+        *(7, "auto", {1: 2}, {"disable_any_whitespace": 1}, {"disable_whitespace": True}),
+        {"enable_in_reasoning": "yes"},
+    ],
+    "guided_decoding_disable_any_whitespace": [1],
+    "guided_decoding_disable_additional_properties": ["yes"],
     "device": ["cuda:1"],
     "logits_processors": ["a:B", [Path], ["no_such_module:X"], ["json:NoSuch"], [lambda: 0], 5],
     "speculative_config": [

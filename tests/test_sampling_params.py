@@ -211,6 +211,7 @@ KNOWN = (
 def test_fields_and_positions_are_those_scripts_know() -> None:
     known = KNOWN.split()
     older = ["best_of", "guided_decoding", "logits_processors", "truncate_prompt_tokens"]
+    older += ["stream_interval"]
     assert list(SamplingParams.__struct_fields__) == known + older
     assert set(PARAMS_STATUS) == set(known + older)
     params = SamplingParams(2, 0.1, 0.2, 1.1, 0.5, 0.9, 40, 0.05, 7, "x")
@@ -315,7 +316,7 @@ def test_refused_parameters_that_ask_for_nothing_pass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("skip_clone", True), ("routed_experts_prompt_start", 3)],
+    [("skip_clone", True), ("routed_experts_prompt_start", 3), ("stream_interval", 5)],
 )
 def test_a_moot_parameter_warns_with_the_reason(name: str, value: Any) -> None:
     assert PARAMS_STATUS[name].kind == "moot"
@@ -412,9 +413,16 @@ def test_structured_outputs_that_are_valid() -> None:
         {"choice": ["a"]},
     ):
         assert not StructuredOutputsParams(**fields).all_constraints_none()
-    older = GuidedDecodingParams.from_optional(regex="a", backend="xgrammar")
-    assert older is not None and older.regex == "a"
     assert GuidedDecodingParams.from_optional() is None
+
+
+def test_the_backend_of_a_structured_output_has_no_effect_and_that_is_said() -> None:
+    with pytest.warns(QuireWarning, match="backend='xgrammar' has no effect"):
+        older = GuidedDecodingParams.from_optional(regex="a", backend="xgrammar")
+    assert older is not None and older.regex == "a"
+    with pytest.warns(QuireWarning, match="backend='outlines' has no effect"):
+        StructuredOutputsParams(choice=["a"], backend="outlines")
+    StructuredOutputsParams(choice=["a"], backend="auto")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,19 @@
 It reads one JSON object per line and answers each with one. First the vocabulary, then grammars:
 
   {"text": "start: ...", "seconds": 2.0, "memory": 1073741824, "mask_seconds": 0.5, ...}
-  {"error": ""}
+  {"error": "", "held": 224858112, "is_last": false}
 
 Each grammar is compiled and followed for a few tokens under limits on processor time, memory and
-stack. One that breaks a limit ends this process, which is how its parent knows.
+stack. One that breaks a limit ends this process, which is how its parent knows. `held` is the
+address space before the next grammar. Limits that the process was started under stay, and where
+the time they leave is too short for another grammar the answer says that it is the last.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import random
 import resource
 import signal
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 # Less than any thread of the parent has, so that what overflows a stack does it here.
 _STACK = 1 << 20
 _STEPS = 24
+_SPARE_SECONDS = 2  # the timer is the fence, the limit on time stands behind it
 
 
 def main() -> None:
@@ -39,33 +44,65 @@ def main() -> None:
     threading.stack_size(_STACK)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
     tokenizer = open_vocabulary(Vocabulary.from_line(sys.stdin.readline()))
-    _answer({"error": ""})
+    _answer("", is_last=False)
     for line in sys.stdin:
         task = json.loads(line)
         _limit(task["seconds"], task["memory"])
         found: list[str] = []
-        thread = threading.Thread(target=lambda: found.append(_try(tokenizer, task)))  # noqa: B023
+        thread = threading.Thread(target=_try_in_thread, args=(tokenizer, task, found))
         thread.start()
         thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _answer({"error": found[0]})
+        is_last = _seconds_used() + task["seconds"] + _SPARE_SECONDS > _hard(resource.RLIMIT_CPU)
+        _answer(found[0], is_last=is_last)
+        if is_last:
+            return
 
 
-def _answer(reply: dict[str, Any]) -> None:
-    print(json.dumps(reply), flush=True)
+def _answer(error: str, *, is_last: bool) -> None:
+    print(json.dumps({"error": error, "held": _held(), "is_last": is_last}), flush=True)
 
 
 def _limit(seconds: float, memory: int) -> None:
     """From now on `seconds` of processor time and `memory` more bytes; beyond, we are ended."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    _lower(resource.RLIMIT_CPU, int(_seconds_used() + seconds) + _SPARE_SECONDS)
+    held = _held()
+    if held is not None:  # elsewhere than on Linux, time is the only fence
+        _lower(resource.RLIMIT_AS, held + memory)
+
+
+def _lower(limit: int, wanted: int) -> None:
+    """Set the soft limit. The hard one may stand below what is wanted, and cannot be raised."""
+    hard = resource.getrlimit(limit)[1]
+    resource.setrlimit(limit, (int(min(wanted, _hard(limit))), hard))
+
+
+def _hard(limit: int) -> float:
+    hard = resource.getrlimit(limit)[1]
+    return math.inf if hard == resource.RLIM_INFINITY else hard
+
+
+def _seconds_used() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    whole = int(used.ru_utime + used.ru_stime + seconds) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, resource.RLIM_INFINITY))
+    return used.ru_utime + used.ru_stime
+
+
+def _held() -> int | None:
+    """Bytes of address space; None where the system does not say."""
     held = Path("/proc/self/statm")
-    if held.exists():  # elsewhere than on Linux, time is the only fence
-        pages = int(held.read_text(encoding="ascii").split()[0])
-        allowed = pages * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (allowed, resource.RLIM_INFINITY))
+    if not held.exists():
+        return None
+    return int(held.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+
+
+def _try_in_thread(tokenizer: LLTokenizer, task: dict[str, Any], found: list[str]) -> None:
+    try:
+        found.append(_try(tokenizer, task))
+    except MemoryError:
+        os._exit(1)  # as when the limit is met elsewhere
+    except BaseException as error:  # a panic, or a fault of ours: it belongs to this grammar
+        found.append(f"fault: {type(error).__name__}: {error}")
 
 
 def _try(tokenizer: LLTokenizer, task: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
 from quire.grammar.vocabulary import Vocabulary, known_bits, open_vocabulary, vocabulary_of
-from quire.structured_params import StructuredOutputsParams
+from quire.structured_params import StructuredOutputsConfig, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -49,7 +49,7 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary.
 
     `vocab_size` is the model's, which may be larger than the tokenizer's. `num_lexers` is how
-    many threads will fill masks.
+    many threads will fill masks; `config` holds for every grammar.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class GrammarCompiler:
         eos_ids: Sequence[int],
         limits: GrammarLimits | None = None,
         num_lexers: int = 1,
+        config: StructuredOutputsConfig | None = None,
     ) -> None:
+        self._config = config or StructuredOutputsConfig()
         self.limits = limits or GrammarLimits()
         self._tokenizer, self._num_lexers = tokenizer, num_lexers
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
@@ -74,7 +76,7 @@ class GrammarCompiler:
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """The compiled grammar, when it is ready; InvalidGrammar where it cannot be followed."""
         with refusing("structured_outputs"):
-            key = source_key(params)
+            key = source_key(params, self._config)
         with self._lock:
             future = self._kept.get(key)
             if future is not None:
@@ -139,9 +141,8 @@ class GrammarCompiler:
             return self._opened
 
     def _compile(self, key: SourceKey) -> CompiledGrammar:
-        opened = self._open()
         with refusing(key.kind):
-            return self._compiled(key, opened)
+            return self._compiled(key, self._open())
 
     def _compiled(self, key: SourceKey, opened: _Opened) -> CompiledGrammar:
         source = read_source(key, opened.vocabulary.special, self.limits)

@@ -20,7 +20,7 @@ from quire.grammar.limits import GrammarLimits
 from quire.grammar.regex import in_slashes, one_of, translated
 from quire.grammar.schema import is_dear, prepare, read_schema, schema_text, size
 from quire.grammar.structural_tag import structural_tag_to_lark
-from quire.structured_params import StructuredOutputsParams
+from quire.structured_params import StructuredOutputsConfig, StructuredOutputsParams
 
 # Where JSON allows white space: nothing, up to two blanks, or a new line with its indentation.
 # Without a bound a model may write blanks until its tokens run out.
@@ -62,14 +62,15 @@ class GrammarSource:
     schema: Any = None
 
 
-def source_key(params: StructuredOutputsParams) -> SourceKey:
+def source_key(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> SourceKey:
     """The content of the parameters; cheap enough for the thread that adds requests."""
     is_json = params.json is not None or params.json_object or params.structural_tag
-    whitespace = params.whitespace_pattern or WHITESPACE
+    compact = params.disable_any_whitespace or config.disable_any_whitespace
+    closed = params.disable_additional_properties or config.disable_additional_properties
     return SourceKey(
         *_kind_and_text(params),
-        whitespace=None if not is_json or params.disable_any_whitespace else whitespace,
-        closed_objects=bool(is_json and params.disable_additional_properties),
+        whitespace=(params.whitespace_pattern or WHITESPACE) if is_json and not compact else None,
+        closed_objects=bool(is_json and closed),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -34,11 +35,13 @@ class Trial:
         self._vocabulary, self._limits = vocabulary, limits
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
+        self._held: int | None = None  # address space of the child before its next grammar
 
     def run(self, kind: str, text: str) -> str:
         """What llguidance says of the grammar: "" or its error.
 
-        Raises InvalidGrammar where it took too much time, memory or stack.
+        Raises InvalidGrammar where it took too much time, memory or stack, and RuntimeError where
+        the child failed on it in another way.
         """
         limits = self._limits
         task = {
@@ -53,7 +56,12 @@ class Trial:
             reply = _exchange(child, json.dumps(task), limits.wall_seconds)
             if reply is None:
                 raise InvalidGrammar(f"{kind}: {self._buried()}; make it simpler", parameter=kind)
+            self._held = reply["held"]
+            if reply["is_last"]:
+                self._end(child)
         error = str(reply["error"])
+        if error.startswith("fault: "):
+            raise RuntimeError(error[7:])
         if error.startswith("slow: "):
             raise InvalidGrammar(
                 f"{kind}: following it takes {error[6:]} s for a single token, and at most "
@@ -76,21 +84,22 @@ class Trial:
         if self._child is not None and self._child.poll() is None:
             return self._child
         paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quire.grammar.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"},
-        )
-        if _exchange(self._child, self._vocabulary.to_line(), _START_SECONDS) is None:
-            self._end(self._child)
-            raise InvalidGrammar(
-                "the process that tries grammars before they are compiled did not start; see "
-                f"whether `{sys.executable} -m quire.grammar.child` runs",
-                parameter="structured_outputs",
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quire.grammar.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"},
             )
+        except OSError as error:  # no memory, or no more processes
+            raise _not_started(str(error)) from None
+        ready = _exchange(self._child, self._vocabulary.to_line(), _START_SECONDS)
+        if ready is None:
+            self._end(self._child)
+            raise _not_started(f"see whether `{sys.executable} -m quire.grammar.child` runs")
+        self._held = ready["held"]
         return self._child
 
     def _buried(self) -> str:
@@ -107,8 +116,21 @@ class Trial:
         if status == -signal.SIGSEGV:
             return "it is too large, or nested too deeply, for the stack it is given"
         if status in (-signal.SIGABRT, -signal.SIGKILL, 1):
-            return f"compiling it needs more than {limits.trial_memory // MIB} MiB"
+            return self._short_of_memory(killed=status == -signal.SIGKILL)
         return f"compiling it takes more than {limits.compile_seconds:g} s"
+
+    def _short_of_memory(self, *, killed: bool) -> str:
+        """What it needs more of than it got, and which limit on our process is in the way."""
+        wanted, set_here = self._limits.trial_memory, _limits_set_here()
+        left = resource.getrlimit(resource.RLIMIT_AS)[1] - (self._held or 0)
+        if resource.RLIMIT_AS in set_here and left < wanted:
+            return (
+                f"compiling it needs more than the {max(left, 0) // MIB} MiB that the limit of "
+                f"{set_here[resource.RLIMIT_AS]} leaves"
+            )
+        if killed and resource.RLIMIT_CPU in set_here:
+            return f"compiling it came to the limit of {set_here[resource.RLIMIT_CPU]}"
+        return f"compiling it needs more than {wanted // MIB} MiB"
 
     def _end(self, child: subprocess.Popen[bytes]) -> None:
         self._child = None
@@ -117,6 +139,26 @@ class Trial:
             if pipe is not None:
                 _close(pipe)
         child.wait()
+
+
+def _not_started(why: str) -> InvalidGrammar:
+    set_here = " and ".join(_limits_set_here().values())
+    way_out = f"raise the limit of {set_here}, or " if set_here else ""
+    return InvalidGrammar(
+        f"the process that tries grammars before they are compiled did not start; {way_out}{why}",
+        parameter="structured_outputs",
+    )
+
+
+def _limits_set_here() -> dict[int, str]:
+    """The limits that this process was started under, and hands on to the child."""
+    space, seconds = (resource.getrlimit(n)[1] for n in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
+    found = {}
+    if space != resource.RLIM_INFINITY:
+        found[resource.RLIMIT_AS] = f"{space // MIB:,} MiB of address space (ulimit -v)"
+    if seconds != resource.RLIM_INFINITY:
+        found[resource.RLIMIT_CPU] = f"{seconds:,} s of processor time (ulimit -t)"
+    return found
 
 
 def _close(pipe: IO[bytes]) -> None:

@@ -15,6 +15,7 @@ from quire.options.parse import Options
 from quire.options.speculation import speculation_for
 from quire.param_rules import fail
 from quire.spec import ModelSpec
+from quire.structured_params import StructuredOutputsConfig
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
@@ -98,8 +99,19 @@ def resolve(
         notes=tuple(notes),
         reasoning_parser=options.reasoning_parser,
         tool_call_parser=options.tool_call_parser,
+        structured_outputs=_structured_outputs(options),
         batch_processors=batch_processors,
         request_processors=tuple(c for c in classes if _is_adapter(c)),
+    )
+
+
+def _structured_outputs(options: Options) -> StructuredOutputsConfig:
+    """The config and its older spellings together."""
+    given = options.structured_outputs_config or StructuredOutputsConfig()
+    return StructuredOutputsConfig(
+        given.disable_any_whitespace or options.guided_decoding_disable_any_whitespace,
+        given.disable_additional_properties
+        or options.guided_decoding_disable_additional_properties,
     )
 
 

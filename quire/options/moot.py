@@ -203,12 +203,11 @@ MOOT: dict[str, dict[str, Any]] = {
         "enable_mixed_moe_lora_format": False,
         "enable_moe_shared_loras": False,
     },
-    "It only matters with structured outputs, and a request for those is refused.": {
-        "structured_outputs_config": None,
+    "Every grammar is followed by llguidance, and there is nothing to fall back on.": {
         "guided_decoding_backend": "auto",
         "guided_decoding_disable_fallback": False,
-        "guided_decoding_disable_any_whitespace": False,
-        "guided_decoding_disable_additional_properties": False,
+    },
+    "It only says which processors a server's requests may name.": {
         "logits_processor_pattern": None,
     },
 }

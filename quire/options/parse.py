@@ -12,6 +12,7 @@ from quire.errors import NotSupported, UnknownOption
 from quire.notes import warn
 from quire.options.table import OPTIONS
 from quire.param_rules import PARAMS_STATUS, show
+from quire.structured_params import StructuredOutputsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,9 @@ class Options:
     speculative_config: Speculation | None = None
     reasoning_parser: str = ""
     tool_call_parser: str | None = None
+    structured_outputs_config: StructuredOutputsConfig | None = None
+    guided_decoding_disable_any_whitespace: bool = False
+    guided_decoding_disable_additional_properties: bool = False
     device: str | None = None
     batch_invariant: bool | None = None
 

@@ -17,6 +17,7 @@ from quire.options.moot import MOOT
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.refused import REFUSED
 from quire.options.speculation import speculation
+from quire.options.structured import structured_outputs_config
 
 Kind = Literal["honoured", "moot", "refused"]
 
@@ -201,6 +202,27 @@ HONOURED: tuple[Option, ...] = (
         tool_call_parser,
         'How tool calls are written: "hermes", "llama3_json", "mistral", "pythonic" ...; by '
         "default what the answer looks like, where chat() was given tools.",
+    ),
+    _honoured(
+        "structured_outputs_config",
+        None,
+        structured_outputs_config,
+        '{"disable_any_whitespace": True} writes JSON without white space, and '
+        '{"disable_additional_properties": True} objects without properties that the schema does '
+        "not name, for every structured output. A backend in it has no effect, and a grammar "
+        "always holds from an answer's first token on (enable_in_reasoning).",
+    ),
+    _honoured(
+        "guided_decoding_disable_any_whitespace",
+        False,
+        checks.flag,
+        "The older spelling of disable_any_whitespace in structured_outputs_config.",
+    ),
+    _honoured(
+        "guided_decoding_disable_additional_properties",
+        False,
+        checks.flag,
+        "The older spelling of disable_additional_properties in structured_outputs_config.",
     ),
     _honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
     _honoured(

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from quire.errors import InvalidRequest, NotSupported
+from quire.errors import InvalidGrammar, InvalidRequest
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
 from quire.sequence import Guide
 from quire.step import Masks
+from quire.structured_params import StructuredOutputsConfig
 
 if TYPE_CHECKING:
     from quire.grammar.compiled import CompiledGrammar
@@ -30,9 +31,15 @@ class Guides:
     """What the scheduler and the run need of grammars."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, eos_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        config: StructuredOutputsConfig,
     ) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, tuple(eos_ids)
+        self._config = config
 
     @cached_property
     def _compiler(self) -> GrammarCompiler:
@@ -40,14 +47,16 @@ class Guides:
         from quire.grammar.masks import mask_threads
 
         if self._tokenizer is None:
-            raise NotSupported(
-                "structured outputs need a tokenizer, and skip_tokenizer_init=True left it out"
+            raise InvalidGrammar(
+                "structured outputs need a tokenizer, and skip_tokenizer_init=True left it out",
+                parameter="structured_outputs",
             )
         return GrammarCompiler(
             self._tokenizer,
             vocab_size=self._vocab_size,
             eos_ids=self._eos_ids,
             num_lexers=mask_threads(),
+            config=self._config,
         )
 
     @cached_property

@@ -56,7 +56,10 @@ class Session:
             speculation=config.speculation,
         )
         self._guides = Guides(
-            model.tokenizer, vocab_size=model.spec.vocab_size, eos_ids=model.eos_ids
+            model.tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_ids=model.eos_ids,
+            config=config.structured_outputs,
         )
         scheduler = Scheduler(
             pool,

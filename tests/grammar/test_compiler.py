@@ -54,7 +54,7 @@ def test_equal_content_is_compiled_once(
     made.compile(StructuredOutputsParams(choice=["1"]))
     assert len(compiled) == 8
     made.compile(StructuredOutputsParams(choice=["1"], disable_any_whitespace=True))
-    made.compile(GuidedDecodingParams(json={"const": 1}, backend="xgrammar"))
+    made.compile(GuidedDecodingParams(json={"const": 1}, backend="guidance"))
     assert len(compiled) == 8
     made.close()
 

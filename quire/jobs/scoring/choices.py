@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quire.jobs.scoring import text
 from quire.jobs.scoring.scorer import Answer, Verdict
+from quire.jobs.scoring.user_pattern import Pattern, found_by
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -74,7 +75,7 @@ class ChosenLetter:
     """
 
     column: str | None = None
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
     name: str = "choice"
     needs_truth: bool = True
 
@@ -97,12 +98,13 @@ class ChosenLetter:
 
     def _chosen(self, said: str, choices: Sequence[str]) -> int | None:
         last_letter = LETTERS[len(choices[: len(LETTERS)]) - 1]
-        patterns = [
-            re.compile(rf"(?i:answer\s*(?:is|:)?)\s*[:*(\s]*([A-{last_letter}])\b"),
+        patterns: list[Pattern] = [
+            # Nothing is given back once taken, or a row of blanks would be tried in every split.
+            re.compile(rf"(?i:answer\s*+(?:is)?+)[:*(\s]*+([A-{last_letter}])\b"),
             re.compile(rf"^[\s*(]*([A-{last_letter}])(?:[).:*\s]|$)"),
         ]
         for pattern in [self.pattern, *patterns] if self.pattern else patterns:
-            if found := text.extract(pattern, said):
+            if found := found_by(pattern, said):
                 return index_of(found, choices)
         plain = text.normalised(said)
         named = [

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import InvalidOption
-from quire.jobs.scoring.scorer import Answer, Verdict
+from quire.jobs.scoring.scorer import Answer, ScorerFailed, Verdict
 
 
-class FunctionFailed(Exception):
+class FunctionFailed(ScorerFailed):
     """The function raised, or returned what is no score."""
 
 

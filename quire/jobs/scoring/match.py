@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from quire.jobs.scoring import text
 from quire.jobs.scoring.scorer import Answer, Verdict
+from quire.jobs.scoring.user_pattern import Pattern, found_by
 
 # What GSM8K's answers are read with by lm-eval 0.4.13: its two filters of the same names.
 STRICT = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
-# Taken away on both sides before comparing: thousands, dollars, the working, a final stop.
-_IGNORED = [re.compile(p) for p in (",", r"\$", r"(?s).*#### ", r"\.$")]
+_FINAL_STOP = re.compile(r"\.$")
 _NOTHING_FOUND = "[invalid]"
 
 
@@ -27,9 +27,13 @@ def _equal_normalised(answer: str, truth: str) -> float:
 
 def equal_numbers(answer: str, truth: str) -> float:
     """Equal as written numbers: "$1,000." is "1000", but "1000.0" is not."""
-    for ignored in _IGNORED:
-        answer, truth = ignored.sub("", answer), ignored.sub("", truth)
-    return float(answer.lower() == truth.lower())
+    return float(_bare(answer) == _bare(truth))
+
+
+def _bare(text: str) -> str:
+    """The number without thousands, dollars, the working before it and a final stop."""
+    number = text.replace(",", "").replace("$", "").rpartition("#### ")[2]
+    return _FINAL_STOP.sub("", number).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class TextMatch:
 
     name: str
     compare: Callable[[str, str], float]
-    pattern: re.Pattern[str] | None = None
+    pattern: Pattern | None = None
     last: bool = False
     needs_truth: bool = True
 
@@ -48,28 +52,28 @@ class TextMatch:
             return None
         read: str | None = answer.text
         if self.pattern is not None:
-            read = text.extract(self.pattern, answer.text, last=self.last)
+            read = found_by(self.pattern, answer.text, last=self.last)
         if read is None:
             return Verdict(0.0, _NOTHING_FOUND, "the pattern does not match")
         return Verdict(max(self.compare(read, truth) for truth in wanted), read)
 
 
-def exact(pattern: re.Pattern[str] | None = None, *, last: bool = False) -> TextMatch:
+def exact(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
     """1 where the answer is the truth, spaces around it aside."""
     return TextMatch("exact_match", _equal, pattern, last)
 
 
-def normalised(pattern: re.Pattern[str] | None = None, *, last: bool = False) -> TextMatch:
+def normalised(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
     """1 where they are equal but for case, punctuation, articles and spaces."""
     return TextMatch("normalised_match", _equal_normalised, pattern, last)
 
 
-def f1(pattern: re.Pattern[str] | None = None, *, last: bool = False) -> TextMatch:
+def f1(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
     """How many words the answer and the truth share."""
     return TextMatch("f1", text.f1, pattern, last)
 
 
-def number_strict(pattern: re.Pattern[str] | None = None) -> TextMatch:
+def number_strict(pattern: Pattern | None = None) -> TextMatch:
     """The number after "#### ", or what `pattern` finds, as lm-eval's strict-match."""
     return TextMatch("exact_match,strict-match", equal_numbers, pattern or STRICT)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.errors import InvalidOption
-from quire.jobs.scoring import choices, match, text
+from quire.jobs.scoring import choices, match
 from quire.jobs.scoring.function import is_function, load_function
 from quire.jobs.scoring.json_validity import json_valid
 from quire.jobs.scoring.scorer import Scorer
+from quire.jobs.scoring.user_pattern import UserPattern
 
 # name -> what it says, for --help, errors and docs/scoring.md
 DESCRIPTIONS = {
@@ -41,8 +41,8 @@ class ScorerOptions:
     schema: Path | None = None
 
 
-def _pattern(options: ScorerOptions) -> re.Pattern[str] | None:
-    return text.compiled(options.extract, "--extract") if options.extract else None
+def _pattern(options: ScorerOptions) -> UserPattern | None:
+    return UserPattern(options.extract, "--extract") if options.extract else None
 
 
 def _regex(options: ScorerOptions) -> list[Scorer]:

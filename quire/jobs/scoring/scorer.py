@@ -31,6 +31,10 @@ class Verdict:
     reason: str | None = None
 
 
+class ScorerFailed(Exception):
+    """A scorer could not judge an answer, and why; the row has no score then."""
+
+
 class Scorer(Protocol):
     """Judges one answer at a time."""
 

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 from quire.errors import CorruptJob, InvalidOption
 from quire.jobs.durable import replacing, write_file
 from quire.jobs.results import StoredRow, StoredRun
-from quire.jobs.scoring.function import FunctionFailed
-from quire.jobs.scoring.scorer import Answer, Scorer, Verdict
+from quire.jobs.scoring.scorer import Answer, Scorer, ScorerFailed, Verdict
 from quire.jobs.scoring.statistics import Mean, RunningMean, pass_at
 
 SUMMARY = "scores.json"
@@ -86,7 +85,7 @@ class _Tally:
             return RowScore(record.row, record.key, 0.0, None, "the row failed")
         try:
             verdicts = [self.scorer.score(answer) for answer in self._answers(row)]
-        except FunctionFailed as error:
+        except ScorerFailed as error:
             return self._unjudged(row, str(error))
         judged = [verdict for verdict in verdicts if verdict is not None]
         if len(judged) < len(verdicts) or not judged:

@@ -7,22 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Iterable
 
-from quire.errors import InvalidOption
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def compiled(pattern: str, option: str) -> re.Pattern[str]:
-    """A user's regular expression, or an error that says where it breaks."""
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise InvalidOption(
-            f"{option} takes a Python regular expression, not {pattern!r}: {error}",
-            parameter=option,
-            value=pattern,
-        ) from None
 
 
 def extract(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str | None:
