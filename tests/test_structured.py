@@ -117,6 +117,46 @@ def test_a_bad_schema_costs_its_own_row(llm: LLM) -> None:
     assert outputs[1].outputs[0].text == "fine"
 
 
+def test_values_of_the_wrong_kind_cost_their_own_rows(llm: LLM) -> None:
+    """Each of these once ended the whole call."""
+    bad: list[dict[str, Any]] = [
+        {"json": {"type": "object", "patternProperties": 5}},
+        {"json": {"anyOf": [{"$ref": "#/anyOf/²"}]}},
+        {"structural_tag": '{"type": "structural_tag", "format": {"type": []}}'},
+    ]
+    params = [
+        SamplingParams(structured_outputs=StructuredOutputsParams(**fields)) for fields in bad
+    ]
+    params.append(constrained(choice=["fine"]))
+    outputs = llm.generate(["a"] * 4, params, use_tqdm=False, on_error="return")
+    assert [type(o.error) for o in outputs] == [InvalidGrammar] * 3 + [type(None)]
+    assert outputs[3].outputs[0].text == "fine"
+
+
+OPEN = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "structured_outputs_config": {
+                "disable_any_whitespace": True,
+                "disable_additional_properties": True,
+            }
+        },
+        {
+            "guided_decoding_disable_any_whitespace": True,
+            "guided_decoding_disable_additional_properties": True,
+        },
+    ],
+)
+def test_the_engines_config_holds_for_every_row(tmp_path: Path, options: dict[str, Any]) -> None:
+    with tiny_llm(tmp_path, **options) as made:
+        found = texts(made, [constrained(json=OPEN, seed=seed) for seed in range(8)])
+    assert set(found) <= {'{"a":1}', '{"a":2}'}
+
+
 def test_a_row_cut_inside_its_grammar_says_so(llm: LLM) -> None:
     outputs = llm.generate(["a"], constrained(json=PERSON, max_tokens=4), use_tqdm=False)
     answer = outputs[0].outputs[0]

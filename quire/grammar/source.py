@@ -167,7 +167,7 @@ def _check_unicode(kind: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidGrammar(
-            f"{kind} holds half of a surrogate pair, {text[error.start]!r}; it is not valid Unicode",
+            f"{kind} holds half of a surrogate pair, {text[error.start]!r}: no valid Unicode",
             parameter=kind,
         ) from None
 

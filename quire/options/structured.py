@@ -29,7 +29,9 @@ def structured_outputs_config(name: str, value: Any) -> StructuredOutputsConfig 
         why = f"{BACKEND} follows every grammar."
         warn(f"{name}={{'backend': {show(backend)}}} has no effect. {why}")
     if given.pop("disable_fallback", False):
-        warn(f"{name}={{'disable_fallback': True}} has no effect. There is nothing to fall back on.")
+        warn(
+            f"{name}={{'disable_fallback': True}} has no effect. There is nothing to fall back on."
+        )
     if given.pop("enable_in_reasoning", False) not in (True, False):
         fail(InvalidOption, name, "a dict whose enable_in_reasoning is True or False", value)
     for key in _ELSEWHERE:

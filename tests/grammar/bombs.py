@@ -37,6 +37,18 @@ def crossing(parts: int, options: int) -> Schema:
     }
 
 
+def long_names(depth: int, length: int, count: int) -> str:
+    """Many properties below long names: each one's path holds all of those names."""
+    inner = json.dumps(properties(count))
+    return f'{{"properties":{{"{"x" * length}":' * depth + inner + "}}" * depth
+
+
+def chain(length: int) -> Schema:
+    """Each definition ends where the next one does, and what comes first stands last."""
+    defs: Schema = {f"d{i}": {"$ref": f"#/$defs/d{i - 1}"} for i in range(length, 0, -1)}
+    return {"$defs": {"d0": {"type": "null"}, **defs}, "$ref": f"#/$defs/d{length}"}
+
+
 def properties(count: int, **more: Any) -> Schema:
     return {"type": "object", "properties": {f"p{i}": more or {} for i in range(count)}}
 
@@ -61,6 +73,11 @@ SCHEMAS: dict[str, Schema | str] = {
     "enum of long texts": {"enum": ["x" * 5_000 + str(i) for i in range(400)]},
     "prime multiple": {"type": "integer", "multipleOf": 999_983},
     "two prime multiples": {"allOf": [{"multipleOf": 10_007}, {"multipleOf": 10_009}]},
+    "two small multiples": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+    "multiples where no schema belongs": {
+        "allOf": [{"$ref": "#/examples/0"}, {"$ref": "#/examples/1"}],
+        "examples": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}],
+    },
     "tiny multiple": {"type": "number", "multipleOf": 1.0000001},
     "huge range": {"type": "integer", "minimum": -(10**300), "maximum": 10**300},
     "huge floats": {"type": "number", "minimum": 1e-300, "maximum": 1e300},
@@ -70,6 +87,8 @@ SCHEMAS: dict[str, Schema | str] = {
     },
     "exact length": {"type": "string", "pattern": "^a*$", "minLength": 10**6, "maxLength": 10**6},
     "long const": {"const": "y" * 1_000_000},
+    "long names": long_names(40, 40_000, 100_000),
+    "chain": chain(40_000),
     "endless": {"$ref": "#"},
     "endless items": {
         "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 2}},
@@ -115,6 +134,9 @@ LARK = {
     "negations": "start: A\nA: "
     + " & ".join(f"~/(?s:.*)({c}|z){{20,40}}y(?s:.*)/" for c in "abcdefgh"),
     "substrings": f'start: S\nS: %regex {{"substring_chars": "{"abcdefghij" * 20_000}"}}',
+    "quotes": 'start: "' + '\\"' * 1_000_000,
+    "quotes and breaks": 'start: "' + '"\n' * 500_000,
+    "slashes": "start: /" + "\\/" * 1_000_000,
     "gbnf doubling": "root ::= r0\n"
     + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60))
     + '\nr60 ::= "a"',

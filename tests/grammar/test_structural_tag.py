@@ -121,6 +121,68 @@ def test_a_trigger_that_is_a_token_is_asked_for_as_one(
     assert follow(grammar, "so <|im_start|>cold", byte_bpe) is None
 
 
+def free(end: str | list[str], begin: str = "<t>") -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
+
+
+def allows(compiler: GrammarCompiler, tokenizer: Tokenizer, tag: dict[str, Any], text: str) -> bool:
+    """Whether the whole text fulfils the format."""
+    grammar = compiled(compiler, {"type": "structural_tag", "format": tag})
+    matcher = follow(grammar, text, tokenizer)
+    return matcher is not None and matcher.is_complete
+
+
+def test_free_text_ends_with_the_tag_that_it_is_in(
+    compiler: GrammarCompiler, byte_bpe: Tokenizer
+) -> None:
+    def fits(tag: dict[str, Any], text: str) -> bool:
+        return allows(compiler, byte_bpe, tag, text)
+
+    then = {"type": "const_string", "value": "!"}
+    tag = {"type": "sequence", "elements": [free("</t>"), then]}
+    assert fits(tag, "<t>a < b </ t\n</t>!")
+    assert fits(tag, "<t></t>!")
+    assert not fits(tag, "<t>a</t>b</t>!")  # it ended at the first
+    assert not fits(tag, "<t>a!")
+    several = {"type": "sequence", "elements": [free(["</t>", "<end>"]), then]}
+    assert fits(several, "<t>x</t>!")
+    assert fits(several, "<t>x<end>!")
+    assert not fits(several, "<t>x</u>!")
+    # A tag without an end of its own ends with the one around it.
+    inner = {"type": "sequence", "elements": [{"type": "const_string", "value": "1"}, free("")]}
+    nested = {**free("</o>", "<o>"), "content": inner}
+    assert fits(nested, "<o>1<t>text</o>")
+    assert not fits(nested, "<o>1<t>text</o>more")
+    assert fits(free(""), "<t>up to the end")
+    assert fits({"type": "or", "elements": [free("</t>"), then]}, "<t>a</t>")
+
+
+def test_free_text_may_end_with_a_token(compiler: GrammarCompiler, byte_bpe: Tokenizer) -> None:
+    for end in ("<|im_end|>", "so<|im_end|>", "so<|im_end|>on"):
+        assert allows(compiler, byte_bpe, free(end), f"<t>and so, so {end}")
+        assert not allows(compiler, byte_bpe, free(end), "<t>and so on")
+        assert not allows(compiler, byte_bpe, free(end), "<t>and<|im_start|>")
+    assert not allows(compiler, byte_bpe, free("so<|im_end|>"), "<t>and<|im_end|>")
+
+
+def test_triggered_tags_inside_a_tag(compiler: GrammarCompiler, byte_bpe: Tokenizer) -> None:
+    calls = {"type": "triggered_tags", "triggers": ["<f="], "tags": [TAG]}
+    tag = {**free("</t>"), "content": calls}
+    assert allows(compiler, byte_bpe, tag, "<t>free text</t>")
+    assert allows(compiler, byte_bpe, tag, '<t>so <f=add>{"a": 1}</f> and</t>')
+    assert not allows(compiler, byte_bpe, tag, '<t>so <f=add>{"b": 1}</f> and</t>')
+    assert not allows(compiler, byte_bpe, tag, '<t>a</t> <f=add>{"a": 1}</f>')
+    once = {**tag, "content": {**calls, "stop_after_first": True}}
+    assert allows(compiler, byte_bpe, once, '<t>so <f=add>{"a": 1}</f></t>')
+    assert allows(compiler, byte_bpe, once, "<t>none</t>")
+    assert not allows(compiler, byte_bpe, once, '<t><f=add>{"a": 1}</f> more</t>')
+
+
+def test_a_tag_of_very_many_tokens(compiler: GrammarCompiler, byte_bpe: Tokenizer) -> None:
+    text = "<s>" * 3_000
+    assert allows(compiler, byte_bpe, {"type": "const_string", "value": text}, text)
+
+
 @pytest.mark.parametrize(
     ("tag", "message"),
     [
@@ -140,6 +202,17 @@ def test_a_trigger_that_is_a_token_is_asked_for_as_one(
                 "format": {"type": "sequence", "elements": [{"type": "any_text"}, TAG]},
             },
             "$.format.elements[0] must be the last element",
+        ),
+        (
+            {
+                "type": "structural_tag",
+                "format": {"type": "tags_with_separator", "tags": [free("")], "separator": ","},
+            },
+            "$.format.tags[0].end must be a text",
+        ),
+        (
+            {"type": "structural_tag", "format": {"type": "any_text", "excludes": ["x"]}},
+            "$.format.excludes must be left out",
         ),
         (
             {"structures": [{"begin": "x", "schema": {"not": {}}, "end": ""}], "triggers": ["x"]},

@@ -54,7 +54,7 @@ class UserPattern:
             _end(child)
             raise PatternTooSlow(
                 f"{self._option} {self._pattern!r:.100} takes more than {self._seconds:g} s on an "
-                f"answer of {len(answer):,} characters; write it without repetition inside repetition"
+                f"answer of {len(answer):,} characters; write it without repetitions inside others"
             )
         found: str | None = reply["found"]
         return found
