@@ -268,14 +268,15 @@ class _Writer:
 
     def _triggered_tags(self, value: dict[str, Any], path: str, close: Close) -> str:
         """Free text up to a trigger, then one of the tags that begin with it, and so on."""
-        triggers = _texts(value.get("triggers"), f"{path}.triggers")
+        triggers = set(_texts(value.get("triggers"), f"{path}.triggers"))
+        lengths = sorted({len(trigger) for trigger in triggers}, reverse=True)
         by_trigger: dict[str, list[str]] = {}
         for at, tag in self._tags(value, path):
             begin = tag.get("begin")
-            own = [t for t in triggers if isinstance(begin, str) and begin.startswith(t)]
-            if not own:
-                _fail(f"{at}.begin", f"a text that begins with one of the triggers {triggers}")
-            trigger = max(own, key=len)
+            known = [n for n in lengths if n <= len(begin)] if isinstance(begin, str) else []
+            trigger = next((begin[:n] for n in known if begin[:n] in triggers), None)
+            if trigger is None:
+                _fail(f"{at}.begin", f"a text that begins with one of {path}.triggers")
             by_trigger.setdefault(trigger, []).append(self._tag(tag, at, (), trigger))
         calls = [
             self._rule(f"{self._text_up_to(trigger)} ({' | '.join(bodies)})")

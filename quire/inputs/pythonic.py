@@ -1,7 +1,8 @@
 """Calls written as Python, read without Python: [f(x=1, y="a"), g(z=[True, None])].
 
 A scanner of its own for names, keyword arguments and literals. Nothing is evaluated, and each
-character is looked at once.
+character is looked at once. Python's own parser would refuse what models write for tools that
+have a parameter `from` or `class`, and warn of each "\\d" in a text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
+_ESCAPES |= {"'": "'", '"': '"', "\\": "\\", "\n": ""}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _NUMBER = frozenset("0123456789+-.eE_")
 _MAX_DEPTH = 50
@@ -149,7 +151,7 @@ class _Scanner:
                 raise _Unreadable from None
         if not letter:
             raise _Unreadable
-        return "" if letter == "\n" else _ESCAPES.get(letter, letter)
+        return _ESCAPES.get(letter, f"\\{letter}")  # any other backslash stays, as in Python
 
     def _dotted_name(self) -> str:
         names = [self._name()]

@@ -189,7 +189,7 @@ def test_a_tag_of_very_many_tokens(compiler: GrammarCompiler, byte_bpe: Tokenize
         ("{", "does not read as JSON"),
         ("[1]", "$ must be an object"),
         ({}, "$.structures must be a list"),
-        ({"structures": [1], "triggers": ["<"]}, "begin must be a text that begins with"),
+        ({"structures": [1], "triggers": ["<"]}, "begin must be a text that begins with one of"),
         ({"structures": [{"begin": "x", "schema": {}, "end": ""}]}, "$.triggers must be a list"),
         (
             {"structures": [{"begin": "x", "schema": 5, "end": ""}], "triggers": ["x"]},

@@ -49,6 +49,15 @@ LOOK = ToolCall("look", {})
         ("[add(a=1, b=[2, {'c': \"ü\"}]), look()]<|eot_id|>", "", (ADD, LOOK)),
         ("Sure.<|python_start|>[look()]<|python_end|>", "Sure.", (LOOK,)),
         (
+            r"""[send(from='a', class=1, True=False, pattern='\d+\\')]""",
+            "",
+            (
+                ToolCall(
+                    "send", {"from": "a", "class": 1, "True": False, "pattern": r"\d+" + "\\"}
+                ),
+            ),
+        ),
+        (
             r"""[x.y(s='it\'s \x41\u00e9\n', t=True, n=None, f=-1.5e3, p=(1, 2,), q={})]""",
             "",
             (
