@@ -272,9 +272,7 @@ class _Writer:
         lengths = sorted({len(trigger) for trigger in triggers}, reverse=True)
         by_trigger: dict[str, list[str]] = {}
         for at, tag in self._tags(value, path):
-            begin = tag.get("begin")
-            known = [n for n in lengths if n <= len(begin)] if isinstance(begin, str) else []
-            trigger = next((begin[:n] for n in known if begin[:n] in triggers), None)
+            trigger = _longest_prefix(tag.get("begin"), triggers, lengths)
             if trigger is None:
                 _fail(f"{at}.begin", f"a text that begins with one of {path}.triggers")
             by_trigger.setdefault(trigger, []).append(self._tag(tag, at, (), trigger))
@@ -288,6 +286,16 @@ class _Writer:
             return f"({call}{sign} {self._free_text(close)})"
         closed = self._closed(call, close)
         return closed if value.get("at_least_one") else f"({closed} | {self._free_text(close)})"
+
+
+def _longest_prefix(text: Any, prefixes: set[str], lengths: list[int]) -> str | None:
+    """The longest of the prefixes that the text begins with; `lengths` are theirs, longest first.
+
+    Looked up by length: there may be thousands of tags, each with a trigger of its own.
+    """
+    if not isinstance(text, str):
+        return None
+    return next((text[:n] for n in lengths if n <= len(text) and text[:n] in prefixes), None)
 
 
 def _check_fields(value: dict[str, Any], kind: str, path: str) -> None:

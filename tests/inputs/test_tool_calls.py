@@ -51,11 +51,7 @@ LOOK = ToolCall("look", {})
         (
             r"""[send(from='a', class=1, True=False, pattern='\d+\\')]""",
             "",
-            (
-                ToolCall(
-                    "send", {"from": "a", "class": 1, "True": False, "pattern": r"\d+" + "\\"}
-                ),
-            ),
+            (ToolCall("send", {"from": "a", "class": 1, "True": False, "pattern": r"\d+" + "\\"}),),
         ),
         (
             r"""[x.y(s='it\'s \x41\u00e9\n', t=True, n=None, f=-1.5e3, p=(1, 2,), q={})]""",
