@@ -62,7 +62,8 @@ def test_little_time_in_all_ends_the_child_and_no_grammar() -> None:
 
 
 def test_a_limit_that_stands_in_the_way_is_named() -> None:
-    hungry = {"json": SCHEMAS["long const"]}  # follows where there is more
-    refused, fine = errors_under({"RLIMIT_AS": GIB // 2}, [hungry, FINE[0]])
-    assert "MiB that the limit of 512 MiB of address space (ulimit -v) leaves" in refused
+    hungry = {"json": SCHEMAS["long const"]}
+    patience = {"compile_seconds": 30.0, "mask_seconds": 30.0, "wall_seconds": 60.0}
+    refused, fine = errors_under({"RLIMIT_AS": 3 * GIB // 8}, [hungry, FINE[0]], **patience)
+    assert "MiB that the limit of 384 MiB of address space (ulimit -v) leaves" in refused
     assert fine == ""
