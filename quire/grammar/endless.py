@@ -22,8 +22,9 @@ _MAX_LOOKED_AT = 300_000
 def endless(schema: Any) -> Path | None:
     """The path of a subschema that never comes to its end and that the text cannot do without,
     or None."""
-    paths = {id(node): path for path, node in walk(schema) if isinstance(node, dict)}
-    nodes = [node for _, node in walk(schema) if isinstance(node, dict)]
+    found = [(path, node) for path, node in walk(schema) if isinstance(node, dict)]
+    paths = {id(node): path for path, node in found}
+    nodes = [node for _, node in found]
     targets = {
         id(node): _target(schema, node["$ref"])
         for node in nodes

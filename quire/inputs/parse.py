@@ -189,9 +189,9 @@ def _from_list(given: list[Any] | tuple[Any, ...]) -> Ints | None:
         struct.pack_into(f"{len(given)}i", ids.data, 0, *given)
     except struct.error:
         return None
-    # True and False pass for 1 and 0.
+    # True and False pass for 1 and 0, and so do those of numpy below 2.
     small = np.flatnonzero(ids <= 1).tolist() if len(ids) and ids.min() <= 1 else ()
-    return None if any(isinstance(given[at], bool) for at in small) else ids
+    return None if any(isinstance(given[at], bool | np.bool_) for at in small) else ids
 
 
 def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -88,7 +88,7 @@ SCHEMAS: dict[str, Schema | str] = {
     "exact length": {"type": "string", "pattern": "^a*$", "minLength": 10**6, "maxLength": 10**6},
     "long const": {"const": "y" * 1_000_000},
     "long names": long_names(40, 40_000, 100_000),
-    "chain": chain(40_000),
+    "chain": chain(10_000),
     "endless": {"$ref": "#"},
     "endless items": {
         "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 2}},
