@@ -74,6 +74,8 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
                 f"structured_outputs has no field among {sorted(wanted)}",
                 parameter="structured_outputs",
             ) from None
+    elif wanted is not None:
+        fields["structured_outputs"] = wanted  # refused below, and never dropped
     known = set(SamplingParams.__struct_fields__)
     if strange := sorted(fields.keys() - known):
         raise InvalidParams(

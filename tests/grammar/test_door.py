@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from quire.errors import InvalidGrammar, InvalidRequest
+from quire.errors import InvalidGrammar, InvalidParams, InvalidRequest
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.door import refusing
+from quire.jobs.requests import sampling_params
 from quire.structured_params import StructuredOutputsParams
 from tests.grammar.hostile import hostile
 
@@ -25,6 +26,12 @@ def test_hostile_values_are_refused_or_followed_and_nothing_else(compiler: Gramm
     assert faults == []  # the door held, but what came to it should have been refused before
     assert num_refused >= 700
     assert num_followed >= 200
+
+
+@pytest.mark.parametrize("wanted", [5, "json", [{}], True, {"json": 5}, {"no": 1}, {}])
+def test_what_a_jobs_row_holds_is_refused_and_never_dropped(wanted: object) -> None:
+    with pytest.raises(InvalidParams):
+        sampling_params({"structured_outputs": wanted})
 
 
 class Panic(BaseException):
