@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 __version_tuple__ = (0, 1, 0)
 
 if TYPE_CHECKING:
+    from quire.async_llm import AsyncLLM as AsyncLLM
+    from quire.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from quire.errors import *  # noqa: F403
     from quire.inputs import PromptType as PromptType
     from quire.inputs import TextPrompt as TextPrompt
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "llm": "LLM",
+    "async_llm": "AsyncLLM AsyncLLMEngine",
     "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
     "GuidedDecodingParams RepetitionDetectionParams RequestOutputKind",
     "outputs": "RequestOutput CompletionOutput RequestStateStats Logprob FlatLogprobs "
@@ -38,7 +41,7 @@ _HOME = {
     "inputs": "PromptType TextPrompt TokensPrompt",
     "options": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
-    "not_built": "LLMEngine AsyncLLM AsyncLLMEngine ModelRegistry initialize_ray_cluster",
+    "not_built": "LLMEngine ModelRegistry initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidOption "
     "UnknownOption NotSupported ModelError ModelNotFound CorruptModel UnsupportedModel RowError "
     "InvalidLogits DoesNotFit BatchError EngineError NotEnoughMemory EngineClosed EngineBusy "

@@ -1,4 +1,4 @@
-"""Engine: sequences in, sequences out. The loop between scheduler and executor, nothing else.
+"""Engine: sequences in, what became of them out: the loop between scheduler and executor.
 
 Overlap is a number: `depth` plans may be on their way. 1 waits for each result before it plans
 again; 2 plans the next step while the device computes.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from quire.errors import EngineError
 from quire.executor.executor import Executor, PendingStep
+from quire.scheduler.landing import StepReport
 from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from quire.step import StepPlan
@@ -60,29 +61,29 @@ class Engine:
         """Queue the samples of one request."""
         self.scheduler.add(samples)
 
-    def step(self) -> list[Sequence]:
-        """Submit a plan, or wait for the oldest result; returns the sequences that ended."""
+    def step(self) -> StepReport:
+        """Submit a plan, or wait for the oldest result; says what happened."""
         if len(self._in_flight) < self.depth:
             plan = self.scheduler.schedule()
             if plan is not None:
                 before = time.perf_counter()
                 self._in_flight.append(_Submitted(plan, self.executor.submit(plan), before))
                 self.num_steps += plan.repeat
-                return []
+                return StepReport()
         if self._in_flight:
             return self._land()
-        ended = self.scheduler.take_ended()
-        if not ended and self.scheduler.num_held:
+        report = self.scheduler.take_report()
+        if not report.ended and self.scheduler.num_held:
             self.scheduler.wait_for_held(HELD_SECONDS)
-            return []
-        if not ended:
+            return report
+        if not report.ended:
             raise EngineError(
                 f"no progress: {self.scheduler.num_running} sequences run and "
                 f"{len(self.scheduler.waiting)} wait, but no step can be made. This is a bug."
             )
-        return ended
+        return report
 
-    def _land(self) -> list[Sequence]:
+    def _land(self) -> StepReport:
         """Wait for the oldest plan and commit it."""
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()

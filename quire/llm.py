@@ -172,15 +172,21 @@ class LLM(NotBuiltMethods):
         *,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        tokens: bool = False,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield (index of the prompt, its output) as each finishes, in bounded memory.
 
-        A prompt that fails is yielded with its `.error`; the others go on. Leaving the loop
-        ends what still runs.
+        With `tokens` also as it grows: such an output is not `finished`, and has all the text so
+        far, or what is new where `output_kind` is DELTA. A prompt that fails is yielded with its
+        `.error`; the others go on. Leaving the loop ends what still runs.
         """
         with self._session.turn(), CtrlC() as ctrl_c:
             windows, _ = self._session.intake.read(
-                prompts, sampling_params, priority=priority, tokenization_kwargs=tokenization_kwargs
+                prompts,
+                sampling_params,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+                watched=tokens,
             )
             yield from self._session.run(windows, ctrl_c.check)
 

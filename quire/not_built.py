@@ -27,17 +27,7 @@ class _NotBuilt:
 class LLMEngine(_NotBuilt):
     """A synchronous engine that is stepped by hand."""
 
-    way_out = "Use LLM: LLM.stream(prompts, params) yields each result as it finishes."
-
-
-class AsyncLLM(_NotBuilt):
-    """An asyncio engine that streams tokens."""
-
-    way_out = "Use LLM: LLM.stream(prompts, params) yields each result as it finishes."
-
-
-class AsyncLLMEngine(AsyncLLM):
-    """The older name of AsyncLLM."""
+    way_out = "Use LLM.stream(prompts, params, tokens=True), or AsyncLLM."
 
 
 class ModelRegistry:

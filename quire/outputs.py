@@ -7,7 +7,7 @@ with finish_reason "error", and every output has its `metrics`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import QuireError
@@ -112,6 +112,20 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def continued(self, later: CompletionOutput) -> CompletionOutput:
+        """The answer, whose two parts in a row this and `later` are."""
+        logprobs: Any = later.logprobs
+        if self.logprobs is not None and later.logprobs is not None:
+            logprobs = self.logprobs[:]
+            logprobs.extend(later.logprobs)
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=[*self.token_ids, *later.token_ids],
+            logprobs=logprobs,
+            content=self.content + later.content,
+        )
+
     def __repr__(self) -> str:
         parts = [
             f"index={self.index}",
@@ -211,6 +225,20 @@ class RequestOutput:
             num_cached_tokens=0,
             error=error,
         )
+
+    def followed_by(self, later: RequestOutput, *, only_new: bool = False) -> RequestOutput:
+        """This output and a later one of the same request as one.
+
+        `only_new`: each holds what is new, so that the answers are put together; else the later
+        answers take the place of the earlier ones.
+        """
+        answers = {answer.index: answer for answer in self.outputs}
+        for answer in later.outputs:
+            before = answers.get(answer.index)
+            joined = before is not None and only_new
+            answers[answer.index] = before.continued(answer) if joined and before else answer
+        later.outputs = [answers[index] for index in sorted(answers)]
+        return later
 
     def __repr__(self) -> str:
         parts = [f"request_id={self.request_id!r}", f"prompt={self.prompt!r}"]

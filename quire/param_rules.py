@@ -184,7 +184,7 @@ PARAMS_STATUS: dict[str, Status] = {
         skip_special_tokens="Leave special tokens out of the text.",
         spaces_between_special_tokens="Put spaces between special tokens in the text.",
         include_stop_str_in_output="Keep the stop string at the end of the text.",
-        output_kind="generate returns finished answers whatever the kind.",
+        output_kind="Followed by stream(tokens=True) and AsyncLLM; generate returns whole answers.",
         logit_bias="Token id -> number added to its logit; any number of entries.",
         allowed_token_ids="Nothing but these tokens; any number of them.",
         bad_words="Strings that never appear; any number of them.",

@@ -31,6 +31,8 @@ class Request:
     A request with `continuations` draws nothing: each of them is scored as what follows the
     prompt. The first is the longest; none is empty. With `search` its answers are the best that a
     beam search finds.
+
+    Of a `watched` request every step reports what it wrote, of any other only its end is.
     """
 
     number: int
@@ -48,6 +50,7 @@ class Request:
     search: BeamSearchParams | None = None
     processors: tuple[Callable[..., Any], ...] = ()
     reading: AnswerReading | None = None
+    watched: bool = False
 
     @property
     def num_prompt(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import TypeVar
 
 from quire.inputs.answers import read_answer
@@ -18,6 +19,8 @@ from quire.logprobs import (
 )
 from quire.outputs import CompletionOutput, ContinuationScore, RequestOutput, RequestStateStats
 from quire.request import Ints, Request
+from quire.sampling_params import RequestOutputKind
+from quire.scheduler.landing import Grown
 from quire.sequence import Sequence
 from quire.step import TokenLogprobs, join_scores
 from quire.stop_strings import StopMatch, StopStrings
@@ -26,7 +29,10 @@ Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition |
 
 
 class StopWatch:
-    """Follows one answer's text as it is written, and finds where a stop string cuts it."""
+    """Follows one answer's text as it is written, and finds where a stop string cuts it.
+
+    What `shown` returns only ever grows, and `text` begins with it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         params = request.params
@@ -51,11 +57,57 @@ class StopWatch:
         self._match = self._stops.feed(piece)
         return self._match.stop if self._match else None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string was found."""
+        return self._match is not None
+
+    def shown(self) -> str:
+        """The text so far, without what may still become part of a stop string."""
+        text = "".join(self._pieces)
+        return text[: len(text) - self._stops.num_open()]
+
     def text(self) -> str:
-        """The whole text so far, cut where a stop string was found."""
+        """The whole text of an answer that ended, cut where a stop string was found."""
         if self._match is not None:
             return "".join(self._pieces)[: self._match.cut_at]
-        return "".join(self._pieces) + self._text.finish()
+        self._pieces.append(self._text.finish())
+        return "".join(self._pieces)
+
+
+class Shown:
+    """How much of a watched request's answers its reader has: tokens and characters by sample."""
+
+    def __init__(self, request: Request) -> None:
+        self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
+        self._tokens: dict[int, int] = {}
+        self._characters: dict[int, int] = {}
+
+    def num_tokens(self, sample: int) -> int:
+        return self._tokens.get(sample, 0)
+
+    def show(self, answer: CompletionOutput, first: int) -> CompletionOutput:
+        """The answer, whose tokens begin with number `first`, as the reader wants it."""
+        sample, text = answer.index, answer.text
+        before = self._characters.get(sample, 0)
+        self._tokens[sample] = first + len(answer.token_ids)
+        self._characters[sample] = len(text)
+        return replace(answer, text=text[before:]) if self.only_new else answer
+
+    def last(self, output: RequestOutput) -> RequestOutput:
+        """The finished output as the reader wants it."""
+        if self.only_new:
+            output.outputs = [self._rest(answer) for answer in output.outputs]
+        return output
+
+    def _rest(self, answer: CompletionOutput) -> CompletionOutput:
+        first = self.num_tokens(answer.index)
+        rest = replace(
+            answer,
+            token_ids=answer.token_ids[first:],
+            logprobs=None if answer.logprobs is None else answer.logprobs[first:],
+        )
+        return self.show(rest, first)
 
 
 class Results:
@@ -65,8 +117,9 @@ class Results:
         self._tokenizer = tokenizer
 
     def watch(self, request: Request) -> StopWatch | None:
-        """What finds the stop strings of one sample, if the request has any."""
-        if self._tokenizer is None or not request.params.stop:
+        """What follows the text of one sample, where its stop strings or its readers need that."""
+        is_read = request.watched and request.params.detokenize
+        if self._tokenizer is None or not (request.params.stop or is_read):
             return None
         return StopWatch(self._tokenizer, request)
 
@@ -86,6 +139,54 @@ class Results:
             _metrics(request, samples),
             num_cached_tokens=first.num_cached,
             error=next((s.error for s in samples if s.error), None),
+        )
+
+    def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
+        """What samples of a watched request have written so far."""
+        answers = []
+        for one in grown:
+            sequence = one.sequence
+            first = shown.num_tokens(sequence.sample) if shown.only_new else 0
+            answers.append(shown.show(self._so_far(sequence, one.output_ids, first), first))
+        samples = [one.sequence for one in grown]
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids,
+            None,
+            answers,
+            False,
+            _metrics(request, samples),
+            num_cached_tokens=samples[0].num_cached,
+        )
+
+    def _so_far(self, sequence: Sequence, output_ids: Ints, first: int) -> CompletionOutput:
+        watch, params = sequence.watch, sequence.request.params
+        text = watch.shown() if isinstance(watch, StopWatch) else ""
+        if sequence.finish_reason is not None:
+            [text] = self._texts([sequence])
+        entries = sequence.logprobs
+        asked = params.num_logprobs is not None
+        ranked = params.logprob_token_ids is None
+        return CompletionOutput(
+            index=sequence.sample,
+            text=text,
+            token_ids=output_ids[first:].tolist(),
+            cumulative_logprob=sum(e.logprob for e in entries) if asked else None,
+            logprobs=self._positions(sequence, entries[first:], ranked=ranked) if asked else None,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            content=text,
+        )
+
+    def cancelled(self, request: Request) -> RequestOutput:
+        """The output of a request that gave up while another computed its answer."""
+        answers = [
+            CompletionOutput(sample, "", [], None, None, finish_reason="abort")
+            for sample in range(request.params.n)
+        ]
+        return RequestOutput(
+            str(request.number), request.prompt, request.prompt_ids, None, answers, True
         )
 
     def _texts(self, samples: Many[Sequence]) -> list[str]:
@@ -125,7 +226,7 @@ class Results:
         if reading is None or tokenizer is None or not text:
             return ParsedAnswer(None, text)
         ids = _shown_ids(sequence)
-        is_whole = not isinstance(sequence.watch, StopWatch)
+        is_whole = not (isinstance(sequence.watch, StopWatch) and sequence.watch.is_cut)
         if is_whole and not tokenizer.special_ids.isdisjoint(ids.tolist()):
             # Some models mark calls and reasoning by tokens that a text leaves out.
             marked = completion_text(

@@ -1,4 +1,5 @@
-"""The one drive loop: windows of requests in, (index, RequestOutput) out as each finishes.
+"""The one drive loop: windows of requests in, (index, RequestOutput) out as each finishes, and
+for watched requests also as they grow.
 
 Plans each window (order, duplicates), feeds the engine, and takes the next window while the
 last one drains: there is no barrier between them. Whatever happens (the caller leaves, Ctrl-C,
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.engine import Engine
@@ -18,9 +19,10 @@ from quire.outputs import RequestOutput
 from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
-from quire.results import Results
+from quire.results import Results, Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
+from quire.scheduler.landing import Grown, StepReport
 from quire.scheduler.scoring import continuation_samples
 from quire.sequence import Guide, Sequence
 
@@ -53,12 +55,26 @@ Result = tuple[int, RequestOutput]
 
 @dataclass(slots=True)
 class _Pending:
-    """A request in the engine, with the requests that are to get the same answer."""
+    """A request in the engine, and who gets its answer: itself, and requests that are equal."""
 
-    index: int
     samples: list[Sequence]
     num_left: int
-    copies: list[tuple[int, Request]] = field(default_factory=list)
+    receivers: list[_Receiver]
+    grammar: Compiling | None = None  # being compiled: the request is not in the engine yet
+
+    @property
+    def number(self) -> int:
+        """Of the request that is computed, whether or not it still waits for the answer."""
+        return self.samples[0].request.number
+
+
+@dataclass(slots=True)
+class _Receiver:
+    """A request at its place among the prompts, and how much of its answer was shown."""
+
+    index: int
+    request: Request
+    shown: Shown
 
 
 class Run:
@@ -77,12 +93,14 @@ class Run:
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar = compile_grammar
-        self._compiling: deque[tuple[Compiling, _Pending]] = deque()
-        self._pending: dict[int, _Pending] = {}
+        self._compiling: deque[_Pending] = deque()
+        self._pending: dict[int, _Pending] = {}  # by the number of each request in it
+        self._cancelled: list[Result] = []
         self._num_seen = 0
 
     def outputs(self, windows: Iterable[Window]) -> Iterator[Result]:
-        """Each prompt's result when it is there; refused prompts at once.
+        """Each prompt's result when it is there; refused prompts at once. What a watched request
+        has written so far comes as outputs that are not `finished`.
 
         An empty window says that more may come; whoever yields it waits by himself where the
         engine has nothing else to do.
@@ -98,14 +116,43 @@ class Run:
                         break
                     yield from self._enter(window)
                 yield from self._compiled(wait=self._engine.idle)
-                if self._engine.idle and exhausted and not self._compiling:
-                    return
                 if not self._engine.idle:
-                    for sequence in self._step():
+                    report = self._step()
+                    yield from self._grown(report.grown)
+                    for sequence in report.ended:
                         yield from self._ended(sequence)
+                elif exhausted and not self._compiling and not self._cancelled:
+                    return
                 self._between_steps()
+                while self._cancelled:
+                    yield self._cancelled.pop(0)
         finally:
             self._abandon()
+
+    def cancel(self, number: int) -> None:
+        """Give a request up, wherever it is: its output comes next, with what it has written and
+        finish_reason "abort". One that ended already, or is not known, is left alone.
+
+        To be called on the thread that drives: between steps, or where an output was taken.
+        """
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        if len(pending.receivers) > 1:  # others wait for the same answer
+            self._cancelled += self._take_out(pending, number)
+            return
+        if pending.grammar is not None:
+            self._compiling.remove(pending)
+        self._engine.abort(pending.samples)
+        self._cancelled += self._done(pending)
+
+    def _take_out(self, pending: _Pending, number: int) -> Iterator[Result]:
+        """Let one of several requests go without the answer that they wait for."""
+        for one in [r for r in pending.receivers if r.request.number == number]:
+            pending.receivers.remove(one)
+            yield one.index, self._results.cancelled(one.request)
+        if number != pending.number:
+            del self._pending[number]
 
     def _enter(self, window: Window) -> Iterator[Result]:
         """Plan a window and queue it; the refused ones are done already."""
@@ -124,17 +171,18 @@ class Run:
             self._add(indices[i], requests[i], order=first + place)
         for i, original in plan.duplicates.items():
             pending = self._pending[requests[original].number]
-            pending.copies.append((indices[i], requests[i]))
+            pending.receivers.append(_Receiver(indices[i], requests[i], Shown(requests[i])))
+            self._pending[requests[i].number] = pending
 
     def _add(self, index: int, request: Request, *, order: int) -> None:
         samples = self._samples(request, order)
-        pending = _Pending(index, samples, len(samples))
+        receiver = _Receiver(index, request, Shown(request))
+        pending = _Pending(samples, len(samples), [receiver], self._compile_grammar(request.params))
         self._pending[request.number] = pending
-        grammar = self._compile_grammar(request.params)
-        if grammar is None:
+        if pending.grammar is None:
             self._engine.add(samples)
         else:
-            self._compiling.append((grammar, pending))
+            self._compiling.append(pending)
 
     def _samples(self, request: Request, order: int) -> list[Sequence]:
         if request.continuations:
@@ -152,22 +200,24 @@ class Run:
         `wait`: the engine has nothing else to do, so wait for the oldest.
         """
         for _ in range(len(self._compiling)):
-            grammar, pending = self._compiling.popleft()
-            if not grammar.done() and not wait:
-                self._compiling.append((grammar, pending))
+            pending = self._compiling.popleft()
+            grammar = pending.grammar
+            if grammar is None or not (grammar.done() or wait):
+                self._compiling.append(pending)
                 continue
-            wait = False
+            wait, pending.grammar = False, None
             try:
                 for sequence in pending.samples:
                     sequence.guide = grammar.result().matcher()
             except InvalidRequest as error:
                 for sequence in pending.samples:
-                    sequence.finish_reason, sequence.error = "error", error.at(pending.index)
+                    index = pending.receivers[0].index
+                    sequence.finish_reason, sequence.error = "error", error.at(index)
                 yield from self._done(pending)
             else:
                 self._engine.add(pending.samples)
 
-    def _step(self) -> list[Sequence]:
+    def _step(self) -> StepReport:
         try:
             return self._engine.step()
         except BaseException:
@@ -177,7 +227,9 @@ class Run:
             raise
 
     def _ended(self, sequence: Sequence) -> Iterator[Result]:
-        pending = self._pending[sequence.request.number]
+        pending = self._pending.get(sequence.request.number)
+        if pending is None:  # cancelled where an output of the same step was taken
+            return
         self._lengths.observe(
             sequence.request, len(sequence.output_ids), stopped=sequence.finish_reason == "stop"
         )
@@ -186,12 +238,24 @@ class Run:
             pending.samples = sequence.group.answers
         if not pending.num_left:
             yield from self._done(pending)
+        elif sequence.request.watched:
+            yield from self._grown([Grown(sequence, sequence.output_ids)])
+
+    def _grown(self, grown: list[Grown]) -> Iterator[Result]:
+        """What watched requests have written so far, one output for each that shows more."""
+        by_request: dict[int, list[Grown]] = {}
+        for one in grown:
+            by_request.setdefault(one.sequence.request.number, []).append(one)
+        for number, some in by_request.items():
+            pending = self._pending.get(number)  # it may have been cancelled meanwhile
+            for receiver in list(pending.receivers) if pending is not None else ():
+                yield receiver.index, self._results.partial(receiver.request, some, receiver.shown)
 
     def _done(self, pending: _Pending) -> Iterator[Result]:
-        own = pending.samples[0].request
-        del self._pending[own.number]
-        for index, request in [(pending.index, own), *pending.copies]:
-            yield index, self._results.output(request, pending.samples)
+        for number in {pending.number, *(r.request.number for r in pending.receivers)}:
+            del self._pending[number]
+        for one in pending.receivers:
+            yield one.index, one.shown.last(self._results.output(one.request, pending.samples))
 
     def _abandon(self) -> None:
         """Leave nothing of this run in the engine."""

@@ -41,9 +41,15 @@ class StopStrings:
         self._include = include
         self._tail = ""
         self._fed = 0
-        # So many characters at the end of the text may still turn out to belong to a stop; a
-        # stream must not show them yet.
+        # So many characters of the past may belong to a stop that completes later.
         self.hold = max((len(stop) - 1 for stop in self._stops), default=0)
+
+    def num_open(self) -> int:
+        """How many characters at the end of the text may be the beginning of a stop, so that a
+        stream must not show them yet: of "the EN" with the stop "END" two."""
+        if self._include:
+            return 0
+        return max((_overlap(self._tail, stop) for stop in self._stops), default=0)
 
     def skip(self, text: str) -> None:
         """Take text in which no stop may complete, though one may begin in it (min_tokens)."""
@@ -65,3 +71,9 @@ class StopStrings:
             return None
         end, stop = best
         return StopMatch(stop, offset + end - (0 if self._include else len(stop)))
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of `text` that a stop, not the whole of it, begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

@@ -35,6 +35,7 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
             request.eos_ids,
             request.stop_ids,
             request.priority,
+            request.watched,
             _frozen(request.search),
             0 if params.temperature == 0 else request.noise_key,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,22 @@ class Flight:
     slice_stays: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A watched sequence that goes on, and all that it has written so far."""
+
+    sequence: Sequence
+    output_ids: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened in a step: the sequences that ended, and what watched ones wrote that go on."""
+
+    ended: list[Sequence] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
+
+
 def _failure(sequence: Sequence) -> QuireError:
     """Why a row could draw no token: its grammar's reason, or bad logits."""
     if sequence.guide is not None and sequence.guide.error is not None:
@@ -48,7 +64,7 @@ def _failure(sequence: Sequence) -> QuireError:
 
 
 class Landing:
-    """Digests results, and holds the sequences that ended until they are asked for."""
+    """Digests results, and keeps what happened until it is asked for."""
 
     def __init__(
         self,
@@ -61,14 +77,21 @@ class Landing:
         self.rows: Rows = stays.rows
         self.held = HeldRows(stays.rows)
         self.ended: list[Sequence] = []
+        self.grown: list[Grown] = []
         self.service_times: deque[float] = deque(maxlen=101)
         self._stays, self._scoring, self._clock = stays, scoring, clock
         self._beams, self._guesses = beams, guesses
 
-    def take_ended(self) -> list[Sequence]:
-        """The sequences that ended since they were last asked for."""
-        ended, self.ended = self.ended, []
-        return ended
+    def take_report(self) -> StepReport:
+        """What happened since this was last asked for."""
+        report = StepReport(self.ended, self.grown)
+        self.ended, self.grown = [], []
+        return report
+
+    def forget(self, gone: set[int]) -> None:
+        """Report nothing of these sequences (by id)."""
+        self.ended = [s for s in self.ended if id(s) not in gone]
+        self.grown = [g for g in self.grown if id(g.sequence) not in gone]
 
     def long_wait(self, least: float) -> float:
         """Seconds of waiting after which a sequence goes before all others: `least`, or four
@@ -105,6 +128,8 @@ class Landing:
         for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
             if self._jump_ahead(row):
                 ended[at == row] = True
+        for row in at[rows.watched[at] & ~ended & (kept > 0)].tolist():
+            self.grown.append(Grown(rows.sequence(row), rows.output_ids(row)))
         for row in at[ended].tolist():
             self._finish(row, now)
         for i in failed:

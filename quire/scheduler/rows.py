@@ -72,6 +72,7 @@ class Rows:
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
+        self.watched = np.zeros(capacity, bool)  # each of its steps is reported
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
@@ -115,6 +116,7 @@ class Rows:
         self.stale[row] = NOT_STALE
         self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
         self.guided[row] = sequence.guide is not None
+        self.watched[row] = request.watched
         is_beam = sequence.group is not None
         self.paced[row] = is_beam or sequence.guide is not None or bool(request.processors)
         self.visited[row] = (

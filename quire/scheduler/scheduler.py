@@ -26,7 +26,7 @@ from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams, too_wide
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
-from quire.scheduler.landing import Flight, Landing
+from quire.scheduler.landing import Flight, Landing, StepReport
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
@@ -141,7 +141,7 @@ class Scheduler:
             sequence = self.rows.sequence(row)
             if id(sequence if sequence.group is None else sequence.group.lead) in gone:
                 self._stays.end(row)
-        self._landing.ended = [s for s in self._landing.ended if id(s) not in gone]
+        self._landing.forget(gone)
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"
 
@@ -338,13 +338,13 @@ class Scheduler:
                 self._beams.enter(row, draft)
             self._plan_chunk(row, draft)
 
-    def commit(self, result: StepResult, seconds: float = 0.0) -> list[Sequence]:
-        """Digest the oldest plan's result, which took so long; returns the sequences that ended."""
+    def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
+        """Digest the oldest plan's result, which took so long."""
         flight = self._flights.popleft()
         self.guesses.observe(flight.plan, result, seconds)
         self._landing.land(flight, result)
-        return self._landing.take_ended()
+        return self._landing.take_report()
 
-    def take_ended(self) -> list[Sequence]:
-        """The sequences that ended since they were last asked for."""
-        return self._landing.take_ended()
+    def take_report(self) -> StepReport:
+        """What happened since the last result, or since this was last asked for."""
+        return self._landing.take_report()

@@ -22,7 +22,7 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.outputs import AnswerReading
 from quire.request import Request
 from quire.run import Refused, Window
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import RequestOutputKind, SamplingParams
 
 # A plan sees at most this much at once; beyond it the gain is small and the memory is not.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
@@ -70,17 +70,19 @@ class Intake:
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         strict: bool = False,
+        watched: bool = False,
     ) -> tuple[Iterable[Window], int | None]:
         """Windows of requests, and how many prompts there are, None if nobody knows.
 
         A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
-        one by one.
+        one by one. `watched`: what the requests write is wanted step by step.
         """
         given = split_prompts(prompts)
 
         def make(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
             made = self._maker.make(some, *rest, tokenization_kwargs=tokenization_kwargs, **more)
-            return _with_reading(made, self._answers.for_text)
+            made = _with_reading(made, self._answers.for_text)
+            return [_watch(one) for one in made] if watched else made
 
         return self._read(given, params, priority, strict, make)
 
@@ -109,6 +111,23 @@ class Intake:
             return _with_reading(made, reading)
 
         return self._read(split_prompts(conversations), params, priority, strict, make)
+
+    def read_watched(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> Request | Refused:
+        """One prompt, whose answer is wanted step by step."""
+        make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
+        [made] = self._make([prompt], _ParamCopies(params), 0, [priority], make)
+        if isinstance(made, Refused):
+            return made
+        [read] = _with_reading([made], self._answers.for_text)
+        watched = _watch(read)
+        return watched if isinstance(watched, Request) else made
 
     def window(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> Window:
         """One window, each prompt with its own parameters; bad prompts are refused."""
@@ -232,6 +251,13 @@ class _ParamCopies:
         if found is None:
             found = self._alike[key] = params.checked_copy()
         return found
+
+
+def _watch(made: Request | QuireError) -> Request | QuireError:
+    """The request as a watched one, unless its parameters ask for the end alone."""
+    if not isinstance(made, Request) or made.params.output_kind is RequestOutputKind.FINAL_ONLY:
+        return made
+    return replace(made, watched=True)
 
 
 def _with_reading(

@@ -107,7 +107,11 @@ class Session:
 
     def run(self, windows: Iterable[Window], between_steps: Callable[[], None]) -> Iterator[Result]:
         """Drive the engine over these windows."""
-        run = Run(
+        return self.new_run(between_steps).outputs(windows)
+
+    def new_run(self, between_steps: Callable[[], None]) -> Run:
+        """A run that is yet to be given its windows."""
+        return Run(
             self.engine,
             self._planner,
             self._lengths,
@@ -115,7 +119,6 @@ class Session:
             compile_grammar=self._guides.compile,
             between_steps=between_steps,
         )
-        return run.outputs(windows)
 
     def plan(
         self,

@@ -101,7 +101,7 @@ def run_all(engine: Engine, requests: list[Request]) -> dict[tuple[int, int], Se
 def drain(engine: Engine) -> dict[tuple[int, int], Sequence]:
     done: dict[tuple[int, int], Sequence] = {}
     while not engine.idle:
-        for sequence in engine.step():
+        for sequence in engine.step().ended:
             key = (sequence.request.number, sequence.sample)
             assert key not in done, f"{key} came out twice"
             done[key] = sequence

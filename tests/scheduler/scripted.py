@@ -70,7 +70,7 @@ def write(
         took = machine.fixed + machine.each * plan.num_tokens
         if all(s.num_guessed for s in plan.prefill):
             seconds, num_passes = seconds + took, num_passes + 1
-        for sequence in scheduler.commit(_drawn(plan, row_text), took):
+        for sequence in scheduler.commit(_drawn(plan, row_text), took).ended:
             outputs[sequence.request.number] = sequence.output_ids.tolist()
     assert [outputs[i] for i in range(len(texts))] == [answer for _, answer in texts]
     guesses = scheduler.guesses

@@ -230,7 +230,7 @@ def test_rows_that_come_while_guesses_are_on_their_way_change_nothing(
         engine.add([Sequence(first)])
         done = {}
         for _ in range(moment):
-            done.update({s.request.number: s for s in engine.step()})
+            done.update({s.request.number: s for s in engine.step().ended})
         met += bool(engine._in_flight and engine._in_flight[-1].plan.prefill[:1])
         engine.add([Sequence(second)])
         done |= {number: s for (number, _), s in drain(engine).items()}

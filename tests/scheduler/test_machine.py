@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             if not self.engine.idle:
-                self.take(self.engine.step())
+                self.take(self.engine.step().ended)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         steps = 0
         while hasattr(self, "engine") and not self.engine.idle:
-            self.take(self.engine.step())
+            self.take(self.engine.step().ended)
             steps += 1
             assert steps < 20_000, "somebody never gets to the end"
         assert not self.open, "a request was lost"

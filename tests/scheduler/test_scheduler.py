@@ -149,7 +149,7 @@ def test_endless_higher_priority_work_cannot_starve_a_waiting_request() -> None:
         plan = scheduler.schedule()
         assert plan is not None
         now[0] += 1.0
-        ended = scheduler.commit(executor.submit(plan).result())
+        ended = scheduler.commit(executor.submit(plan).result()).ended
         if any(s.request.number == 0 for s in ended):
             break
         assert now[0] < 75.0, "it waited longer than the bound and one service time"
@@ -187,7 +187,7 @@ def test_aborting_at_any_moment_frees_every_block(depth: int) -> None:
         engine.add(samples_of(other))
         ended = []
         for _ in range(moment):
-            ended += engine.step()
+            ended += engine.step().ended
         engine.abort(victims)
         done = {s.request.number: s for s in ended} | {k[0]: s for k, s in drain(engine).items()}
         assert done[1].output_ids.tolist() == expected_output(other, 0)

@@ -1,0 +1,180 @@
+"""The engine on a thread of its own: requests come in at any time, their outputs go out in steps.
+
+Requests are read between two steps of the one drive loop (run.py); what a step made for all of them
+is handed over in one call. Knows nothing of who reads the outputs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import EngineClosed, EngineError
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.request import Request
+from quire.run import Refused, Run, Window
+from quire.sampling_params import SamplingParams
+from quire.session.session import Session
+
+CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """A request on its way through the thread. `reader` is the caller's; the rest below it is
+    written by the thread alone, `given_up` aside."""
+
+    prompt: Any
+    params: SamplingParams
+    priority: int = 0
+    tokenization_kwargs: dict[str, Any] | None = None
+    request_id: str = ""
+    reader: Any = None
+    number: int | None = None  # of the request in the engine, once it is there
+    given_up: bool = False
+
+
+News = tuple[Asked, RequestOutput | BaseException]
+
+
+class _Inbox:
+    """What callers ask for, until the thread reads it."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._new: deque[Asked] = deque()
+        self._given_up: deque[Asked] = deque()
+        self._changed = threading.Condition()
+
+    def ask(self, asked: Asked) -> None:
+        with self._changed:
+            if self.closed:
+                raise EngineClosed("the engine was shut down; make a new one to go on")
+            self._new.append(asked)
+            self._changed.notify()
+
+    def give_up(self, asked: Asked) -> None:
+        with self._changed:
+            asked.given_up = True
+            self._given_up.append(asked)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify()
+
+    def take_new(self, *, wait: bool) -> list[Asked]:
+        """The new ones; `wait` until there are some, or the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not wait or self._new or self.closed)
+            new = list(self._new)
+            self._new.clear()
+            return new
+
+    def take_given_up(self) -> list[Asked]:
+        with self._changed:
+            given_up = list(self._given_up)
+            self._given_up.clear()
+            return given_up
+
+
+class EngineThread:
+    """Drives a session until it is closed; it then belongs to nobody else."""
+
+    def __init__(self, session: Session, hand_over: Callable[[list[News]], None]) -> None:
+        """`hand_over` is called on the thread with what a step made: an output for each request
+        that has one, or the error that ended it."""
+        self.failure: BaseException | None = None  # what ended the engine, if it was not closed
+        self._session, self._hand_over = session, hand_over
+        self._inbox = _Inbox()
+        self._running: dict[int, Asked] = {}  # by place in the run
+        self._news: list[News] = []
+        self._run: Run = session.new_run(self._between_steps)
+        self._thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive() and not self._inbox.closed
+
+    def ask(self, asked: Asked) -> None:
+        if self.failure is not None:
+            raise EngineError(f"the engine ended before: {self.failure}") from self.failure
+        self._inbox.ask(asked)
+
+    def give_up(self, asked: Asked) -> None:
+        """Cancel it, wherever it is; its last output has finish_reason "abort"."""
+        self._inbox.give_up(asked)
+
+    def close(self) -> None:
+        """End what runs, after the step in progress, and free the memory."""
+        self._inbox.close()
+        self._thread.join(CLOSE_SECONDS)
+        self._session.close()
+
+    def _drive(self) -> None:
+        ended: BaseException = EngineClosed("the engine was shut down")
+        try:
+            for place, output in self._run.outputs(self._windows()):
+                asked = self._running.pop(place) if output.finished else self._running[place]
+                output.request_id = asked.request_id
+                self._news.append((asked, output))
+        except EngineClosed:
+            pass
+        except BaseException as failure:  # handed to every request: no caller waits for this thread
+            self.failure = ended = failure
+        self._inbox.close()
+        left = [*self._running.values(), *self._inbox.take_new(wait=False)]
+        self._news += [(asked, ended) for asked in left]
+        self._running.clear()
+        self._send()
+
+    def _windows(self) -> Iterator[Window]:
+        """What came since the last step; an empty window where the engine is to go on."""
+        place = 0
+        while not self._inbox.closed:
+            self._send()
+            window: Window = []
+            for asked in self._inbox.take_new(wait=not self._running and self._session.engine.idle):
+                item = self._read(asked)
+                if not isinstance(item, Request):
+                    self._news.append((asked, item))
+                    continue
+                asked.number = item.number
+                self._running[place] = asked
+                place += 1
+                window.append(item)
+            yield window
+
+    def _read(self, asked: Asked) -> Request | RequestOutput | BaseException:
+        """The request of one prompt, or what its reader gets instead."""
+        if asked.given_up:
+            answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
+            return RequestOutput(asked.request_id, None, None, None, [answer], True)
+        try:
+            item = self._session.intake.read_watched(
+                asked.prompt,
+                asked.params,
+                priority=asked.priority,
+                tokenization_kwargs=asked.tokenization_kwargs,
+            )
+        except Exception as error:  # the reader's, whatever it is: the others go on
+            return error
+        return item.error if isinstance(item, Refused) else item
+
+    def _between_steps(self) -> None:
+        if self._inbox.closed:
+            raise EngineClosed("the engine was shut down")
+        for asked in self._inbox.take_given_up():
+            if asked.number is not None:
+                self._run.cancel(asked.number)
+        self._send()
+
+    def _send(self) -> None:
+        news, self._news = self._news, []
+        if news:
+            self._hand_over(news)
