@@ -24,6 +24,7 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks import shapes, workloads
 from quire.executor.executor import ExecutorFacts
+from quire.handles import Handles
 from quire.llm import LLM
 from quire.options import DeviceFacts, parse_options, resolve
 from quire.sampling_params import SamplingParams
@@ -51,6 +52,7 @@ class Instant:
     """An executor that computes nothing: token 7 for everybody."""
 
     first: float = 0.0  # when the first plan came
+    handles: Handles = field(default_factory=Handles)
 
     def start(self) -> ExecutorFacts:
         return ExecutorFacts(NUM_BLOCKS, "cuda:0", "bfloat16")

@@ -45,6 +45,7 @@ class Engine:
         """`observe` is told each plan and the seconds the device had to itself for it."""
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.num_steps = 0
+        scheduler.use(executor.handles)
         self._observe, self._last_result = observe, 0.0
         self._in_flight: deque[_Submitted] = deque()
 
@@ -59,6 +60,7 @@ class Engine:
 
     def add(self, samples: Many[Sequence]) -> None:
         """Queue the samples of one request."""
+        self.executor.handles.add_request(samples[0].request)
         self.scheduler.add(samples)
 
     def step(self) -> StepReport:
@@ -106,4 +108,6 @@ class Engine:
         """Forget every sequence, every row and the prefix cache, whatever state they are in."""
         self._in_flight.clear()
         self.executor.reset()
+        self.executor.handles.clear()
         self.scheduler = self.scheduler.fresh()
+        self.scheduler.use(self.executor.handles)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt with its parameters, checked and complete.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import TypeVar
@@ -22,7 +23,7 @@ from quire.request import Ints, Request
 from quire.sampling_params import RequestOutputKind
 from quire.scheduler.landing import Grown
 from quire.sequence import Sequence
-from quire.step import TokenLogprobs, join_scores
+from quire.step import Scores, join_scores
 from quire.stop_strings import StopMatch, StopStrings
 
 Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
@@ -165,15 +166,14 @@ class Results:
         text = watch.shown() if isinstance(watch, StopWatch) else ""
         if sequence.finish_reason is not None:
             [text] = self._texts([sequence])
-        entries = sequence.logprobs
-        asked = params.num_logprobs is not None
-        ranked = params.logprob_token_ids is None
+        asked, ranked = params.num_logprobs is not None, params.logprob_token_ids is None
+        logprobs = self._positions(sequence, sequence.logprobs, ranked=ranked) if asked else None
         return CompletionOutput(
             index=sequence.sample,
             text=text,
             token_ids=output_ids[first:].tolist(),
-            cumulative_logprob=sum(e.logprob for e in entries) if asked else None,
-            logprobs=self._positions(sequence, entries[first:], ranked=ranked) if asked else None,
+            cumulative_logprob=_total(sequence.logprobs) if asked else None,
+            logprobs=None if logprobs is None else logprobs[first:],
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             content=text,
@@ -209,9 +209,7 @@ class Results:
             index=sequence.sample,
             text=text,
             token_ids=sequence.output_ids.tolist(),
-            cumulative_logprob=(
-                None if logprobs is None else sum(e.logprob for e in sequence.logprobs)
-            ),
+            cumulative_logprob=(None if logprobs is None else _total(sequence.logprobs)),
             logprobs=logprobs,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
@@ -244,7 +242,7 @@ class Results:
     def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
         if sequence.request.params.prompt_logprobs is None:
             return None
-        entries = self._positions(sequence, sequence.prompt_logprobs, ranked=True)
+        entries = self._positions(sequence, sequence.scores, ranked=True)
         # Nothing comes before the first token that could predict it.
         return _flat_if_asked(sequence, [None, *entries])
 
@@ -256,10 +254,10 @@ class Results:
         return _flat_if_asked(sequence, self._positions(sequence, sequence.logprobs, ranked=ranked))
 
     def _positions(
-        self, sequence: Sequence, entries: Many[TokenLogprobs], *, ranked: bool
+        self, sequence: Sequence, parts: Many[Scores], *, ranked: bool
     ) -> list[LogprobsOnePosition]:
         named = self._tokenizer if sequence.request.params.detokenize else None
-        return [_position(entry, named, ranked) for entry in entries]
+        return [one for part in parts for one in _positions_of(part, named, ranked)]
 
 
 def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
@@ -294,6 +292,10 @@ def _continuation_scores(request: Request, samples: Many[Sequence]) -> list[Cont
     return scores
 
 
+def _total(parts: Many[Scores]) -> float:
+    return float(sum(sum(part.logprobs.tolist()) for part in parts))
+
+
 def _flat_if_asked(sequence: Sequence, listed: Listed) -> Listed | FlatLogprobs:
     if not sequence.request.params.flat_logprobs:
         return listed
@@ -311,18 +313,20 @@ def _shown_ids(sequence: Sequence) -> Ints:
     return ids[:-1] if stopped_by_token else ids
 
 
-def _position(
-    entry: TokenLogprobs, tokenizer: Tokenizer | None, ranked: bool
-) -> LogprobsOnePosition:
-    """The token itself first, then the likeliest (`ranked`), or those that were asked for."""
+def _positions_of(
+    scores: Scores, tokenizer: Tokenizer | None, ranked: bool
+) -> Iterator[LogprobsOnePosition]:
+    """Line by line: the token itself first, then the likeliest (`ranked`), or those that were
+    asked for."""
     text = tokenizer.token_text if tokenizer is not None else lambda _: None
-    own = Logprob(entry.logprob, entry.rank, text(entry.token_id))
-    found: LogprobsOnePosition = {entry.token_id: own}
-    tops = zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
-    for rank, (token_id, logprob) in enumerate(tops, start=1):
-        if token_id != entry.token_id:
-            found[token_id] = Logprob(logprob, rank if ranked else None, text(token_id))
-    return found
+    for own, logprob, own_rank, ids, logprobs in zip(
+        *(array.tolist() for array in scores.arrays()), strict=True
+    ):
+        found: LogprobsOnePosition = {own: Logprob(logprob, own_rank, text(own))}
+        for rank, (token, its) in enumerate(zip(ids, logprobs, strict=True), start=1):
+            if token != own:
+                found[token] = Logprob(its, rank if ranked else None, text(token))
+        yield found
 
 
 def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:

@@ -17,7 +17,7 @@ from quire.request import Ints, Request
 if TYPE_CHECKING:
     from quire.errors import QuireError
     from quire.scheduler.beams import BeamGroup
-    from quire.step import Scores, TokenLogprobs
+    from quire.step import Scores
 
 
 class Guide(Protocol):
@@ -78,7 +78,7 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)  # to be forked off at the prompt's end
     group: BeamGroup | None = None  # the search whose beams it is one of
     output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[Scores] = field(default_factory=list)  # of its tokens, in order
     scores: list[Scores] = field(default_factory=list)  # of given tokens, in order
     num_scored: int = 0  # lines in `scores`
     num_cached: int = 0
@@ -98,8 +98,3 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.request.prompt_ids) + len(self.output_ids)
-
-    @property
-    def prompt_logprobs(self) -> list[TokenLogprobs]:
-        """The scores so far, line by line."""
-        return [entry for part in self.scores for entry in part.entries()]

@@ -1,6 +1,8 @@
 """The only words scheduler and executor exchange: a StepPlan goes down, a StepResult comes back.
 
-Plain frozen data over numpy arrays that nobody writes after they are made. The executor runs
+Plain frozen data, numbers and numpy arrays that are not written after they are made, so that both
+can go to another process or into a file (step_codec.py). What cannot is named by a number and
+found in the executor's Handles. The executor runs
 plans in the order it got them, so a block freed in plan i may be taken in plan i + 1.
 Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, then the
 forward pass. In the pass every slice and decode row writes its KV before any of them reads, so a
@@ -9,9 +11,9 @@ slice may read blocks that an earlier slice of the same plan fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,6 @@ import numpy.typing as npt
 from quire.request import Ints
 
 if TYPE_CHECKING:
-    from quire.errors import QuireError
     from quire.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -29,25 +30,86 @@ def no_ints() -> Ints:
     return np.empty(0, np.int32)
 
 
+def no_floats() -> Floats:
+    return np.empty(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How a row draws, in numbers: what of its SamplingParams a device can follow.
+
+    top_k 0 means no limit. `allowed_ids` None: all are. A bad word is the ids that spell it.
+    `num_logprobs` None: no logprobs are wanted, -1: those of the whole vocabulary; with
+    `logprob_ids` those of these tokens instead of the likeliest. `guided`: a mask comes with
+    every token.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+    bias_ids: Ints = field(default_factory=no_ints)
+    biases: Floats = field(default_factory=no_floats)
+    allowed_ids: Ints | None = None
+    bad_words: tuple[Ints, ...] = ()
+    num_logprobs: int | None = None
+    logprob_ids: Ints | None = None
+    guided: bool = False
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> RowSampling:
+        bias, named = params.logit_bias or {}, params.logprob_token_ids
+        allowed, words = params.allowed_token_ids, params._bad_words_token_ids or ()
+        asks = params.logprobs is not None or bool(named)
+        return cls(
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            min_tokens=params.min_tokens,
+            bias_ids=np.array([int(token) for token in bias], np.int32),
+            biases=np.array(list(bias.values()), np.float32),
+            allowed_ids=None if allowed is None else np.array(allowed, np.int32),
+            bad_words=tuple(np.array(word, np.int32) for word in words),
+            num_logprobs=(params.logprobs or 0) if asks else None,
+            logprob_ids=np.array(named, np.int32) if named else None,
+            guided=params.structured_outputs is not None,
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class RowStart:
     """A sequence takes a row: everything about it that stays on the device.
 
     `noise_key` and `sample` key its random numbers, with the position of the token drawn.
     The device stops a row by itself (inside `repeat`) at one of `stop_ids`, once
-    `min_tokens` outputs exist, and when `max_tokens` outputs exist. `processors` edit the
-    row's logits before anything else does.
+    `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
+    number among the executor's Handles; with `has_processors` the functions found there edit
+    the row's logits before anything else does.
     """
 
     row: int
-    params: SamplingParams
+    sampling: RowSampling
     noise_key: int
     sample: int
     prompt_ids: Ints
     output_ids: Ints
-    stop_ids: tuple[int, ...]
+    stop_ids: Ints
     max_tokens: int
-    processors: tuple[Callable[..., Any], ...] = ()
+    request: int = -1
+    has_processors: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,31 +189,18 @@ class PrefixGroup:
     rows: Ints
 
 
-def _filled() -> None:
-    """For masks that were ready when they were made."""
-
-
 @dataclass(frozen=True, slots=True)
 class Masks:
     """Allowed tokens of some rows: bit t % 32 of bits[i, t // 32] allows token t for rows[i].
 
-    The bits may still be being filled while the pass is computed: call `wait` before reading
-    them. A row whose mask failed has all bits zero, and so draws nothing.
+    With a ticket the bits may still be being filled while the pass is computed:
+    `Handles.wait_for` returns when they can be read. A row whose mask failed has all bits zero,
+    and so draws nothing.
     """
 
     rows: Ints
     bits: npt.NDArray[np.uint32]
-    wait: Callable[[], object] = _filled
-
-
-class HeldLogits(Protocol):
-    """The logits of a row, while the row's processors are at work on them."""
-
-    def done(self) -> bool:
-        """Whether the row can draw from them: a later plan may name it in `released`."""
-
-    def wait(self, seconds: float) -> None:
-        """Until these or others are done, at most so long."""
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +237,10 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position: of the token there, and of the likeliest ones."""
-
-    token_id: int
-    logprob: float
-    rank: int  # 1 = the likeliest
-    top_ids: Ints
-    top_logprobs: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
-    """What became of some targets, one line each: log-probability and rank of the token, and
-    the likeliest tokens there [lines, k]. Arrays, because there may be thousands a step."""
+    """Tokens and how likely they were, one line each: log-probability and rank (1 = the
+    likeliest) of the token, and of the k likeliest tokens there, or of k that were asked for,
+    ids and log-probabilities [lines, k]. Arrays, because there may be thousands a step."""
 
     token_ids: Ints
     logprobs: Floats
@@ -225,11 +264,9 @@ class Scores:
         ids, logprobs, ranks, top_ids, top_logprobs = (a[first:last] for a in self.arrays())
         return Scores(ids, logprobs, ranks, top_ids[:, :num_top], top_logprobs[:, :num_top])
 
-    def entries(self) -> list[TokenLogprobs]:
-        """Line by line, as objects."""
-        plain = (array.tolist() for array in (self.token_ids, self.logprobs, self.ranks))
-        lines = zip(*plain, self.top_ids, self.top_logprobs, strict=True)
-        return [TokenLogprobs(*line) for line in lines]
+    def take(self, lines: npt.NDArray[Any]) -> Scores:
+        """Some lines, in this order."""
+        return Scores(*(array[lines] for array in self.arrays()))
 
 
 def join_scores(parts: Sequence[Scores]) -> Scores:
@@ -237,6 +274,26 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
     if len(parts) == 1:
         return parts[0]
     return Scores(*(np.concatenate(a) for a in zip(*(p.arrays() for p in parts), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnScores:
+    """Scores of drawn tokens: line i belongs to row lines[i] of the result. A row that drew
+    several tokens has several lines, in order."""
+
+    lines: Ints
+    scores: Scores
+
+
+def joined_blocks(blocks: Sequence[DrawnScores]) -> tuple[DrawnScores, ...]:
+    """One block for each number of likeliest tokens, the lines of a row in their order."""
+    by_width: dict[int, list[DrawnScores]] = {}
+    for block in blocks:
+        by_width.setdefault(block.scores.top_ids.shape[1], []).append(block)
+    return tuple(
+        DrawnScores(np.concatenate([b.lines for b in some]), join_scores([b.scores for b in some]))
+        for some in by_width.values()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,18 +314,19 @@ class StepResult:
     """What a plan produced, row by row in the order of `StepPlan.sampled_rows`.
 
     tokens [rows, K], of which the first counts[i] of a row are real: a row that the device
-    stopped, or whose guesses were wrong, has fewer than K. `logprobs[i]` holds one entry per real
-    token, for rows that asked. `scored[i]` belongs to prefill slice i, one line per target.
-    `failed` names rows (by index into `tokens`) whose logits were not finite; their tokens mean
-    nothing. `errors` tells of some of these why. `held` are rows that drew nothing yet: their
-    processors are at work.
+    stopped, or whose guesses were wrong, has fewer than K. `logprobs` has a line per real token of
+    the rows that asked, in a block for each number of likeliest tokens asked for. `scored[i]`
+    belongs to prefill slice i, one line per target. `failed` names rows (by index into `tokens`)
+    whose logits were not finite; their tokens mean nothing. `errors` says of some of these what
+    their processors did. `held` are rows that drew nothing yet: their processors are at work on
+    their logits, which have this number among the executor's Handles.
     """
 
     tokens: Ints
     counts: Ints
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    logprobs: tuple[DrawnScores, ...] = ()
     scored: dict[int, Scores] = field(default_factory=dict)
     failed: tuple[int, ...] = ()
-    errors: dict[int, QuireError] = field(default_factory=dict)
-    held: dict[int, HeldLogits] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
     candidates: Candidates | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.executor.executor import ExecutorFacts
+from quire.handles import Handles
 from quire.request import Request
 from quire.step import Candidates, RowStart, Scores, Slice, StepPlan, StepResult, Targets
 from tests.fake_beams import logprobs_after
@@ -128,6 +129,7 @@ class FakeExecutor:
         self.before = np.zeros(slots, np.int64)  # hash before it
         self.position = np.full(slots, -1, np.int64)
         self.rows: dict[int, FakeRow] = {}
+        self.handles = Handles()
         self.computed_tokens = 0
         self.plans: deque[StepPlan] = deque(maxlen=50)
 
@@ -262,6 +264,6 @@ class FakeExecutor:
         token = draw(chain, start.noise_key, start.sample)
         row.last, row.length = token, row.length + 1
         written = row.length - len(start.prompt_ids)
-        stopped = token in start.stop_ids and written >= start.params.min_tokens
+        stopped = token in start.stop_ids and written >= start.sampling.min_tokens
         row.frozen = stopped or written >= start.max_tokens
         return token

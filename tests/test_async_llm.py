@@ -152,13 +152,9 @@ def test_an_aborted_crowd_leaves_the_others_alone(llm: AsyncLLM) -> None:
 
 def test_bad_requests_raise_in_their_own_task(llm: AsyncLLM) -> None:
     async def main() -> list[Any]:
-        return await asyncio.gather(
-            all_of(llm, "", params(1)),
-            all_of(llm, 5, params(1)),
-            all_of(llm, "a", "no parameters"),
-            all_of(llm, "fine", params(2)),
-            return_exceptions=True,
-        )
+        asked = [("", params(1)), (5, params(1)), ("a", "no parameters"), ("fine", params(2))]
+        tasks = [all_of(llm, prompt, some) for prompt, some in asked]
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
     empty, number, wrong, fine = asyncio.run(main())
     assert isinstance(empty, InvalidPrompt) and isinstance(number, InvalidPrompt)
@@ -221,7 +217,9 @@ def test_shutting_down_ends_waiting_tasks_and_the_thread(home: Path) -> None:
         asyncio.run(all_of(made, "a", params(1)))
 
 
-def test_an_error_of_the_engine_reaches_every_task(home: Path) -> None:
+def test_an_error_of_the_engine_reaches_every_task(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = AsyncLLM(str(home), **OPTIONS)
 
     def fails(plan: Any) -> Any:
@@ -230,7 +228,7 @@ def test_an_error_of_the_engine_reaches_every_task(home: Path) -> None:
     async def main() -> list[Any]:
         tasks = [asyncio.create_task(all_of(made, "Long", LONG)) for _ in range(3)]
         await asyncio.sleep(0.1)
-        made._session.engine.executor.submit = fails
+        monkeypatch.setattr(made._session.engine.executor, "submit", fails)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert all("the device is gone" in str(error) for error in asyncio.run(main()))

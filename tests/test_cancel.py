@@ -120,7 +120,12 @@ def run_cancelled_once(run: Run, victim: int, engine: Any) -> None:
 def test_all_of_several_equal_requests_cancelled_end_the_work() -> None:
     one = make_request(0, [1, 2, 3], 500)
     engine = SETTING.engine()
-    run = run_on(engine, {1: 0}, between_steps=lambda: [run.cancel(0), run.cancel(1)])
+    run: Run = run_on(engine, {1: 0}, between_steps=lambda: cancel_both())
+
+    def cancel_both() -> None:
+        run.cancel(0)
+        run.cancel(1)
+
     outputs = dict(run.outputs([[one, replace(one, number=1)]]))
     assert [outputs[i].outputs[0].finish_reason for i in (0, 1)] == ["abort", "abort"]
     assert engine.num_steps < 20 and engine.scheduler.pool.num_free == SETTING.num_blocks
@@ -137,7 +142,7 @@ class NeverReady:
 def test_a_request_whose_grammar_is_being_compiled_can_be_cancelled() -> None:
     guided, free = make_request(0, [1], 4, stop_token_ids=[7]), make_request(1, [2], 4)
     engine = SETTING.engine()
-    run = run_on(
+    run: Run = run_on(
         engine,
         compile_grammar=lambda params: NeverReady() if params.stop_token_ids else None,
         between_steps=lambda: run.cancel(0),

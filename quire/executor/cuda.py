@@ -22,6 +22,7 @@ from quire.executor.memory import longest_sequence, make_cache
 from quire.executor.prompts import most_captured
 from quire.executor.samplers import sampler_for
 from quire.executor.warmup import Warmup
+from quire.handles import Handles
 from quire.kernels.ops import HeadShape, kernels_for
 from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
@@ -70,6 +71,7 @@ class CudaExecutor:
                 f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
             )
         self.config, self.spec = config, spec
+        self.handles = Handles()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._weights: Weights | None = weights
         self._warmup = warmup
@@ -166,13 +168,14 @@ class CudaExecutor:
             device=device,
             all_special=bool(config.batch_processors),
         )
-        sampler = sampler_for(config, spec.vocab_size, device)
+        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         return CudaRunner(
             model,
             cache,
             columns,
             sampler,
             TritonOps(shape, columns, model.windows),
+            handles=self.handles,
             block_size=config.block_size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.executor.device_rows import Column, DeviceColumns
 from quire.executor.outbox import Letter, Outbox
 from quire.executor.parcel import Parcel
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.candidates import candidates
 from quire.step import Candidates, StepPlan
@@ -32,8 +33,8 @@ class CandidateLetter:
 class CudaBeams:
     """What a plan says of beams, done beside its pass."""
 
-    def __init__(self, columns: DeviceColumns, outbox: Outbox) -> None:
-        self._columns, self._outbox = columns, outbox
+    def __init__(self, columns: DeviceColumns, outbox: Outbox, handles: Handles) -> None:
+        self._columns, self._outbox, self._handles = columns, outbox, handles
 
     def pack(self, plan: StepPlan, parcel: Parcel) -> None:
         """Before the parcel is sent."""
@@ -60,7 +61,7 @@ class CudaBeams:
         rows = plan.sampled_rows()[lines]
         count = plan.num_candidates
         some = some[:, : self._columns.vocab_size]
-        tokens, logprobs = candidates(some, rows, plan.masks, count)
+        tokens, logprobs = candidates(some, rows, plan.masks, count, self._handles)
         sent = self._outbox.send(tokens.to(torch.int32)), self._outbox.send(logprobs)
         return CandidateLetter(lines, *sent)
 

@@ -29,6 +29,7 @@ from quire.executor.outbox import Outbox
 from quire.executor.parcel import Parcel
 from quire.executor.prompts import Prompts
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
+from quire.handles import Handles
 from quire.models.decoder import Decoder
 from quire.request import Ints
 from quire.sampling.holding import HoldingSampler
@@ -46,6 +47,7 @@ class CudaRunner:
         sampler: HoldingSampler,
         ops: DeviceOps,
         *,
+        handles: Handles,
         block_size: int,
         max_repeat: int,
         max_tokens: int,
@@ -70,7 +72,7 @@ class CudaRunner:
         num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, dtype)
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._outbox)
-        self._beams = CudaBeams(columns, self._outbox)
+        self._beams = CudaBeams(columns, self._outbox, handles)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:

@@ -6,31 +6,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineError
 from quire.executor.cuda_beams import CandidateLetter
 from quire.executor.cuda_scoring import ScoreLetter
 from quire.executor.device_rows import FAILED
 from quire.executor.outbox import Letter
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
-from quire.step import HeldLogits, StepResult, TokenLogprobs
+from quire.step import DrawnScores, StepResult, joined_blocks
 
 
 @dataclass(slots=True)
 class Extras:
     """What rows that asked for more get beside their tokens."""
 
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    logprobs: list[DrawnScores] = field(default_factory=list)
     score_letters: list[ScoreLetter] = field(default_factory=list)
     candidates: CandidateLetter | None = None
-
-    errors: dict[int, QuireError] = field(default_factory=dict)
-    held: dict[int, HeldLogits] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
 
     def add(self, sampled: Sampled, lines: Ints) -> None:
         """What some lines drew: its line i is lines[i] of the plan."""
-        for i, entry in sampled.logprobs.items():
-            self.logprobs.setdefault(int(lines[i]), []).append(entry)
+        self.logprobs += [DrawnScores(lines[b.lines], b.scores) for b in sampled.logprobs]
         self.errors.update({int(lines[i]): error for i, error in sampled.errors.items()})
         self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
 
@@ -51,11 +49,8 @@ class CudaStep:
             ) from error
         counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
         failed = np.flatnonzero((tokens == FAILED).any(axis=1))
-        logprobs = {
-            line: entries[: counts[line]]
-            for line, entries in self.extras.logprobs.items()
-            if counts[line]
-        }
+        drawn = joined_blocks(self.extras.logprobs)
+        logprobs = tuple(_of_real_tokens(block, counts) for block in drawn)
         scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
         return StepResult(
             tokens,
@@ -67,3 +62,13 @@ class CudaStep:
             self.extras.held,
             None if self.extras.candidates is None else self.extras.candidates.read(),
         )
+
+
+def _of_real_tokens(block: DrawnScores, counts: Ints) -> DrawnScores:
+    """Without the lines of tokens that a row drew after it stopped."""
+    nth = np.zeros(len(block.lines), np.int64)
+    seen: dict[int, int] = {}
+    for i, line in enumerate(block.lines.tolist()):
+        nth[i] = seen[line] = seen.get(line, -1) + 1
+    real = np.flatnonzero(nth < counts[block.lines])
+    return DrawnScores(block.lines[real], block.scores.take(real))

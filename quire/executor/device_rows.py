@@ -20,8 +20,7 @@ from torch import Tensor
 
 from quire.executor.parcel import Parcel
 from quire.request import Ints
-from quire.sampling_params import SamplingParams
-from quire.step import Assigned, RowStart
+from quire.step import Assigned, RowSampling, RowStart
 
 NOWHERE = -1
 # More stop ids than these are judged by the host; the scheduler looks at such a row each step.
@@ -138,7 +137,7 @@ class DeviceColumns:
         parcel.add("assigned blocks", assigned.blocks)
         for start in starts:
             self.special[start.row] = self.all_special or needs_sampler(start)
-            self.truncated[start.row] = self._truncates(start.params)
+            self.truncated[start.row] = self._truncates(start.sampling)
 
     def change(self, parcel: Parcel) -> None:
         """Ends, then starts, then assigned blocks."""
@@ -184,7 +183,7 @@ class DeviceColumns:
 
     def _knobs(self, start: RowStart) -> tuple[float, int, float, float, int, int]:
         """A row's knobs, in the order of Knobs."""
-        params, key = start.params, start.noise_key & (2**64 - 1)
+        params, key = start.sampling, start.noise_key & (2**64 - 1)
         return (
             params.temperature if params.temperature >= GREEDY_BELOW else 0.0,
             params.top_k if 0 < params.top_k < self.vocab_size else 0,
@@ -194,7 +193,7 @@ class DeviceColumns:
             start.sample,
         )
 
-    def _truncates(self, params: SamplingParams) -> bool:
+    def _truncates(self, params: RowSampling) -> bool:
         top_k = 0 < params.top_k < self.vocab_size
         limited = top_k or params.top_p < 1 or params.min_p > 0
         return params.temperature >= GREEDY_BELOW and limited
@@ -202,30 +201,29 @@ class DeviceColumns:
 
 def needs_sampler(start: RowStart) -> bool:
     """Whether a row asks for more than temperature, top_k, top_p and min_p."""
-    params = start.params
-    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    sampling = start.sampling
     return (
-        penalties != (1, 0, 0)
-        or bool(params.logit_bias)
-        or params.allowed_token_ids is not None
-        or bool(params.bad_words)
-        or (params.min_tokens > 0 and bool(start.stop_ids))
-        or params.num_logprobs is not None
-        or params.structured_outputs is not None
-        or bool(start.processors)
+        sampling.has_penalties
+        or bool(len(sampling.bias_ids))
+        or sampling.allowed_ids is not None
+        or bool(sampling.bad_words)
+        or (sampling.min_tokens > 0 and bool(len(start.stop_ids)))
+        or sampling.num_logprobs is not None
+        or sampling.guided
+        or start.has_processors
     )
 
 
 def _ints(start: RowStart) -> list[int]:
     """A row's integer columns, in the order of Column."""
-    stops = list(start.stop_ids[:STOP_COLUMNS])
+    stops = start.stop_ids[:STOP_COLUMNS].tolist()
     last = start.output_ids if len(start.output_ids) else start.prompt_ids
     return [
         int(last[-1]),
         len(start.prompt_ids) + len(start.output_ids) - 1,
         len(start.output_ids),
         0,
-        start.params.min_tokens,
+        start.sampling.min_tokens,
         start.max_tokens,
         *stops,
         *[NOWHERE] * (STOP_COLUMNS - len(stops)),

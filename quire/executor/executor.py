@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire.handles import Handles
 from quire.step import StepPlan, StepResult
 
 
@@ -26,6 +27,10 @@ class PendingStep(Protocol):
 
 class Executor(Protocol):
     """Runs StepPlans in the order they are submitted."""
+
+    @property
+    def handles(self) -> Handles:
+        """What plans and results name that is no plain data."""
 
     def start(self) -> ExecutorFacts: ...
 

@@ -16,7 +16,7 @@ import torch
 
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
-from quire.step import Slice
+from quire.step import DrawnScores, Slice
 
 Lines = npt.NDArray[np.int64]
 
@@ -77,8 +77,17 @@ def part_of(sampled: Sampled, lines: Lines) -> Sampled:
     place = {line: i for i, line in enumerate(lines.tolist())}
     return Sampled(
         sampled.tokens[torch.from_numpy(lines).to(sampled.tokens.device)],
-        {place[line]: one for line, one in sampled.logprobs.items() if line in place},
+        tuple(_part(block, lines) for block in sampled.logprobs),
         tuple(place[line] for line in sampled.failed if line in place),
         {place[line]: one for line, one in sampled.held.items() if line in place},
         {place[line]: one for line, one in sampled.errors.items() if line in place},
     )
+
+
+def _part(block: DrawnScores, lines: Lines) -> DrawnScores:
+    """Of the lines that are among `lines`, each by its place there."""
+    order = np.argsort(lines)
+    at = np.searchsorted(lines, block.lines, sorter=order).clip(max=len(lines) - 1)
+    places = order[at]
+    here = np.flatnonzero(lines[places] == block.lines)
+    return DrawnScores(places[here].astype(np.int32), block.scores.take(here))

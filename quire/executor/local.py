@@ -16,6 +16,7 @@ from quire.executor.probe import available_memory, num_cores
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
 from quire.executor.samplers import sampler_for
+from quire.handles import Handles
 from quire.kernels.native.kernels import cache_dtype_beside_int8
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import Weights, head_shape
@@ -51,6 +52,7 @@ class LocalExecutor:
                 f"({config.dtype}). Leave it at 'auto'."
             )
         self.config, self.spec = config, spec
+        self.handles = Handles()
         self._weights: Weights | None = weights
         self._runner: Runner | None = None
 
@@ -70,7 +72,7 @@ class LocalExecutor:
             cache_dtype = cache_dtype_beside_int8(kernels, shape)
         count = num_blocks(config, spec, cache_dtype, available_memory())
         model.rotary.reach(longest_sequence(config, count))
-        sampler = sampler_for(config, spec.vocab_size, device)
+        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         cache = make_cache(spec, count, config.block_size, cache_dtype, device)
         rows = DeviceRows(config.max_num_seqs, device)
         self._runner = Runner(
@@ -79,6 +81,7 @@ class LocalExecutor:
             rows,
             sampler,
             config.block_size,
+            handles=self.handles,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )
         size = count * block_bytes(spec, config.block_size, cache_dtype) / (1 << 20)

@@ -35,7 +35,7 @@ class DeviceRows:
         last = start.output_ids if len(start.output_ids) else start.prompt_ids
         self.last_tokens[row] = int(last[-1])
         self.num_outputs[row] = len(start.output_ids)
-        self.min_tokens[row] = start.params.min_tokens
+        self.min_tokens[row] = start.sampling.min_tokens
         self.max_tokens[row] = start.max_tokens
         self.stop_ids[row] = NOWHERE
         self.stop_ids[row, :stops] = torch.tensor(start.stop_ids, dtype=torch.int64)

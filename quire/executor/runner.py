@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from quire.batch import Batch, make_batch
-from quire.errors import QuireError
 from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.rows import DeviceRows
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
+from quire.handles import Handles
 from quire.models.decoder import Decoder
 from quire.request import Ints
 from quire.sampling.candidates import candidates
 from quire.sampling.sampler import Sampled
 from quire.step import (
     Candidates,
-    HeldLogits,
+    DrawnScores,
     Masks,
     RowStart,
     Scores,
     StepPlan,
     StepResult,
-    TokenLogprobs,
+    joined_blocks,
 )
 
 
@@ -59,11 +59,12 @@ class Runner:
         sampler: Samples,
         block_size: int,
         *,
+        handles: Handles,
         scores_as_logits: bool = False,
     ) -> None:
         """`scores_as_logits`: prompt logprobs are to be plain logits."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
-        self.block_size = block_size
+        self.block_size, self.handles = block_size, handles
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         self.scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
 
@@ -155,7 +156,7 @@ class Runner:
         beams = np.flatnonzero(np.isin(rows, plan.searched))
         if len(beams):
             some = logits if len(beams) == len(rows) else logits[torch.from_numpy(beams)]
-            best = candidates(some, rows[beams], plan.masks, plan.num_candidates)
+            best = candidates(some, rows[beams], plan.masks, plan.num_candidates, self.handles)
             made.add_candidates(draws.entries[beams], *best)
         sampled = self.sampler.sample(logits, rows, draws.positions, plan.masks)
         lines = draws.first_lines
@@ -194,11 +195,11 @@ class _Made:
     def __init__(self, num_rows: int, repeat: int) -> None:
         self.tokens = np.full((num_rows, repeat), -1, np.int32)
         self.counts = np.zeros(num_rows, np.int32)
-        self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.logprobs: list[DrawnScores] = []
         self.scored: dict[int, Scores] = {}
         self.failed: list[int] = []
-        self.errors: dict[int, QuireError] = {}
-        self.held: dict[int, HeldLogits] = {}
+        self.errors: dict[int, str] = {}
+        self.held: dict[int, int] = {}
         self.candidates: Candidates | None = None
 
     def add_candidates(
@@ -214,8 +215,8 @@ class _Made:
         tokens = sampled.tokens.cpu().numpy().astype(np.int32)
         self.tokens[entries, self.counts[entries]] = tokens
         self.counts[entries] += 1
-        for line, logprobs in sampled.logprobs.items():
-            self.logprobs.setdefault(int(entries[line]), []).append(logprobs)
+        theirs = entries.astype(np.int32)
+        self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]
         for line in sampled.failed:
             self.counts[entries[line]] -= 1
             self.failed.append(int(entries[line]))
@@ -229,7 +230,7 @@ class _Made:
         return StepResult(
             self.tokens,
             self.counts,
-            self.logprobs,
+            joined_blocks(self.logprobs),
             self.scored,
             tuple(sorted(self.failed)),
             self.errors,

@@ -8,13 +8,16 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig, VllmConfig
+from quire.handles import Handles
 from quire.sampling.batch_interface import LogitsProcessor, make_processor
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.holding import HoldingSampler
 from quire.sampling.sampler import Sampler
 
 
-def sampler_for(config: EngineConfig, vocab_size: int, device: torch.device) -> HoldingSampler:
+def sampler_for(
+    config: EngineConfig, vocab_size: int, device: torch.device, handles: Handles
+) -> HoldingSampler:
     told = VllmConfig.of(config, vocab_size)
     makers: list[Callable[[], LogitsProcessor]] = [
         partial(make_processor, one, told, device) for one in config.batch_processors
@@ -24,6 +27,7 @@ def sampler_for(config: EngineConfig, vocab_size: int, device: torch.device) -> 
         max_rows=config.max_num_seqs,
         device=device,
         logprobs_mode=config.logprobs_mode,
-        batch=BatchProcessors(makers),
+        batch=BatchProcessors(makers, handles),
+        handles=handles,
     )
-    return HoldingSampler(sampler, max_rows=config.max_num_seqs, device=device)
+    return HoldingSampler(sampler, max_rows=config.max_num_seqs, device=device, handles=handles)

@@ -32,9 +32,8 @@ from quire.executor.outbox import Outbox
 from quire.executor.parcel import Parcel
 from quire.kernels.ops import HeadShape
 from quire.models.decoder import head_shape
-from quire.sampling_params import SamplingParams
 from quire.spec import ModelSpec
-from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
+from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
 
 THREADS, REST_THREADS = 12, 4
 LOADED_AFTER = 1.5  # seconds in which kernels that were compiled before are there
@@ -307,7 +306,7 @@ class Calls:
     def a_plan(self) -> None:
         """What torch itself computes around a pass: it loads a kernel when that is first used."""
         columns, parcel, ids = self.columns(), Parcel(self.device), np.zeros(2, np.int32)
-        start = RowStart(0, SamplingParams(), 0, 0, ids, ids[:0], (), 1)
+        start = RowStart(0, RowSampling(), 0, 0, ids, ids[:0], ids[:0], 1)
         assigned = Assigned(ids[:1], ids[:1], ids[:1])
         plan = StepPlan((start,), ids[:1], assigned, prefill=(Slice(0, 0, ids, (0,)),))
         columns.pack(parcel, plan.ends, plan.starts, plan.assigned)

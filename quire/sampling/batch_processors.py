@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ProcessorFailed, QuireError
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.batch_interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from quire.sampling.lanes import attempt
@@ -42,7 +43,9 @@ class _Member:
 class BatchProcessors:
     """All classes of an LLM, each with its batch; there may be none."""
 
-    def __init__(self, makers: Sequence[Make]) -> None:
+    def __init__(self, makers: Sequence[Make], handles: Handles | None = None) -> None:
+        """`handles` have the requests of rows, whose parameters the processors read."""
+        self._handles = handles or Handles()
         self._members: dict[int, _Member] = {}
         batches = [_Batch(make) for make in makers]
         self._changing = [batch for batch in batches if not batch.is_invariant]
@@ -60,7 +63,8 @@ class BatchProcessors:
     def start(self, start: RowStart) -> None:
         if self:
             ids = start.prompt_ids.tolist(), start.output_ids.tolist()
-            self._members[start.row] = _Member(start.row, start.params, *ids)
+            params = self._handles.request(start.request).params
+            self._members[start.row] = _Member(start.row, params, *ids)
 
     def end(self, rows: Ints) -> None:
         for row in rows.tolist() if self else ():
@@ -82,11 +86,11 @@ class BatchProcessors:
         for row, token in zip(call.rows.tolist(), tokens.tolist(), strict=True) if self else ():
             self._members[row].output_ids.append(token)
 
-    def why(self, call: Call, failed: Flags) -> dict[int, QuireError]:
+    def why(self, call: Call, failed: Flags) -> dict[int, str]:
         """By line: what a processor made some of the failed lines fail with."""
         rows = call.rows.tolist()
         lines = np.flatnonzero(failed).tolist() if self._errors else ()
-        return {line: self._errors[rows[line]] for line in lines if rows[line] in self._errors}
+        return {line: str(self._errors[rows[line]]) for line in lines if rows[line] in self._errors}
 
     def _run(self, batches: Sequence[_Batch], logits: Tensor, call: Call) -> None:
         """The lines of rows that fail become -inf, so that they can draw nothing."""

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.constraints import GrammarMask
 from quire.sampling.logprobs import likeliest, log_probabilities
@@ -14,11 +15,10 @@ from quire.step import Masks
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22
-_MASK = GrammarMask()
 
 
 def candidates(
-    logits: Tensor, rows: Ints, masks: Masks | None, count: int
+    logits: Tensor, rows: Ints, masks: Masks | None, count: int, handles: Handles
 ) -> tuple[Tensor, Tensor]:
     """(tokens, logprobs) [lines, count], best first: of line i the tokens that rows[i] may draw.
 
@@ -32,7 +32,8 @@ def candidates(
         values = log_probabilities(logits[begin : begin + step])
         if masks is not None:
             some = rows[begin : begin + step].astype(np.int64)
-            values = _MASK.copy(values, Call(some, np.zeros(len(some), np.int64), masks))
+            call = Call(some, np.zeros(len(some), np.int64), masks)
+            values = GrammarMask(handles).copy(values, call)
         if values.is_cuda:
             best = values.topk(min(count, values.shape[1]))
             tokens.append(best.indices)

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.rows import Call, Flags, Lines, Slots
 from quire.sampling.scan import index
-from quire.step import Masks, RowStart
+from quire.step import Floats, Masks, RowStart
 
 _NO_TOKEN = -2
 _ANY_TOKEN = -1
@@ -37,7 +38,7 @@ class RowTokens:
         self._last_rows = b""
         self._last: tuple[Tensor, Tensor, Tensor]
 
-    def set(self, row: int, tokens: Sequence[int], numbers: Sequence[float] | None = None) -> None:
+    def set(self, row: int, tokens: Sequence[int] | Ints, numbers: Floats | None = None) -> None:
         self._tokens[row] = np.asarray(tokens, np.int64)
         self._numbers[row] = np.asarray(np.zeros(len(tokens)) if numbers is None else numbers, "f4")
         self.has[row] = True
@@ -67,7 +68,10 @@ class RowTokens:
 
 
 class GrammarMask:
-    """The tokens that the plan's masks allow."""
+    """The tokens that the plan's masks allow, once these are filled."""
+
+    def __init__(self, handles: Handles) -> None:
+        self._handles = handles
 
     def wanted(self, call: Call) -> Flags:
         if call.masks is None:
@@ -79,7 +83,7 @@ class GrammarMask:
         lines = np.flatnonzero(self.wanted(call))
         if call.masks is None or len(lines) == 0:
             return logits.to(torch.float32, copy=True)
-        bits = _bits(call.masks, call.rows[lines])
+        bits = self._bits(call.masks, call.rows[lines])
         offsets = _offsets(bits, logits.shape[1], logits.device)
         if len(lines) == len(call):
             return torch.add(logits, offsets, out=offsets)
@@ -91,7 +95,7 @@ class GrammarMask:
         """Those of `lines`, all with a mask, whose mask forbids the token they drew."""
         if call.masks is None or len(lines) == 0:
             return lines
-        bits = _bits(call.masks, call.rows[lines])
+        bits = self._bits(call.masks, call.rows[lines])
         drawn = tokens[index(lines, tokens.device)].cpu().numpy()
         known = drawn < 32 * bits.shape[1]
         words = bits[np.arange(len(lines)), np.where(known, drawn, 0) // 32]
@@ -99,12 +103,10 @@ class GrammarMask:
         forbidden: Lines = lines[~allowed]
         return forbidden
 
-
-def _bits(masks: Masks, rows: Lines) -> npt.NDArray[np.uint32]:
-    """The masks of these rows, once they are filled."""
-    masks.wait()
-    mask_of = {row: number for number, row in enumerate(masks.rows.tolist())}
-    return masks.bits[[mask_of[row] for row in rows.tolist()]]
+    def _bits(self, masks: Masks, rows: Lines) -> npt.NDArray[np.uint32]:
+        self._handles.wait_for(masks)
+        mask_of = {row: number for number, row in enumerate(masks.rows.tolist())}
+        return masks.bits[[mask_of[row] for row in rows.tolist()]]
 
 
 # What the eight tokens of a byte of a mask get added: nothing where its bit is set.
@@ -136,8 +138,8 @@ class AllowedTokens:
         self._allowed = RowTokens(max_rows, device)
 
     def start(self, start: RowStart) -> None:
-        if start.params.allowed_token_ids is not None:
-            self._allowed.set(start.row, start.params.allowed_token_ids)
+        if start.sampling.allowed_ids is not None:
+            self._allowed.set(start.row, start.sampling.allowed_ids)
 
     def end(self, rows: Ints) -> None:
         self._allowed.end(rows)
@@ -165,15 +167,15 @@ class BadWords:
         self._device = device
         self._single = RowTokens(max_rows, device)
         self._slots = Slots(max_rows)
-        self._words: dict[int, list[Sequence[int]]] = {}  # by row: those of several tokens
+        self._words: dict[int, list[Ints]] = {}  # by row: those of several tokens
         # The last outputs of each slot, newest first: output [.. 4 5] -> [5 4 .. none].
         self._tails = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._last_rows = b""
         self._last: tuple[Tensor, Tensor, Tensor, Tensor]
 
     def start(self, start: RowStart) -> None:
-        words = getattr(start.params, "_bad_words_token_ids", None) or []
-        single = [word[0] for word in words if len(word) == 1]
+        words = start.sampling.bad_words
+        single = [int(word[0]) for word in words if len(word) == 1]
         if single:
             self._single.set(start.row, single)
         several = [word for word in words if len(word) > 1]
@@ -261,9 +263,9 @@ class MinTokens:
         self._until = np.zeros(max_rows, np.int64)  # the first position that may stop
 
     def start(self, start: RowStart) -> None:
-        if start.params.min_tokens > 0 and start.stop_ids:
+        if start.sampling.min_tokens > 0 and len(start.stop_ids):
             self._stops.set(start.row, start.stop_ids)
-            self._until[start.row] = len(start.prompt_ids) + start.params.min_tokens
+            self._until[start.row] = len(start.prompt_ids) + start.sampling.min_tokens
 
     def end(self, rows: Ints) -> None:
         self._stops.end(rows)
@@ -287,9 +289,8 @@ class LogitBias:
         self._biases = RowTokens(max_rows, device)
 
     def start(self, start: RowStart) -> None:
-        bias = start.params.logit_bias
-        if bias:
-            self._biases.set(start.row, [int(token) for token in bias], list(bias.values()))
+        if len(start.sampling.bias_ids):
+            self._biases.set(start.row, start.sampling.bias_ids, start.sampling.biases)
 
     def end(self, rows: Ints) -> None:
         self._biases.end(rows)

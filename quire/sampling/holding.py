@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import QuireError
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.lanes import Call, Lanes
 from quire.sampling.processors import RowProcessors
 from quire.sampling.rows import Flags
 from quire.sampling.sampler import Sampled, Sampler
-from quire.step import Masks, RowStart, TokenLogprobs
+from quire.step import DrawnScores, Masks, RowStart
 
 # How long rows that are ready wait for processors, as a share of the time the step took so far.
 # Beside rows without processors little: it is their time. Among themselves as long again, since
@@ -43,8 +44,10 @@ class _Held:
 class HoldingSampler:
     """Draws for all rows; those with processors when these are done."""
 
-    def __init__(self, sampler: Sampler, *, max_rows: int, device: torch.device) -> None:
-        self._sampler, self._device = sampler, device
+    def __init__(
+        self, sampler: Sampler, *, max_rows: int, device: torch.device, handles: Handles
+    ) -> None:
+        self._sampler, self._device, self._handles = sampler, device, handles
         self._lanes = Lanes()
         self._has: Flags = np.zeros(max_rows, np.bool_)
         self._processors: dict[int, RowProcessors] = {}
@@ -54,9 +57,10 @@ class HoldingSampler:
     def start(self, start: RowStart) -> None:
         self.end(np.asarray([start.row], np.int32))
         self._sampler.start(start)
-        if start.processors:
+        if start.has_processors:
+            processors = self._handles.request(start.request).processors
             self._has[start.row] = True
-            self._processors[start.row] = RowProcessors(start)
+            self._processors[start.row] = RowProcessors(start, processors)
 
     def end(self, rows: Ints) -> None:
         """The rows are free again; what is held for them is of no more use."""
@@ -88,7 +92,7 @@ class HoldingSampler:
         if done.any():
             made.add(theirs[done], self.sample_held(rows[theirs[done]], masks))
         for line in theirs[~done].tolist():
-            made.held[line] = self._held[int(rows[line])].call
+            made.held[line] = self._handles.hold(self._held[int(rows[line])].call)
         self._last_step = time.perf_counter()
         return made.sampled()
 
@@ -138,10 +142,10 @@ class _Merged:
     """The result of several draws, put together line by line."""
 
     tokens: Tensor
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    logprobs: list[DrawnScores] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
-    held: dict[int, Call[Tensor]] = field(default_factory=dict)
-    errors: dict[int, QuireError] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, num_lines: int, device: torch.device) -> _Merged:
@@ -149,14 +153,15 @@ class _Merged:
 
     def add(self, lines: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
         self.tokens[torch.from_numpy(lines).to(self.tokens.device)] = sampled.tokens
-        self.logprobs.update({int(lines[i]): one for i, one in sampled.logprobs.items()})
+        theirs = lines.astype(np.int32)
+        self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]
         self.failed += [int(lines[i]) for i in sampled.failed]
         self.errors.update({int(lines[i]): one for i, one in sampled.errors.items()})
 
     def fail(self, line: int, error: QuireError) -> None:
         self.failed.append(line)
-        self.errors[line] = error
+        self.errors[line] = str(error)
 
     def sampled(self) -> Sampled:
         failed = tuple(sorted(self.failed))
-        return Sampled(self.tokens, self.logprobs, failed, self.held, self.errors)
+        return Sampled(self.tokens, tuple(self.logprobs), failed, self.held, self.errors)

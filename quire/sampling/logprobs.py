@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from quire.request import Ints
 from quire.sampling.scan import DEPTHS, count_larger, flat_nonzero, heads, index
-from quire.step import TokenLogprobs
+from quire.step import Scores
 
 WHOLE_VOCABULARY = -1
 
 
-def token_logprobs(
-    values: Tensor, tokens: Tensor, num_top: int, ids: Sequence[int] | None = None
-) -> list[TokenLogprobs]:
-    """One entry per line of values [lines, vocab]: log-probabilities, or logits where asked.
+def token_logprobs(values: Tensor, tokens: Tensor, num_top: int, ids: Ints | None = None) -> Scores:
+    """One line per line of values [lines, vocab]: log-probabilities, or logits where asked.
 
     values [-2 -1 -3], token 0, num_top 2 -> logprob -2, rank 2, top_ids [1 0], top_logprobs
     [-1 -2]. Equal values stand in the order of their token ids. With `ids` the others are these
-    (and the token itself, if it is not among them) instead of the likeliest.
+    instead of the likeliest.
     """
     own = values.gather(1, tokens[:, None])
-    ranks = [1 + num_larger for num_larger in count_larger(values, own).tolist()]
+    ranks = count_larger(values, own) + 1
     if ids is not None:
-        others = index(list(ids), values.device).expand(len(values), -1)
-        others = torch.cat([others, tokens[:, None]], 1)
+        others = index(ids, values.device).expand(len(values), -1)
     else:
         others = likeliest(values, num_top)
-    theirs = values.gather(1, others).float().cpu().numpy()
-    other_ids = others.to(torch.int32).cpu().numpy()
-    answer = []
-    for line, (token, logprob, rank) in enumerate(
-        zip(tokens.tolist(), own[:, 0].tolist(), ranks, strict=True)
-    ):
-        some = slice(None)
-        if ids is not None and token in ids:
-            some = slice(len(ids))
-        top_ids, top_logprobs = other_ids[line, some], theirs[line, some]
-        answer.append(TokenLogprobs(token, logprob, rank, top_ids, top_logprobs))
-    return answer
+    return Scores(
+        tokens.to(torch.int32).cpu().numpy(),
+        own[:, 0].float().cpu().numpy(),
+        ranks.to(torch.int32).cpu().numpy(),
+        others.to(torch.int32).cpu().numpy(),
+        values.gather(1, others).float().cpu().numpy(),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ class Penalties:
         self._weights = torch.empty(0, 3, device=device)  # repetition, frequency, presence
 
     def start(self, start: RowStart) -> None:
-        params = start.params
+        params = start.sampling
         weights = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        if weights == (1, 0, 0):
+        if not params.has_penalties:
             return
         slot = self._slots.take(start.row)
         # Only the repetition penalty looks at the prompt.

@@ -26,12 +26,12 @@ Processor = Callable[..., Any]
 class RowProcessors:
     """The processors of one row, and the tokens they are told about."""
 
-    def __init__(self, start: RowStart) -> None:
-        self._processors = start.processors
-        self._wants_prompt = [wants_prompt(p) for p in start.processors]
+    def __init__(self, start: RowStart, processors: tuple[Processor, ...]) -> None:
+        self._processors = processors
+        self._wants_prompt = [wants_prompt(p) for p in processors]
         self._prompt_ids: list[int] = start.prompt_ids.tolist()
         self._output_ids: list[int] = start.output_ids.tolist()
-        self._lane = tuple(_key(p) for p in start.processors)
+        self._lane = tuple(_key(p) for p in processors)
 
     def begin(self, logits: Tensor, lanes: Lanes) -> Call[Tensor]:
         """Start them on one line of logits, which stays as it is. [vocabulary]"""

@@ -88,10 +88,10 @@ class SamplingRows:
         self._key = torch.zeros(max_rows, 3, dtype=torch.int64, device=device)
 
     def start(self, start: RowStart) -> None:
-        row, params = start.row, start.params
+        row, params = start.row, start.sampling
         self.starts[row] = start
         self.is_random[row] = params.temperature >= _GREEDY_BELOW
-        self.asks_logprobs[row] = params.logprobs is not None or bool(params.logprob_token_ids)
+        self.asks_logprobs[row] = params.num_logprobs is not None
         self._temperature[row] = 1.0
         if not self.is_random[row]:
             return

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.errors import QuireError
+from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.constraints import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
@@ -36,7 +36,7 @@ from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
 from quire.sampling.scan import best, index
 from quire.sampling.truncation import mask_out, truncate
-from quire.step import HeldLogits, Masks, RowStart, TokenLogprobs
+from quire.step import DrawnScores, Masks, RowStart
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22
@@ -52,10 +52,10 @@ class Sampled:
     """
 
     tokens: Tensor
-    logprobs: dict[int, TokenLogprobs]
+    logprobs: tuple[DrawnScores, ...]
     failed: tuple[int, ...]
-    held: Mapping[int, HeldLogits] = field(default_factory=dict)
-    errors: Mapping[int, QuireError] = field(default_factory=dict)
+    held: Mapping[int, int] = field(default_factory=dict)  # their numbers among the Handles
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class Operation(Protocol):
@@ -81,7 +81,9 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str,
         batch: BatchProcessors | None = None,
+        handles: Handles | None = None,
     ) -> None:
+        """`handles` know when the bits of masks can be read, where these have a ticket."""
         self._vocab_size, self._device = vocab_size, device
         self._from_raw = logprobs_mode.startswith("raw_")
         self._as_logits = logprobs_mode.endswith("_logits")
@@ -89,7 +91,7 @@ class Sampler:
         bad_words = BadWords(max_rows=max_rows, device=device)
         penalties = Penalties(max_rows=max_rows, device=device)
         self._batch = batch or BatchProcessors(())
-        self._mask = GrammarMask()
+        self._mask = GrammarMask(handles or Handles())
         # In this order, after the mask, and before greedy and temperature.
         self._operations: tuple[Operation, ...] = (
             AllowedTokens(max_rows=max_rows, device=device),
@@ -143,7 +145,7 @@ class Sampler:
         work = edited | self._rows.is_random[call.rows]
         if not self._from_raw:
             work = work | asks
-        logprobs: dict[int, TokenLogprobs] = {}
+        logprobs: list[DrawnScores] = []
         for lines in self._pieces(np.flatnonzero(work & ~failed)):
             some = self._lines(logits, lines)
             if edited[lines].any():
@@ -164,7 +166,8 @@ class Sampler:
         for memory in self._remember:
             memory.advance(call, tokens)
         lines_failed = np.flatnonzero(failed).tolist()
-        return Sampled(tokens, logprobs, tuple(lines_failed), errors=self._batch.why(call, failed))
+        errors = self._batch.why(call, failed)
+        return Sampled(tokens, tuple(logprobs), tuple(lines_failed), errors=errors)
 
     def keeps_raw(self, row: int) -> bool:
         """Whether the row's logprobs are those of the logits as the model gave them."""
@@ -252,7 +255,7 @@ class Sampler:
 
     def _add_logprobs(
         self,
-        logprobs: dict[int, TokenLogprobs],
+        logprobs: list[DrawnScores],
         scores: Tensor,
         tokens: Tensor,
         call: Call,
@@ -260,20 +263,21 @@ class Sampler:
         failed: Flags,
     ) -> None:
         """Logprobs of those of `lines`, whose scores these are, that asked and did not fail."""
-        groups: dict[tuple[int, tuple[int, ...] | None], list[int]] = {}
+        groups: dict[tuple[int, bytes], list[int]] = {}
         for number, line in enumerate(lines.tolist()):
             row = int(call.rows[line])
             if failed[line] or not self._rows.asks_logprobs[row]:
                 continue
-            params = self._rows.starts[row].params
-            ids = tuple(params.logprob_token_ids) if params.logprob_token_ids else None
-            groups.setdefault((params.logprobs or 0, ids), []).append(number)
-        for (num_top, ids), numbers in groups.items():
+            sampling = self._rows.starts[row].sampling
+            named = b"" if sampling.logprob_ids is None else sampling.logprob_ids.tobytes()
+            groups.setdefault((sampling.num_logprobs or 0, named), []).append(number)
+        for (num_top, named), numbers in groups.items():
             whole = len(numbers) == len(lines)
             values = self._values(scores if whole else scores[index(numbers, self._device)])
             theirs = lines[numbers]
-            entries = token_logprobs(values, tokens[index(theirs, self._device)], num_top, ids)
-            logprobs.update(zip(theirs.tolist(), entries, strict=True))
+            ids = np.frombuffer(named, np.int32) if named else None
+            found = token_logprobs(values, tokens[index(theirs, self._device)], num_top, ids)
+            logprobs.append(DrawnScores(theirs.astype(np.int32), found))
 
     def _lines(self, logits: Tensor, lines: Lines) -> Tensor:
         """Some lines of the logits: not always a copy, so not to be written to."""

@@ -24,7 +24,7 @@ from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
 from quire.scheduler.stays import Draft, Stays
 from quire.scheduler.stopping import UNFINISHED
 from quire.sequence import Guide, Sequence
-from quire.step import Chosen, Floats, TokenLogprobs
+from quire.step import Chosen, Floats, Scores
 
 
 class BeamGroup:
@@ -236,12 +236,17 @@ class Beams:
         return lead
 
 
-def _logprobs(step: Trail, most: int) -> TokenLogprobs:
+def _logprobs(step: Trail, most: int) -> Scores:
     """Of a step: its token, and at most so many of the likeliest that its grammar allowed."""
-    logprob = float(step.logprobs[step.place])
+    place = step.place
     count = min(most, int((step.logprobs > -np.inf).sum()))
-    tops = step.candidates[:count], step.logprobs[:count]
-    return TokenLogprobs(step.token, logprob, step.place + 1, *tops)
+    return Scores(
+        np.array([step.token], np.int32),
+        step.logprobs[place : place + 1],
+        np.array([place + 1], np.int32),
+        step.candidates[None, :count],
+        step.logprobs[None, :count],
+    )
 
 
 def _group(sequence: Sequence) -> BeamGroup:

@@ -9,46 +9,52 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire.handles import Handles
 from quire.request import Ints
 from quire.scheduler.rows import Rows
-from quire.step import HeldLogits
 
 
 class HeldRows:
-    """Held logits by row, with the number of the stay they belong to."""
+    """The numbers of held logits by row, with the number of the stay they belong to."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._held: dict[int, tuple[int, HeldLogits]] = {}
+        self.handles = Handles()
+        self._held: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         self._forget_the_gone()
         return len(self._held)
 
-    def add(self, held: dict[int, HeldLogits], rows: Ints, stays: npt.NDArray[np.int64]) -> None:
+    def add(self, held: dict[int, int], rows: Ints, stays: npt.NDArray[np.int64]) -> None:
         """Of a result: held[i] are the logits of rows[i], in the stay stays[i]."""
-        for i, logits in held.items():
-            self._held[int(rows[i])] = int(stays[i]), logits
+        for i, number in held.items():
+            self._held[int(rows[i])] = int(stays[i]), number
 
     def release(self) -> Ints:
         """The rows that can draw now; they are held no more."""
         if not self._held:
             return np.empty(0, np.int32)
         self._forget_the_gone()
-        ready = [row for row, (_, logits) in self._held.items() if logits.done()]
+        held = self._held.items()
+        ready = [row for row, (_, number) in held if self.handles.held(number).done()]
         for row in ready:
-            del self._held[row]
+            self._drop(row)
         return np.array(ready, np.int32)
 
     def wait(self, seconds: float) -> None:
         """Until a row can be released, at most so long."""
         self._forget_the_gone()
-        for _, logits in self._held.values():
-            logits.wait(seconds)
+        for _, number in self._held.values():
+            self.handles.held(number).wait(seconds)
             return
 
     def _forget_the_gone(self) -> None:
         """Rows whose sequence ended or was preempted; the executor forgot theirs as well."""
         gone = [row for row, (stay, _) in self._held.items() if self._rows.stay[row] != stay]
         for row in gone:
-            del self._held[row]
+            self._drop(row)
+
+    def _drop(self, row: int) -> None:
+        _, number = self._held.pop(row)
+        self.handles.drop_held(number)

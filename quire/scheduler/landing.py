@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import GrammarFailed, InvalidLogits, QuireError
+from quire.errors import GrammarFailed, InvalidLogits, ProcessorFailed, QuireError
 from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
 from quire.scheduler.guesses import Guesses
@@ -23,7 +23,7 @@ from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.stays import Stays
 from quire.scheduler.stopping import ending, judge, num_kept
 from quire.sequence import Sequence
-from quire.step import Candidates, StepPlan, StepResult
+from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,19 @@ class StepReport:
 
     ended: list[Sequence] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)
+
+
+def _by_line(blocks: tuple[DrawnScores, ...]) -> dict[int, Scores]:
+    """The scores of each row's tokens: {line: its lines of the block it is in}."""
+    found: dict[int, Scores] = {}
+    for block in (block for block in blocks if len(block.lines)):
+        order = np.argsort(block.lines, kind="stable")
+        lines, firsts = np.unique(block.lines[order], return_index=True)
+        ordered = block.scores.take(order)
+        lasts = [*firsts[1:].tolist(), len(order)]
+        for line, first, last in zip(lines.tolist(), firsts.tolist(), lasts, strict=True):
+            found[line] = ordered.part(first, last)
+    return found
 
 
 def _failure(sequence: Sequence) -> QuireError:
@@ -121,8 +134,11 @@ class Landing:
         for row in at[rows.known[at] == rows.num_prompt[at]].tolist():
             rows.sequence(row).timings.first_token = now
         kept, ended = num_kept(rows, at, tokens, result.counts[live])
+        scores = _by_line(result.logprobs)
         for i in np.flatnonzero(rows.visited[at]).tolist():
-            kept[i], ended[i] = self._visit(int(at[i]), tokens[i], int(live[i]), result)
+            line = int(live[i])
+            drawn = tokens[i, : result.counts[line]].tolist()
+            kept[i], ended[i] = self._visit(int(at[i]), drawn, scores.get(line))
         rows.append_outputs(at, tokens, kept)
         self._guesses.settle(flight.plan, result.counts)
         for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
@@ -135,7 +151,8 @@ class Landing:
         for i in failed:
             row = int(flight.rows[i])
             if rows.stay[row] == flight.stays[i]:  # it may have gone with its search
-                error = result.errors.get(i) or _failure(rows.sequence(row))
+                why = result.errors.get(i)
+                error = ProcessorFailed(why) if why else _failure(rows.sequence(row))
                 self.fail(self._beams.take_out(row), error)
         self.held.add(result.held, flight.rows, flight.stays)
 
@@ -184,13 +201,13 @@ class Landing:
                 self.rows.sequence(row).finish_reason = "length"
                 self._finish(row, now)
 
-    def _visit(self, row: int, tokens: Ints, i: int, result: StepResult) -> tuple[int, bool]:
+    def _visit(self, row: int, tokens: list[int], scores: Scores | None) -> tuple[int, bool]:
         """Judge one row's new tokens in Python: text, logprobs, many stop ids."""
         sequence = self.rows.sequence(row)
         num_outputs = int(self.rows.known[row] - self.rows.num_prompt[row])
-        kept = judge(sequence, tokens[: result.counts[i]].tolist(), num_outputs)
-        if i in result.logprobs:
-            sequence.logprobs += result.logprobs[i][:kept]
+        kept = judge(sequence, tokens, num_outputs)
+        if scores is not None:
+            sequence.logprobs.append(scores.part(0, kept))
         return kept, sequence.finish_reason is not None
 
     def _jump_ahead(self, row: int) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from quire.cache.pool import BlockPool
 from quire.config import Speculation
+from quire.handles import Handles
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams, too_wide
@@ -96,6 +97,10 @@ class Scheduler:
             clock=self._clock,
             times=self.guesses.times,
         )
+
+    def use(self, handles: Handles) -> None:
+        """What results name is found here from now on: with the executor that runs the plans."""
+        self._landing.held.handles = handles
 
     @property
     def num_running(self) -> int:

@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from quire.cache.pool import BlockPool
 from quire.request import Ints
-from quire.sampling_params import SamplingParams
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.sequence import Sequence
-from quire.step import Assigned, RowStart, Slice
+from quire.step import Assigned, RowSampling, RowStart, Slice, no_ints
 
 NEVER = np.iinfo(np.int32).max  # so many blocks are published: as if all were
 UNLIMITED = np.iinfo(np.int32).max
 
 # How the device draws for a beam: in vain, since the host chooses among the candidates.
-_BEAM = SamplingParams(temperature=0.0)
+_BEAM = RowSampling(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -259,15 +258,16 @@ def _row_start(row: int, sequence: Sequence) -> RowStart:
     if sequence.group is not None:
         # Nothing stops it on the device: the group decides.
         ids = request.prompt_ids, sequence.output_ids
-        return RowStart(row, _BEAM, 0, sequence.sample, *ids, stop_ids=(), max_tokens=UNLIMITED)
+        return RowStart(row, _BEAM, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED)
     return RowStart(
         row=row,
-        params=request.params,
+        sampling=RowSampling.of(request.params),
         noise_key=request.noise_key,
         sample=sequence.sample,
         prompt_ids=request.prompt_ids,
         output_ids=sequence.output_ids,
-        stop_ids=tuple(sorted(request.eos_ids | request.stop_ids)),
+        stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
         max_tokens=request.max_tokens,
-        processors=request.processors,
+        request=request.number,
+        has_processors=bool(request.processors),
     )

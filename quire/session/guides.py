@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from quire.errors import InvalidGrammar, InvalidRequest
+from quire.handles import Handles
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
@@ -37,7 +38,9 @@ class Guides:
         vocab_size: int,
         eos_ids: Sequence[int],
         config: StructuredOutputsConfig,
+        handles: Handles,
     ) -> None:
+        self._handles = handles
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, tuple(eos_ids)
         self._config = config
 
@@ -81,7 +84,7 @@ class Guides:
         """Begin to fill the masks of these rows; whoever reads them waits for them."""
         bits = np.zeros((len(rows), -(-self._vocab_size // 32)), np.uint32)
         filling = self._filler.start(cast("Sequence[GrammarMatcher]", guides), bits)
-        return Masks(rows, bits, filling.result)
+        return Masks(rows, bits, self._handles.filling(filling.result))
 
     def close(self) -> None:
         """Stop the threads and the trial process, if there are any."""

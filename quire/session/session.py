@@ -60,6 +60,7 @@ class Session:
             vocab_size=model.spec.vocab_size,
             eos_ids=model.eos_ids,
             config=config.structured_outputs,
+            handles=model.executor.handles,
         )
         scheduler = Scheduler(
             pool,

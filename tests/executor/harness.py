@@ -17,19 +17,21 @@ from quire.config import EngineConfig
 from quire.executor.memory import make_cache
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
+from quire.handles import Handles
 from quire.kernels.ops import kernels_for
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
-from quire.sampling_params import SamplingParams
 from quire.spec import ModelSpec
 from quire.step import (
     Assigned,
     DecodeRows,
     Masks,
     PrefixGroup,
+    RowSampling,
     RowStart,
+    Scores,
     Slice,
     StepPlan,
 )
@@ -117,7 +119,7 @@ def make_runner(
         cache.fill_(torch.nan)
     sampler = TextSampler()
     rows = DeviceRows(num_rows, torch.device("cpu"))
-    return Runner(model, cache, rows, sampler, block_size), sampler
+    return Runner(model, cache, rows, sampler, block_size, handles=Handles()), sampler
 
 
 @dataclass
@@ -132,15 +134,21 @@ class Stay:
     shared: int = 0  # blocks taken over from another stay
 
 
+def told(parts: list[Scores]) -> tuple[list[int], list[float]]:
+    """The tokens and their logprobs that a sequence was given, in order."""
+    tokens = [token for part in parts for token in part.token_ids.tolist()]
+    return tokens, [logprob for part in parts for logprob in part.logprobs.tolist()]
+
+
 def row_start(row: int, prompt: list[int], **changes: object) -> RowStart:
     fields: dict[str, object] = {
         "row": row,
-        "params": SamplingParams(max_tokens=1000),
+        "sampling": RowSampling(),
         "noise_key": 0,
         "sample": 0,
         "prompt_ids": ints(*prompt),
         "output_ids": ints(),
-        "stop_ids": (),
+        "stop_ids": ints(),
         "max_tokens": 1000,
     }
     return RowStart(**{**fields, **changes})  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ from quire.executor.guessed import NO_GUESS, Draws
 from quire.executor.runner import Runner
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
-from quire.sampling_params import SamplingParams
-from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
+from quire.step import DecodeRows, Masks, RowSampling, Slice, StepPlan, StepResult
 from tests.executor.harness import TextSampler, ints
 from tests.executor.test_runner import PROMPT, decode_plan, new_runner, prefill_plan, written
 
@@ -89,9 +88,7 @@ def test_a_stop_token_ends_the_row_among_its_guesses() -> None:
 
 def test_min_tokens_keep_a_stop_token_from_ending_it() -> None:
     expected = one_by_one(5)
-    runner, _, first = begun(
-        stop_ids=(expected[2],), params=SamplingParams(max_tokens=1000, min_tokens=20)
-    )
+    runner, _, first = begun(stop_ids=ints(expected[2]), sampling=RowSampling(min_tokens=20))
     assert written(guess(runner, LENGTH, [first, *expected[1:4]]), 0) == expected[1:5]
 
 

@@ -13,7 +13,7 @@ from quire.executor import memory
 from quire.executor.executor import Executor
 from quire.executor.local import LocalExecutor
 from quire.sampling_params import SamplingParams
-from quire.step import Assigned, Slice, StepPlan
+from quire.step import Assigned, RowSampling, Slice, StepPlan
 from quire.weights.load import dummy_weights
 from tests.executor.harness import ints, row_start, small_config
 from tests.executor.test_invariance import spec_of
@@ -30,7 +30,7 @@ def started(**changes: object) -> tuple[LocalExecutor, int]:
 def plan_of(prompt: list[int]) -> StepPlan:
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2)
     return StepPlan(
-        starts=(row_start(0, prompt, params=params),),
+        starts=(row_start(0, prompt, sampling=RowSampling.of(params)),),
         assigned=Assigned(ints(0, 0), ints(0, 1), ints(3, 1)),
         prefill=(Slice(0, 0, ints(*prompt), (0,)),),
     )
@@ -42,9 +42,9 @@ def test_a_plan_is_computed_with_the_real_sampler() -> None:
     assert num_blocks == 64
     result = executor.submit(plan_of([1, 2, 3, 4, 5])).result()
     assert result.counts.tolist() == [1]
-    (entry,) = result.logprobs[0]
-    assert entry.token_id == result.tokens[0, 0] == entry.top_ids[0]
-    assert entry.rank == 1
+    (block,) = result.logprobs
+    assert block.lines.tolist() == [0] and block.scores.ranks.tolist() == [1]
+    assert block.scores.token_ids[0] == result.tokens[0, 0] == block.scores.top_ids[0, 0]
     executor.close()
 
 

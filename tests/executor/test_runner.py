@@ -15,10 +15,12 @@ from quire.step import (
     DecodeRows,
     Masks,
     PrefixGroup,
+    RowSampling,
     Slice,
     StepPlan,
     StepResult,
     Targets,
+    join_scores,
 )
 from quire.weights.load import dummy_weights
 from tests.executor.harness import TextSampler, ints, make_runner, row_start
@@ -92,7 +94,7 @@ def test_a_stop_id_counts_only_from_min_tokens_on() -> None:
     expected = greedy(8)
     params = SamplingParams(max_tokens=100, min_tokens=6)
     runner, _ = new_runner()
-    runner.run(prefill_plan(params=params, stop_ids=tuple(set(expected))))
+    runner.run(prefill_plan(sampling=RowSampling.of(params), stop_ids=ints(*set(expected))))
     result = runner.run(decode_plan(ints(0), ints(7), repeat=7))
     assert written(result, 0) == expected[1:6]
 
@@ -266,8 +268,8 @@ def test_prompt_scores_do_not_depend_on_how_they_are_cut(
     last = Slice(0, 4, ints(*PROMPT[4:]), (0,), Targets(ints(0, 1), ints(*PROMPT[5:])))
     cut = runner.run(StepPlan(starts=starts, assigned=assigned(0, 8, 2), prefill=(first,))).scored
     rest = runner.run(StepPlan(prefill=(last,))).scored
-    scores = [*cut[0].entries(), *rest[0].entries()]
-    assert [score.token_id for score in scores] == PROMPT[1:]
+    scores = join_scores([cut[0], rest[0]])
+    assert scores.token_ids.tolist() == PROMPT[1:]
     runner, sampler = new_runner()
     for at in range(1, len(PROMPT)):
         runner.run(
@@ -278,7 +280,7 @@ def test_prompt_scores_do_not_depend_on_how_they_are_cut(
             )
         )
         expected = sampler.logits[at, at].log_softmax(-1)[PROMPT[at]]
-        assert scores[at - 1].logprob == pytest.approx(float(expected), abs=1e-4)
+        assert float(scores.logprobs[at - 1]) == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_slices_nobody_asked_to_score_are_not_scored() -> None:

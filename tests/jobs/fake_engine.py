@@ -74,7 +74,7 @@ class FaultyExecutor(FakeExecutor):
     def submit(self, plan: StepPlan) -> Done:
         done = super().submit(plan)
         if plan.masks is not None:
-            plan.masks.wait()
+            self.handles.wait_for(plan.masks)
         time.sleep(self._delay)
         for _ in range(self._layers):
             for part in (self._attend, self._project, self._mix):
@@ -97,11 +97,11 @@ class FaultyExecutor(FakeExecutor):
 
     def _draw(self, row: FakeRow, chain: int) -> int:
         start = row.start
-        noise = start.noise_key if start.params.temperature > 0 else 0
+        noise = start.noise_key if start.sampling.temperature > 0 else 0
         token = mix(chain, noise, start.sample) % (VOCAB - 7)
         row.last, row.length = token, row.length + 1
         written = row.length - len(start.prompt_ids)
-        stopped = token in start.stop_ids and written >= start.params.min_tokens
+        stopped = token in start.stop_ids and written >= start.sampling.min_tokens
         row.frozen = stopped or written >= start.max_tokens
         return token
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampled, Sampler
 from quire.sampling.seeds import NoiseKeys, noise
 from quire.sampling_params import SamplingParams
-from quire.step import Masks, RowStart
+from quire.step import DrawnScores, Masks, RowSampling, RowStart
 
 CPU = torch.device("cpu")
 Floats = npt.NDArray[np.float32]
@@ -40,14 +40,35 @@ def make_start(
 ) -> RowStart:
     return RowStart(
         row=row,
-        params=params or SamplingParams(),
+        sampling=RowSampling.of(params or SamplingParams()),
         noise_key=noise_key(seed),
         sample=sample,
         prompt_ids=np.asarray(prompt, np.int32),
         output_ids=np.asarray(output, np.int32),
-        stop_ids=stop_ids,
+        stop_ids=np.asarray(stop_ids, np.int32),
         max_tokens=1000,
     )
+
+
+class Entry(NamedTuple):
+    """The logprobs of one line."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: Any
+    top_logprobs: Any
+
+
+def entries(blocks: Sequence[DrawnScores]) -> dict[int, Entry]:
+    """The logprobs of lines that drew one token each, by line."""
+    found = {}
+    for block in blocks:
+        columns = (array.tolist() for array in block.scores.arrays()[:3])
+        tops = block.scores.top_ids, block.scores.top_logprobs
+        for line, *entry in zip(block.lines.tolist(), *columns, *tops, strict=True):
+            found[line] = Entry(*entry)
+    return found
 
 
 def make_sampler(vocab: int, *starts: RowStart, mode: str = "raw_logprobs") -> Sampler:

@@ -8,6 +8,7 @@ import torch
 
 from quire.sampling.sampler import Sampler
 from quire.step import Masks
+from tests.sampling.making import entries
 from tests.sampling.test_independence import WIDTHS, make_rows
 
 pytestmark = pytest.mark.gpu
@@ -39,8 +40,9 @@ def test_a_cuda_device_draws_the_tokens_a_cpu_draws(vocab: int, mode: str) -> No
         assert on_cuda.tokens.is_cuda
         assert on_cuda.tokens.tolist() == on_cpu.tokens.tolist()
         assert on_cuda.failed == on_cpu.failed == (7,)
-        assert on_cuda.logprobs.keys() == on_cpu.logprobs.keys()
-        for line, entry in on_cpu.logprobs.items():
-            other = on_cuda.logprobs[line]
+        theirs = entries(on_cuda.logprobs)
+        assert theirs.keys() == entries(on_cpu.logprobs).keys()
+        for line, entry in entries(on_cpu.logprobs).items():
+            other = theirs[line]
             assert other.logprob == pytest.approx(entry.logprob, abs=1e-5)
             assert np.allclose(other.top_logprobs, entry.top_logprobs, atol=1e-5)

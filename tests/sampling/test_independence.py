@@ -11,7 +11,7 @@ import torch
 from quire.sampling.sampler import Sampled
 from quire.sampling_params import SamplingParams
 from quire.step import RowStart
-from tests.sampling.making import make_params, make_sampler, make_start
+from tests.sampling.making import entries, make_params, make_sampler, make_start
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -48,7 +48,7 @@ def make_rows(num: int) -> list[RowStart]:
 
 
 def bits(sampled: Sampled, line: int) -> tuple[Any, ...]:
-    entry = sampled.logprobs.get(line)
+    entry = entries(sampled.logprobs).get(line)
     scores: tuple[Any, ...] = ()
     if entry is not None:
         scores = (entry.logprob, entry.rank, entry.top_ids.tobytes(), entry.top_logprobs.tobytes())

@@ -8,7 +8,7 @@ import torch
 
 from quire.sampling.logprobs import log_probabilities, score_tokens
 from quire.sampling_params import SamplingParams
-from tests.sampling.making import make_params, make_sampler, make_start, sample_one
+from tests.sampling.making import entries, make_params, make_sampler, make_start, sample_one
 
 VOCAB = 1500
 
@@ -33,7 +33,7 @@ def test_logprobs_equal_a_plain_softmax_of_the_raw_logits(
     params = make_params(temperature=temperature, logprobs=num_top, repetition_penalty=2.0, top_k=9)
     sampled = sample_one(make_sampler(VOCAB, make_start(params=params)), logits)
     expected = plain_logprobs(logits)
-    entry, token = sampled.logprobs[0], int(sampled.tokens[0])
+    entry, token = entries(sampled.logprobs)[0], int(sampled.tokens[0])
     assert entry.token_id == token
     assert entry.logprob == pytest.approx(expected[token], abs=1e-5)
     assert abs(entry.rank - 1 - int((logits > logits[token]).sum())) <= (width < 1)
@@ -55,12 +55,12 @@ def test_lines_with_different_wishes_each_get_their_own() -> None:
     ]
     rows = np.arange(4, dtype=np.int32)
     sampled = make_sampler(VOCAB, *starts).sample(logits, rows, np.ones(4, np.int32), None)
-    assert {line: len(entry.top_ids) for line, entry in sampled.logprobs.items()} == {
+    assert {line: len(entry.top_ids) for line, entry in entries(sampled.logprobs).items()} == {
         1: 0,
         2: 20,
         3: 3,
     }
-    for line, entry in sampled.logprobs.items():
+    for line, entry in entries(sampled.logprobs).items():
         assert entry.rank == 1
         assert entry.logprob == pytest.approx(plain_logprobs(logits[line]).max(), abs=1e-5)
 
@@ -68,7 +68,7 @@ def test_lines_with_different_wishes_each_get_their_own() -> None:
 def test_equal_tokens_stand_in_order_and_have_equal_ranks() -> None:
     logits = torch.tensor([1.0, 2.0, 1.0, 2.0, 2.0, 0.0])
     params = SamplingParams(temperature=0, logprobs=4, allowed_token_ids=[2])
-    entry = sample_one(make_sampler(6, make_start(params=params)), logits).logprobs[0]
+    entry = entries(sample_one(make_sampler(6, make_start(params=params)), logits).logprobs)[0]
     assert entry.top_ids.tolist() == [1, 3, 4, 0]
     assert (entry.token_id, entry.rank) == (2, 4)
 
@@ -77,7 +77,7 @@ def test_more_logprobs_than_likely_tokens_are_still_given() -> None:
     logits = torch.full((50,), -math.inf)
     logits[[3, 9]] = torch.tensor([1.0, 2.0])
     params = SamplingParams(temperature=0, logprobs=4)
-    entry = sample_one(make_sampler(50, make_start(params=params)), logits).logprobs[0]
+    entry = entries(sample_one(make_sampler(50, make_start(params=params)), logits).logprobs)[0]
     assert entry.top_ids.tolist() == [9, 3, 0, 1]
     assert entry.top_logprobs[2] == -math.inf
 
@@ -87,8 +87,8 @@ def test_wanted_token_ids_come_back_with_the_sampled_one() -> None:
     outside = SamplingParams(temperature=0, logprobs=2, logprob_token_ids=[2, 0])
     among = SamplingParams(temperature=0, logprobs=2, logprob_token_ids=[2, 3])
     expected = plain_logprobs(logits)
-    for params, ids in ((outside, [2, 0, 3]), (among, [2, 3])):
-        entry = sample_one(make_sampler(4, make_start(params=params)), logits).logprobs[0]
+    for params, ids in ((outside, [2, 0]), (among, [2, 3])):
+        entry = entries(sample_one(make_sampler(4, make_start(params=params)), logits).logprobs)[0]
         assert entry.top_ids.tolist() == ids
         assert np.allclose(entry.top_logprobs, expected[ids], atol=1e-6)
         assert (entry.token_id, entry.rank) == (3, 1)
@@ -107,7 +107,7 @@ def test_wanted_token_ids_come_back_with_the_sampled_one() -> None:
 def test_each_mode_shows_its_stage(mode: str, expected: list[float]) -> None:
     params = make_params(temperature=0.5, top_k=1, logprobs=-1, logit_bias={0: 1.0})
     sampler = make_sampler(3, make_start(params=params), mode=mode)
-    entry = sample_one(sampler, torch.tensor([1.0, 4.0, 2.0])).logprobs[0]
+    entry = entries(sample_one(sampler, torch.tensor([1.0, 4.0, 2.0])).logprobs)[0]
     shown = dict(zip(entry.top_ids.tolist(), entry.top_logprobs.tolist(), strict=True))
     assert [shown[token] for token in range(3)] == pytest.approx(expected)
 
@@ -116,7 +116,7 @@ def test_processed_logprobs_of_a_whole_draw_follow_the_temperature() -> None:
     logits = make_logits(1)[0]
     params = make_params(temperature=0.5, logprobs=5)
     sampler = make_sampler(VOCAB, make_start(params=params), mode="processed_logprobs")
-    entry = sample_one(sampler, logits).logprobs[0]
+    entry = entries(sample_one(sampler, logits).logprobs)[0]
     expected = plain_logprobs(logits * 2)
     assert entry.logprob == pytest.approx(expected[entry.token_id], abs=1e-5)
     assert np.allclose(entry.top_logprobs, np.sort(expected)[::-1][:5], atol=1e-5)

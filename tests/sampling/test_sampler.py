@@ -13,6 +13,7 @@ from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Masks
 from tests.sampling.making import (
+    entries,
     keys_for,
     make_params,
     make_sampler,
@@ -43,7 +44,7 @@ def processed(logits: torch.Tensor, sampler: Sampler, row: int, position: int) -
     sampled = sample_one(sampler, logits, row, position)
     if sampled.failed:
         return None
-    entry = sampled.logprobs[0]
+    entry = entries(sampled.logprobs)[0]
     values = np.empty(len(entry.top_ids), np.float32)
     values[entry.top_ids] = entry.top_logprobs
     return values
@@ -263,7 +264,7 @@ def test_a_row_that_ends_leaves_nothing_to_the_next() -> None:
     sampler.end(np.asarray([0], np.int32))
     sampler.start(make_start(0, SamplingParams(temperature=0)))
     after = sample_one(sampler, logits)
-    assert (after.tokens.tolist(), after.logprobs) == ([2], {})
+    assert (after.tokens.tolist(), after.logprobs) == ([2], ())
     # Started again without an end in between: the new start counts alone.
     sampler.start(make_start(0, heavy))
     sampler.start(make_start(0, SamplingParams(temperature=0)))
@@ -286,8 +287,9 @@ def test_a_line_that_is_not_finite_fails_alone(bad: float, temperature: float) -
     assert sampled.failed == (1, 2)
     assert sampled.tokens[[1, 2]].tolist() == [0, 0]
     assert sampled.tokens[[0, 3]].tolist() == sound.tokens[[0, 3]].tolist()
-    assert set(sampled.logprobs) == {0, 3}
-    assert sampled.logprobs[3].logprob == sound.logprobs[3].logprob
+    found = entries(sampled.logprobs)
+    assert set(found) == {0, 3}
+    assert found[3].logprob == entries(sound.logprobs)[3].logprob
 
 
 def test_some_tokens_at_minus_infinity_are_no_failure() -> None:
@@ -317,7 +319,7 @@ def test_every_float_type_of_logits_is_taken() -> None:
     drawn = set()
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         sampled = sample_one(make_sampler(4, make_start(params=params)), logits.to(dtype))
-        drawn.add((sampled.tokens.item(), sampled.logprobs[0].logprob))
+        drawn.add((sampled.tokens.item(), entries(sampled.logprobs)[0].logprob))
     assert len(drawn) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.engine import Engine
 from quire.request import Request
-from quire.step import HeldLogits, StepPlan, StepResult
+from quire.step import StepPlan, StepResult
 from tests.fakes import FakeExecutor, expected_output
 from tests.scheduler.runs import is_guided, random_requests, random_setting, run_all
 
@@ -47,13 +47,13 @@ class HoldingExecutor(FakeExecutor):
         late = np.array(released, np.int32).reshape(len(released), result.tokens.shape[1])
         tokens = np.concatenate([result.tokens, late])
         counts = np.concatenate([result.counts, np.ones(len(released), np.int32)])
-        held: dict[int, HeldLogits] = {}
+        held: dict[int, int] = {}
         for i in range(len(result.tokens)):
-            if self.rows[rows[i]].start.processors and counts[i] and self.rng.random() < 0.5:
+            if self.rows[rows[i]].start.has_processors and counts[i] and self.rng.random() < 0.5:
                 assert rows[i] not in self.kept, "a row that is held was computed"
                 self.kept[rows[i]] = int(tokens[i, 0])
                 counts[i], tokens[i] = 0, -1
-                held[i] = LaterLogits(self.rng.choice([0, 1, 5, 30]))
+                held[i] = self.handles.hold(LaterLogits(self.rng.choice([0, 1, 5, 30])))
         self.num_held += len(held)
         return StepResult(tokens, counts.astype(np.int32), held=held)
 

@@ -12,6 +12,7 @@ from quire.jobs.board import Board, Phase
 
 if TYPE_CHECKING:
     from quire.executor.executor import Executor, ExecutorFacts, PendingStep
+    from quire.handles import Handles
     from quire.step import StepPlan
 
 
@@ -22,6 +23,10 @@ class WatchedExecutor:
         self._inner, self._board, self._held = inner, board, held
         self._seconds: deque[float] = deque(maxlen=64)
         self._last, self._median = time.monotonic(), 0.0
+
+    @property
+    def handles(self) -> Handles:
+        return self._inner.handles
 
     def start(self) -> ExecutorFacts:
         return self._inner.start()

@@ -15,6 +15,7 @@ from quire.weights.load import is_rounded
 from quire.weights.names import weights_of
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_gpu import gpu_config, logprob_requests
+from tests.executor.harness import told
 from tests.parity.families import FAMILIES, make_pair
 
 MODES: dict[str, dict[str, str]] = {
@@ -49,10 +50,10 @@ def differences(name: str, mode: str, spread: float = 0.1) -> tuple[float, float
             text = torch.tensor([[*s.request.prompt_ids.tolist(), *s.output_ids.tolist()]]).cuda()
             with torch.no_grad():
                 expected = exact(text).logits[0].log_softmax(-1).cpu()
-            entries = [*s.prompt_logprobs, *s.logprobs]
+            entries = told([*s.scores, *s.logprobs])[1]
             assert len(entries) == text.shape[1] - 1
             wanted = expected[torch.arange(len(entries)), text[0, 1:].cpu()]
-            found += (torch.tensor([e.logprob for e in entries]) - wanted).abs().tolist()
+            found += (torch.tensor(entries) - wanted).abs().tolist()
     finally:
         executor.close()
     return float(np.mean(found)), float(np.percentile(found, 99))

@@ -18,6 +18,7 @@ from quire.executor.executor import Executor, ExecutorFacts
 from quire.executor.graphs import DecodePlaces
 from quire.executor.memory import make_cache
 from quire.executor.samplers import sampler_for
+from quire.handles import Handles
 from quire.kernels.ops import AttentionInputs, HeadShape
 from quire.kernels.reference import ReferenceAttention, ReferenceKernels
 from quire.models.decoder import head_shape
@@ -151,6 +152,7 @@ class PlainExecutor:
 
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
+        self.handles = Handles()
         dtype = self.weights["embed.weight"].dtype
         fp8_kv = config.kv_cache_dtype == "fp8"
         shape = head_shape(spec, config.block_size, dtype, fp8_kv=fp8_kv)
@@ -176,13 +178,14 @@ class PlainExecutor:
             device=device,
             all_special=bool(config.batch_processors),
         )
-        sampler = sampler_for(config, spec.vocab_size, device)
+        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         self.runner = CudaRunner(
             model,
             cache,
             columns,
             sampler,
             self.make_ops(shape, columns, model.windows),
+            handles=self.handles,
             block_size=config.block_size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,

@@ -23,7 +23,7 @@ from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_scoring import check_scores, scoring_requests
-from tests.executor.harness import small_config
+from tests.executor.harness import small_config, told
 
 pytestmark = pytest.mark.gpu
 
@@ -69,14 +69,9 @@ def test_fp32_tokens_equal_the_cpu_engines(kinds: list[dict[str, object]], num_b
     assert outputs(got) == outputs(wanted)
     for one, other in zip(got, wanted, strict=True):
         assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)
-        for mine, theirs in (
-            (one.logprobs, other.logprobs),
-            (one.prompt_logprobs, other.prompt_logprobs),
-        ):
-            assert [x.token_id for x in mine] == [x.token_id for x in theirs]
-            np.testing.assert_allclose(
-                [x.logprob for x in mine], [x.logprob for x in theirs], atol=1e-3
-            )
+        for mine, theirs in ((one.logprobs, other.logprobs), (one.scores, other.scores)):
+            assert told(mine)[0] == told(theirs)[0]
+            np.testing.assert_allclose(told(mine)[1], told(theirs)[1], atol=1e-3)
 
 
 def test_graphs_and_repeats_change_no_token() -> None:
@@ -163,11 +158,11 @@ def bf16_differences(name: str, spread: float) -> dict[str, tuple[float, float]]
         with torch.no_grad():
             expected = exact(text).logits[0].log_softmax(-1)
             other = rounded(text).logits[0].float().log_softmax(-1)
-        entries = [*s.prompt_logprobs, *s.logprobs]
+        entries = told([*s.scores, *s.logprobs])[1]
         assert len(entries) == text.shape[1] - 1
         at = torch.arange(len(entries)), text[0, 1:].cpu()
         wanted = expected.cpu()[at]
-        ours += (torch.tensor([e.logprob for e in entries]) - wanted).abs().tolist()
+        ours += (torch.tensor(entries) - wanted).abs().tolist()
         theirs += (other.cpu()[at] - wanted).abs().tolist()
     return {
         "ours": (float(np.mean(ours)), float(np.percentile(ours, 99))),

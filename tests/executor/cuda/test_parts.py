@@ -16,8 +16,9 @@ from quire.executor.memory import block_bytes, longest_sequence
 from quire.executor.parcel import Parcel
 from quire.executor.prompts import most_captured
 from quire.sampling_params import SamplingParams
+from quire.step import RowSampling
 from tests.executor.cuda.test_runner import SPEC
-from tests.executor.harness import row_start, small_config
+from tests.executor.harness import ints, row_start, small_config
 
 GIB = 1 << 30
 
@@ -99,5 +100,8 @@ def test_no_room_for_a_block_is_an_error_with_numbers() -> None:
 def test_rows_that_need_the_sampler_are_known(
     params: dict[str, object], stop_ids: tuple[int, ...], special: bool
 ) -> None:
-    start = row_start(0, [1], params=SamplingParams(**params), stop_ids=stop_ids)  # type: ignore[arg-type]
+    given = SamplingParams(**params)  # type: ignore[arg-type]
+    given._bad_words_token_ids = [[7]] if given.bad_words else None
+    sampling = RowSampling.of(given)
+    start = row_start(0, [1], sampling=sampling, stop_ids=ints(*stop_ids))
     assert needs_sampler(start) is special

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
-from quire.step import RowStart, no_ints
+from quire.step import RowSampling, RowStart, no_ints
 from tests.kernels.triton.checks import Place, generator
 
 
@@ -62,7 +62,16 @@ def expected(logits: Tensor, wishes: list[Wish]) -> tuple[Tensor, Tensor]:
             temperature=wish.temperature, top_k=wish.top_k, top_p=wish.top_p, min_p=wish.min_p
         )
         sampler.start(
-            RowStart(row, params, noise_key(wish.seed), wish.sample, no_ints(), no_ints(), (), 9)
+            RowStart(
+                row,
+                RowSampling.of(params),
+                noise_key(wish.seed),
+                wish.sample,
+                no_ints(),
+                no_ints(),
+                no_ints(),
+                9,
+            )
         )
     rows, at = np.arange(lines, dtype=np.int32), np.arange(lines, dtype=np.int32) + 5
     made = sampler.sample(logits.float().cpu(), rows, at, None)

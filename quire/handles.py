@@ -1,0 +1,72 @@
+"""What plans and results name and cannot hold: things that belong to this process.
+
+Plans and results are plain data (step.py), so that they can go to another process or into a file.
+A request's own code, masks that threads are still filling, and logits that are with their
+processors are named there by a number, and found here. An executor owns one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from quire.request import Request
+from quire.step import Masks
+
+
+class HeldLogits(Protocol):
+    """The logits of a row, while the row's processors are at work on them."""
+
+    def done(self) -> bool:
+        """Whether the row can draw from them: a later plan may name it in `released`."""
+
+    def wait(self, seconds: float) -> None:
+        """Until these or others are done, at most so long."""
+
+
+class Handles:
+    """Numbers, and what they stand for."""
+
+    def __init__(self) -> None:
+        # By the request's own number, for as long as somebody has the request.
+        self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
+        self._filling: dict[int, Callable[[], object]] = {}
+        self._held: dict[int, HeldLogits] = {}
+        self._numbers = count(1)
+
+    def add_request(self, request: Request) -> None:
+        self._requests[request.number] = request
+
+    def request(self, number: int) -> Request:
+        return self._requests[number]
+
+    def filling(self, wait: Callable[[], object]) -> int:
+        """A ticket for masks that are being filled; `wait` returns when they are."""
+        ticket = next(self._numbers)
+        self._filling[ticket] = wait
+        return ticket
+
+    def wait_for(self, masks: Masks) -> None:
+        """Until the bits of these masks may be read."""
+        wait = self._filling.get(masks.ticket)
+        if wait is not None:
+            wait()
+            self._filling.pop(masks.ticket, None)
+
+    def hold(self, logits: HeldLogits) -> int:
+        number = next(self._numbers)
+        self._held[number] = logits
+        return number
+
+    def held(self, number: int) -> HeldLogits:
+        return self._held[number]
+
+    def drop_held(self, number: int) -> None:
+        self._held.pop(number, None)
+
+    def clear(self) -> None:
+        """Forget masks and logits of plans that will not be run; requests go by themselves."""
+        self._filling.clear()
+        self._held.clear()

@@ -1,0 +1,1 @@
+"""For tests and for looking into a run; nothing of quire itself imports it."""
