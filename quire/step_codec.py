@@ -2,8 +2,8 @@
 
 One tag a value, then the value: None, truth, integers, floats, text, tuples, dicts, numpy arrays
 of known types, and the dataclasses of step.py, each by its number in CLASSES and its fields in
-order. Arrays begin at a multiple of 8 bytes and come back as views of the bytes they were read
-from, which are not to be written to. The executor's Handles do not travel: masks must be filled
+order. Arrays begin at a multiple of 8 bytes and come back as views of one copy of the bytes. The
+executor's Handles do not travel: masks must be filled
 before a plan is written.
 """
 
@@ -72,7 +72,7 @@ def encode(value: StepPlan | StepResult) -> bytes:
 
 def decode(data: bytes | memoryview) -> Any:
     """The plan or result that these bytes are; BadStep if they are none."""
-    reader = _Reader(memoryview(data))
+    reader = _Reader(memoryview(bytearray(data)))  # torch takes no array that it may not write to
     try:
         value = reader.read(0)
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
