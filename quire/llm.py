@@ -46,8 +46,7 @@ class LLM(NotBuiltMethods):
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """An LLM with the options that an EngineArgs holds."""
-        options = engine_args.given()
-        return cls(options.pop("model"), **options)
+        return cls(**engine_args.given())
 
     def generate(
         self,
@@ -63,7 +62,7 @@ class LLM(NotBuiltMethods):
         on_error: OnError = "raise",
         on_result: OnResult | None = None,
     ) -> list[RequestOutput]:
-        """One RequestOutput per prompt, in the order of the prompts.
+        """One RequestOutput per prompt, in their order.
 
         `prompts` is one prompt (text, token ids, a TextPrompt or TokensPrompt) or any iterable
         of prompts; `sampling_params` one for all or a list with one for each, the model's
@@ -176,17 +175,16 @@ class LLM(NotBuiltMethods):
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield (index of the prompt, its output) as each finishes, in bounded memory.
 
-        With `tokens` also as it grows: such an output is not `finished`, and has all the text so
-        far, or what is new where `output_kind` is DELTA. A prompt that fails is yielded with its
-        `.error`; the others go on. Leaving the loop ends what still runs.
+        With `tokens` also as it grows (`output_kind` says how); such an output is not `finished`.
+        A prompt that fails is yielded with its `.error`; leaving the loop ends what still runs.
         """
         with self._session.turn(), CtrlC() as ctrl_c:
             windows, _ = self._session.intake.read(
                 prompts,
                 sampling_params,
                 priority=priority,
-                tokenization_kwargs=tokenization_kwargs,
                 watched=tokens,
+                tokenization_kwargs=tokenization_kwargs,
             )
             yield from self._session.run(windows, ctrl_c.check)
 

@@ -81,7 +81,7 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
 
 
 def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
-    """What is known about a model, or can be found out; None, and a note of the reason, where it cannot."""
+    """What is known about a model, or can be found out; None, with a note why, where it cannot."""
     key = model_fingerprint(files, spec, ARITHMETIC)
     if key in KNOWN:
         return Checked(KNOWN[key])
