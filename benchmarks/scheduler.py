@@ -23,7 +23,8 @@ if not __package__:  # run as a file: the repository is not on the path
 from quire.cache.pool import BlockPool
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from quire.step import StepPlan, StepResult
 

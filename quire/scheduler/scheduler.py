@@ -15,12 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 
 import numpy as np
 
 from quire.cache.pool import BlockPool
-from quire.config import Speculation
 from quire.handles import Handles
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
@@ -28,6 +26,7 @@ from quire.scheduler.beams import Beams, too_wide
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
 from quire.scheduler.landing import Flight, Landing, StepReport
+from quire.scheduler.limits import Limits
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
@@ -37,19 +36,6 @@ from quire.scheduler.stays import Draft, Stays
 from quire.scheduler.waiting import Waiting
 from quire.sequence import Guide, Sequence
 from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one step may take, and how long one may wait."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_repeat: int = 1
-    max_wait: float = 60.0
-    prefix_groups: bool = True
-    speculation: Speculation | None = None
-
 
 MakeMasks = Callable[[Ints, Many[Guide]], Masks]
 

@@ -20,7 +20,8 @@ from quire.plan.times import StepTimes
 from quire.results import Results
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
 from quire.session.guides import Guides

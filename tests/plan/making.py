@@ -15,7 +15,8 @@ from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult

@@ -11,7 +11,8 @@ from quire.cache.pool import BlockPool
 from quire.config import Speculation
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from quire.step import Slice, StepPlan, StepResult
 

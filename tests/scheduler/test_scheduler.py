@@ -7,8 +7,9 @@ import pytest
 
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit, EngineError, InvalidLogits
+from quire.scheduler.limits import Limits
 from quire.scheduler.repeats import FEW_ROWS
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.scheduler import Scheduler
 from quire.step import StepPlan, StepResult
 from tests.fakes import FakeExecutor, expected_output
 from tests.scheduler.runs import Setting, drain, make_request, run_all, samples_of

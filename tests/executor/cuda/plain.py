@@ -28,7 +28,7 @@ from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
-from quire.scheduler.scheduler import Limits as StepLimits
+from quire.scheduler.limits import Limits as StepLimits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.scoring import continuation_samples
 from quire.sequence import Sequence

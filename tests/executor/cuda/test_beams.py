@@ -13,7 +13,8 @@ from quire.executor.executor import Executor
 from quire.executor.local import LocalExecutor
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beams import search_lead
-from quire.scheduler.scheduler import Limits, Scheduler
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.sequence import Sequence
 from tests.executor.cuda.plain import PlainExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
