@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from quire.errors import UnsupportedModel
 from quire.kernels.ops import HeadShape, Kernels
 from quire.models.decoder import Decoder, Weights, build_decoder
-from quire.models.int8 import norm_late
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
 
@@ -37,6 +36,4 @@ def build_model(
         raise UnsupportedModel(
             f"family {spec.family!r} is not known; quire has {', '.join(FAMILIES)}."
         )
-    model = build(spec, weights, kernels, shape, max_len=max_len, tp=tp)
-    norm_late(model)
-    return model
+    return build(spec, weights, kernels, shape, max_len=max_len, tp=tp)

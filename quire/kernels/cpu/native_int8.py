@@ -1,10 +1,9 @@
-"""8-bit matrices in C: `gemm_int8.c` has the paths, the number of rows chooses among them."""
+"""8-bit matrices in C: `int8_*.c` have the paths, the number of rows chooses among them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ PATHS = {
     "neon-dot": 5,
     "neon-i8mm": 6,
 }
-ROWS = 32  # rows of scratch come in multiples of it
+ROWS = 96  # rows of scratch come in multiples of it: of 32 for AMX, of 6 for Arm
 
 _WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -45,58 +44,6 @@ class Product(ctypes.Structure):
     ]
 
 
-class Source(ctypes.Structure):
-    """struct quire_int8_source"""
-
-    _fields_ = [
-        ("kind", _WORD),
-        ("x", _POINTER),
-        ("stride", _WORD),
-        ("residual", _POINTER),
-        ("weight", _POINTER),
-        ("eps", ctypes.c_float),
-    ]
-
-
-GIVEN, NORMED, GATED = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedRows:
-    """The norm of residual += added, for one product that works it out while it rounds rows; the
-    residual is written to then. All are contiguous, in float32."""
-
-    added: Tensor | None
-    residual: Tensor
-    weight: Tensor
-    eps: float
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.residual.shape
-
-    def describe(self, source: Source) -> None:
-        source.kind, source.eps = NORMED, self.eps
-        source.x = None if self.added is None else self.added.data_ptr()
-        source.stride = self.shape[1]
-        source.residual, source.weight = self.residual.data_ptr(), self.weight.data_ptr()
-
-
-@dataclass(frozen=True, slots=True)
-class GatedRows:
-    """silu(gate) * up of gate_up [T, 2 I], for one product likewise."""
-
-    gate_up: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.gate_up.shape[0], self.gate_up.shape[1] // 2))
-
-    def describe(self, source: Source) -> None:
-        source.kind, source.x = GATED, self.gate_up.data_ptr()
-        source.stride = self.gate_up.stride(0)
-
-
 class Choice(NamedTuple):
     """Products of up to `rows` rows (the last one: of any number) go by `path`."""
 
@@ -105,10 +52,10 @@ class Choice(NamedTuple):
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what goes into the functions of gemm_int8.c."""
+    """Tell ctypes what goes into the functions of int8.c."""
     library.quire_int8_has.argtypes = [_WORD]
     library.quire_int8_has.restype = _WORD
-    library.quire_int8_linear.argtypes = [_POINTER, _WORD, _WORD, _WORD, _POINTER]
+    library.quire_int8_linear.argtypes = [_POINTER, *[_WORD] * 4, _POINTER]
     library.quire_int8_linear.restype = _WORD
     library.quire_int8_pack.argtypes = [_POINTER, *[_WORD] * 5, *[_POINTER] * 3]
     library.quire_int8_pack.restype = None
@@ -196,19 +143,15 @@ class NativeLinear:
             depth=matrix.depth,
             channels=self.channels,
         )
-        self.source = Source()
         self.address = ctypes.addressof(self.product)
 
-    def __call__(self, x: Tensor | NormedRows | GatedRows) -> Tensor:
-        rows, product, source = x.shape[0], self.product, self.source
-        if isinstance(x, Tensor):
-            source.kind, source.x, source.stride = GIVEN, x.data_ptr(), x.stride(0)
-        else:
-            x.describe(source)
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, product = x.shape[0], self.product
         y = torch.empty(rows, self.channels)
         product.q, product.q_scale = self.arithmetic.room(rows, self.matrix.depth)
         product.y, product.rows = y.data_ptr(), rows
         path = self.arithmetic.path(rows)
-        if not self.multiply(ctypes.addressof(source), self.width, BLOCK, path, self.address):
+        source = x.data_ptr(), x.stride(0), self.width
+        if not self.multiply(*source, BLOCK, path, self.address):
             raise RuntimeError(f"path {path} of 8-bit products is not there on this processor")
         return y

@@ -16,7 +16,7 @@ import torch
 from quire.kernels.native.build import BuildFailed, built
 from quire.notes import note
 
-ABI = 1
+ABI = 2
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quire.h
 
 NEON, NEON_DOT, NEON_I8MM = 1 << 0, 1 << 1, 1 << 2

@@ -18,17 +18,8 @@ from quire.kernels.cpu.int8 import (
     rounded,
     turned,
 )
-from quire.kernels.cpu.native_int8 import (
-    PATHS,
-    Choice,
-    GatedRows,
-    NativeInt8,
-    NormedRows,
-    paths_here,
-)
-from quire.kernels.native.kernels import native_kernels
+from quire.kernels.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
 from quire.kernels.native.library import AVX2, library
-from quire.kernels.ops import HeadShape
 
 # (rows, K, N): one row and many, odd sizes, more rows than one task takes, sizes below a block.
 SIZES = ((1, 64, 32), (2, 8, 5), (7, 96, 40), (16, 128, 33), (33, 200, 70), (300, 70, 50))
@@ -186,24 +177,3 @@ def test_a_path_that_the_processor_lacks_is_never_taken() -> None:
             linear(x)
     finally:
         found.quire_allow(-1)
-
-
-@pytest.mark.parametrize("width", [64, 200, 1_000])
-@pytest.mark.parametrize("rows", [1, 5, 70])
-def test_rows_normed_or_gated_by_the_product_have_the_same_bits(rows: int, width: int) -> None:
-    kernels = native_kernels(HeadShape(1, 1, 64, 16, torch.float32), batch_invariant=True)
-    if kernels is None:
-        pytest.skip("no C compiler is here")
-    x, weight, _ = made(rows, width, 90)
-    multiply = Int8Matrix.of(weight, native(paths_here(kernels.library)[-1])).linear(None)
-    norm, stream = torch.randn(width), torch.randn(rows, width)
-    own = stream.clone()
-    late = multiply(NormedRows(x, own, norm, 1e-5))  # type: ignore[arg-type]
-    assert torch.equal(late, multiply(kernels.add_rms_norm(x, stream, norm, 1e-5)))
-    assert torch.equal(own, stream)
-    late = multiply(NormedRows(None, own, norm, 1e-5))  # type: ignore[arg-type]
-    assert torch.equal(late, multiply(kernels.rms_norm(stream, norm, 1e-5)))
-    assert torch.equal(own, stream)
-    gate_up = torch.randn(rows, 2 * width)
-    late = multiply(GatedRows(gate_up))  # type: ignore[arg-type]
-    assert torch.equal(late, multiply(kernels.silu_mul(gate_up)))

@@ -17,8 +17,8 @@ from quire.kernels.native.build import BuildFailed, built
 
 TRIVIAL = """
 #include <stdint.h>
-__attribute__((visibility("default"))) int64_t quire_abi(void) { return 1; }
-"""
+__attribute__((visibility("default"))) int64_t quire_abi(void) { return ABI; }
+""".replace("ABI", str(library.ABI))
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in build.COMPILERS), reason="no C compiler here"
@@ -114,7 +114,7 @@ def test_processes_that_build_at_once_all_succeed(small_sources: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(small_sources)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate(timeout=60)[0].strip() for process in running] == ["1"] * 4
+    assert [process.communicate(timeout=60)[0].strip() for process in running] == [str(library.ABI)] * 4
     assert len(list(build.folder().iterdir())) == 1
 
 
@@ -138,7 +138,7 @@ def test_a_library_of_another_version_is_not_used(
     small_sources: Path, loading_again: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "quire")
-    (small_sources / "one.c").write_text(TRIVIAL.replace("return 1", "return 77"))
+    (small_sources / "one.c").write_text(TRIVIAL.replace(f"return {library.ABI}", "return 77"))
     assert library.library() is None
     assert "version 77" in caplog.text
 

@@ -61,18 +61,6 @@ void quire_gate(int64_t type, int64_t count, int64_t width, const void *gate_up,
     for_rows((row_kernel *)PICK(gate_rows), &gate, count, width);
 }
 
-void quire_norm_row(
-    int64_t width, const float *added, float *row, const float *weight, float eps, float *out)
-{
-    PICK(norm_row)(QUIRE_FLOAT32, width, added, row, weight, eps, out);
-}
-
-void quire_gate_row(int64_t width, const float *gate_up, float *out)
-{
-    const struct gate gate = {QUIRE_FLOAT32, width, 2 * width, gate_up, out};
-    PICK(gate_rows)(&gate, 0, 1);
-}
-
 void quire_turn_and_store(const struct quire_heads *heads)
 {
     /* A number that is turned and scattered costs about two that are normed. */

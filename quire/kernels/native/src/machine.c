@@ -4,6 +4,8 @@
 #endif
 #include "quire.h"
 
+#include <time.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -108,27 +110,132 @@ QUIRE_EXPORT int64_t quire_num_threads(void)
     return count < 1 ? 1 : count;
 }
 
+/* ---- waiting ---- */
+
+/* What is waited for is mostly under way, so a wait begins awake. On a busy machine it may need
+ * this very core: then the thread sleeps, in naps. */
+enum { AWAKE = 50 * 1000, NAP = 50 * 1000, LOOKS = 64 }; /* nanoseconds; looks between clocks */
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+void quire_wait_for(const int64_t *count, int64_t enough)
+{
+    const struct timespec nap = {0, NAP};
+    int64_t begin = 0;
+    for (int64_t looks = 1; __atomic_load_n(count, __ATOMIC_ACQUIRE) < enough; looks++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+        if (looks % LOOKS)
+            continue;
+        const int64_t now = nanoseconds();
+        begin = begin ? begin : now;
+        if (now - begin > AWAKE)
+            nanosleep(&nap, NULL);
+    }
+}
+
+/* ---- sharing work ---- */
+
 struct work {
     quire_task *task;
     void *context;
-    int64_t count, next, threads;
+    int64_t count, next, threads, done;
+    int64_t others; /* nanoseconds that the other threads worked */
 };
 
-static void take_tasks(void *data)
+/* What a thread found out about sharing: it gains what others do for it, and loses what it waits
+ * for them. On a machine that is busy with other programs a thread of the team may not run for
+ * milliseconds while all others wait, and sharing is slower than working alone. */
+struct account {
+    int64_t lost;  /* nanoseconds, of late; below zero: gained */
+    int64_t until; /* until then this thread works alone */
+    int64_t pause; /* and so long the next time */
+};
+enum { MOST_LOST = 4000000, MOST_GAINED = 4000000, FIRST_PAUSE = 20000000, LAST_PAUSE = 320000000 };
+
+static _Thread_local struct account account;
+static int64_t always_shared;
+
+QUIRE_EXPORT void quire_share_always(int64_t always)
 {
-    struct work *work = data;
-    int64_t thread = __atomic_fetch_add(&work->threads, 1, __ATOMIC_RELAXED), number;
-    while ((number = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->count)
+    always_shared = always;
+}
+
+/* Take tasks as long as there are some; returns how many this thread did. */
+static int64_t do_tasks(struct work *work)
+{
+    const int64_t thread = __atomic_fetch_add(&work->threads, 1, __ATOMIC_RELAXED);
+    int64_t number, mine = 0;
+    while ((number = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->count) {
         work->task(work->context, number, thread);
+        mine++;
+    }
+    return mine;
+}
+
+/* What a thread of the team does; `caller` is the account of the one that shares its work. */
+struct team {
+    struct work *work;
+    struct account *caller;
+    int64_t began, ended, mine; /* of the caller */
+};
+
+static void work_in_team(void *data)
+{
+    struct team *team = data;
+    struct work *work = team->work;
+    const int64_t began = nanoseconds(), mine = do_tasks(work), ended = nanoseconds();
+    if (team->caller == &account) {
+        team->began = began, team->ended = ended, team->mine = mine;
+        __atomic_fetch_add(&work->done, mine, __ATOMIC_RELEASE);
+        /* Here and not in libgomp, which would not sleep for a while. */
+        quire_wait_for(&work->done, work->count);
+        return;
+    }
+    __atomic_fetch_add(&work->others, ended - began, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&work->done, mine, __ATOMIC_RELEASE);
+}
+
+static void settle(const struct team *team, int64_t began, int64_t ended)
+{
+    const struct work *work = team->work;
+    const int64_t worked = team->ended - team->began;
+    /* At the caller's own pace, but no longer than the others took: a thread that was held up in a
+     * task, this one or another, has not done more by that. */
+    int64_t gained = team->mine ? worked * (work->count - team->mine) / team->mine : work->others;
+    gained = gained < work->others ? gained : work->others;
+    account.lost += (ended - began - worked) - gained;
+    if (account.lost < -MOST_GAINED) {
+        account.lost = -MOST_GAINED;
+        account.pause = FIRST_PAUSE;
+    } else if (account.lost > MOST_LOST) {
+        account.until = ended + account.pause;
+        account.pause = account.pause < LAST_PAUSE ? 2 * account.pause : LAST_PAUSE;
+        account.lost = 0;
+    }
 }
 
 void quire_for_each(int64_t count, quire_task *task, void *context)
 {
-    struct work work = {task, context, count, 0, 0};
-    int64_t threads = quire_num_threads();
-    if (threads > 1 && count > 1)
-        /* Always all of them: a team of another size would make libgomp end and start threads. */
-        run_parallel(take_tasks, &work, (unsigned)threads, 0);
-    else
-        take_tasks(&work);
+    struct work work = {.task = task, .context = context, .count = count};
+    const int64_t threads = quire_num_threads();
+    const int64_t began = threads > 1 && count > 1 ? nanoseconds() : 0;
+    if (!began || (began < account.until && !always_shared)) {
+        do_tasks(&work);
+        return;
+    }
+    struct team team = {.work = &work, .caller = &account};
+    /* Always all of them: a team of another size would make libgomp end and start threads. */
+    run_parallel(work_in_team, &team, (unsigned)threads, 0);
+    if (!account.pause)
+        account.pause = FIRST_PAUSE;
+    settle(&team, began, nanoseconds());
 }

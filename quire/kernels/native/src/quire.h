@@ -12,7 +12,7 @@
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
 /* Changes when a prototype or a struct does; the loader refuses any other number. */
-#define QUIRE_ABI 1
+#define QUIRE_ABI 2
 
 /* What the processor (and the system, where registers must be saved) can do. */
 enum {
@@ -45,10 +45,17 @@ QUIRE_EXPORT void quire_use_threads(
     void (*parallel)(quire_region *, void *, unsigned, unsigned), int (*threads)(void));
 QUIRE_EXPORT int64_t quire_num_threads(void);
 
+/* Share work also where that is slower than working alone, because other programs hold the threads
+ * up (1), or not (0, as it is at first): for benchmarks of the difference. */
+QUIRE_EXPORT void quire_share_always(int64_t always);
+
 /* Call task(context, number, thread) for every number below `count`, each once, in no order;
  * `thread` is below quire_num_threads(), and no two calls at a time have the same. */
 typedef void quire_task(void *context, int64_t number, int64_t thread);
 void quire_for_each(int64_t count, quire_task *task, void *context);
+
+/* Wait, within a task, until other tasks have counted up to `enough`. */
+void quire_wait_for(const int64_t *count, int64_t enough);
 
 /* --- elementwise.c ------------------------------------------------------------------------- */
 
@@ -63,11 +70,6 @@ QUIRE_EXPORT void quire_norm(
 /* count rows of gate | up, each `width` wide: out = silu(gate) * up. */
 QUIRE_EXPORT void quire_gate(
     int64_t type, int64_t count, int64_t width, const void *gate_up, int64_t stride, void *out);
-
-/* One row of each, in float32, for whoever reads it at once. */
-void quire_norm_row(
-    int64_t width, const float *added, float *row, const float *weight, float eps, float *out);
-void quire_gate_row(int64_t width, const float *gate_up, float *out);
 
 /* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
  * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
@@ -129,7 +131,7 @@ QUIRE_EXPORT void quire_plan_attention(struct quire_attention *attention);
 /* softmax(q k / sqrt(head_dim)) v for every token: once per layer. */
 QUIRE_EXPORT void quire_attend(const struct quire_attention *attention);
 
-/* --- gemm_int8.c --------------------------------------------------------------------------- */
+/* --- int8.c -------------------------------------------------------------------------------- */
 
 /* Ways to compute the same sums. */
 enum {
@@ -145,7 +147,7 @@ QUIRE_EXPORT int64_t quire_int8_has(int64_t path);
 
 /* y [rows, channels] = rows rounded to bytes x packed weights + bias. */
 struct quire_int8_product {
-    uint8_t *q;     /* scratch: [rows rounded up to 32, depth] */
+    uint8_t *q;     /* scratch: [rows rounded up to 96, depth] */
     float *q_scale; /* scratch: [rows] */
     const int8_t *w;
     const float *w_scale, *bias; /* bias [channels], or NULL */
@@ -154,21 +156,9 @@ struct quire_int8_product {
     int64_t rows, depth, channels;
 };
 
-/* Where the rows [rows, k] of a product come from: x itself; the norm of residual += x (of residual
- * alone, where x is NULL); or gate and up, side by side in x. */
-enum { QUIRE_GIVEN = 0, QUIRE_NORMED = 1, QUIRE_GATED = 2 };
-struct quire_int8_source {
-    int64_t kind;
-    const float *x;
-    int64_t stride;      /* of x */
-    float *residual;     /* [rows, k] */
-    const float *weight; /* [k] */
-    float eps;
-};
-
-/* Turn and round the rows, then multiply; 0 where this processor has not the path. */
+/* Turn and round the rows x [rows, k], then multiply; 0 where this processor has not the path. */
 QUIRE_EXPORT int64_t quire_int8_linear(
-    const struct quire_int8_source *source, int64_t k, int64_t block, int64_t path,
+    const float *x, int64_t stride, int64_t k, int64_t block, int64_t path,
     const struct quire_int8_product *product);
 
 /* Rows first .. first + rows of a weight, given as x [rows, k]: turned, rounded and packed. */
