@@ -29,6 +29,27 @@ struct NAMED(tile) {
     int64_t first, count;     /* position of the first key, and how many there are */
 };
 
+#if ISA == ISA_NEON
+/* One of the four numbers that a vector holds of every row, times one channel of the keys, or times
+ * one key's values. */
+#define LANE_OF_KEYS(lane)                                                                         \
+    _Pragma("GCC unroll 8") for (int j = 0; j < span; j++)                                         \
+    {                                                                                              \
+        IN_ORDER;                                                                                  \
+        const V k = load(keys[j] + (d + lane) * stride);                                           \
+        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)                                     \
+            ADD_PRODUCT(sums[r][j], k, some[r], lane);                                             \
+    }
+#define LANE_OF_VALUES(lane)                                                                       \
+    _Pragma("GCC unroll 8") for (int j = 0; j < span; j++)                                         \
+    {                                                                                              \
+        IN_ORDER;                                                                                  \
+        const V v = load(values + lane * pitch + j * LANES);                                       \
+        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)                                     \
+            ADD_PRODUCT(sums[r][j], v, some[r], lane);                                             \
+    }
+#endif
+
 /* scores[r][j] = sum over d of q[r][d] * keys[j][d], for a few rows and vectors. Blocks lie
  * anywhere, and the processor only guesses what follows within a page: so the values are asked
  * for meanwhile. */
@@ -36,15 +57,36 @@ INLINE void NAMED(few_scores)(int rows, int span, const float *q, int64_t width,
                               const struct NAMED(tile) *tile, int64_t at, float *scores)
 {
     V sums[ROWS][SPAN];
+    const float *keys[SPAN], *asked[SPAN];
+    const int64_t stride = tile->stride;
+    int64_t d = 0;
+    for (int j = 0; j < span; j++)
+        keys[j] = tile->keys[at + j], asked[j] = tile->values[at + j];
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < span; j++)
             sums[r][j] = splat(0);
-    for (int64_t d = 0; d < width; d++) {
+#if ISA == ISA_NEON
+    /* A row's numbers come four to a load, and a cache line is asked for once. */
+    for (; d + LANES <= width; d += LANES) {
+        V some[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+            some[r] = load(q + r * pitch + d);
+#pragma GCC unroll 8
+        for (int j = 0; j < span; j++)
+            __builtin_prefetch(asked[j] + d * LANES);
+        LANE_OF_KEYS(0)
+        LANE_OF_KEYS(1)
+        LANE_OF_KEYS(2)
+        LANE_OF_KEYS(3)
+    }
+#endif
+    for (; d < width; d++) {
         V k[SPAN];
 #pragma GCC unroll 8
         for (int j = 0; j < span; j++) {
-            k[j] = load(tile->keys[at + j] + d * tile->stride);
-            __builtin_prefetch(tile->values[at + j] + d * LANES);
+            k[j] = load(keys[j] + d * stride);
+            __builtin_prefetch(asked[j] + d * LANES);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -72,6 +114,25 @@ INLINE void NAMED(few_sums)(int rows, int span, const float *weights, const floa
     for (int64_t n = 0; n * LANES < tile->count; n++) {
         const float *values = tile->values[n] + at;
         const int64_t left = tile->count - n * LANES;
+#if ISA == ISA_NEON
+        if (left >= LANES) {
+            const float *asked = tile->asked[n];
+            const int64_t stride = tile->stride;
+            V some[ROWS];
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+                some[r] = load(weights + r * TILE + n * LANES);
+            /* Four vectors of keys lie in a line; each asks for a quarter of the channels. */
+#pragma GCC unroll 8
+            for (int j = 0; j < span; j++)
+                __builtin_prefetch(asked + (n % 4 * pitch / 4 + at / LANES + j) * stride);
+            LANE_OF_VALUES(0)
+            LANE_OF_VALUES(1)
+            LANE_OF_VALUES(2)
+            LANE_OF_VALUES(3)
+            continue;
+        }
+#endif
         for (int64_t i = 0; i < (left < LANES ? left : LANES); i++) {
             V v[SPAN];
 #pragma GCC unroll 8
@@ -94,6 +155,9 @@ INLINE void NAMED(few_sums)(int rows, int span, const float *weights, const floa
         for (int j = 0; j < span; j++)
             store(out + r * pitch + at + j * LANES, sums[r][j]);
 }
+
+#undef LANE_OF_KEYS
+#undef LANE_OF_VALUES
 
 #define SCORES(rows, span)                                                                         \
     NAMED(few_scores)(rows, span, q, width, pitch, tile, j, scores)

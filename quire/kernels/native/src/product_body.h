@@ -4,13 +4,26 @@
 /* Vectors of a panel that are summed up at once, and rows: as many as the registers hold. */
 #undef SPAN
 #undef ROWS
-#if ISA == ISA_AVX512 || ISA == ISA_NEON
+#if ISA == ISA_AVX512
 #define SPAN 3
 #define ROWS 8
+#elif ISA == ISA_NEON
+#define SPAN 4
+#define ROWS 6
 #else
 #define SPAN 2
 #define ROWS 6
 #endif
+
+/* One of the four numbers that a vector holds of every row, times its line of the panel. */
+#define LANE(lane)                                                                                 \
+    _Pragma("GCC unroll 8") for (int j = 0; j < SPAN; j++)                                         \
+    {                                                                                              \
+        IN_ORDER;                                                                                  \
+        const V w = load(panel + (k + lane) * PANEL + j * LANES);                                  \
+        _Pragma("GCC unroll 8") for (int r = 0; r < rows; r++)                                     \
+            ADD_PRODUCT(sums[r][j], w, some[r], lane);                                             \
+    }
 
 /* out[r][0 .. span] (+)= sum over k of x[r][k] * panel[k][0 .. span]; one chain of sums per
  * number, in the order of k, whatever the rows. `asks`: the panel is not in the cache yet, and is
@@ -19,12 +32,30 @@ INLINE void NAMED(few_products)(int rows, int asks, int begins, const float *x, 
                                 const float *panel, int64_t depth, float *out, int64_t out_stride)
 {
     V sums[ROWS][SPAN];
+    int64_t k = 0;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int j = 0; j < SPAN; j++)
             sums[r][j] = begins ? splat(0) : load(out + r * out_stride + j * LANES);
-    for (int64_t k = 0; k < depth; k++) {
+#if ISA == ISA_NEON
+    /* A row's numbers come four to a load, and not one by one with an instruction each. */
+    for (; k + LANES <= depth; k += LANES) {
+        V some[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+            some[r] = load(x + r * x_stride + k);
+        if (asks)
+#pragma GCC unroll 8
+            for (int line = 0; line < LANES; line++)
+                __builtin_prefetch(panel + (k + line + AHEAD) * PANEL, 0, 3);
+        LANE(0)
+        LANE(1)
+        LANE(2)
+        LANE(3)
+    }
+#endif
+    for (; k < depth; k++) {
         V w[SPAN];
         if (asks)
 #pragma GCC unroll 8
@@ -47,6 +78,7 @@ INLINE void NAMED(few_products)(int rows, int asks, int begins, const float *x, 
         for (int j = 0; j < SPAN; j++)
             store(out + r * out_stride + j * LANES, sums[r][j]);
 }
+#undef LANE
 
 #define PRODUCTS(rows)                                                                             \
     case rows:                                                                                     \

@@ -32,6 +32,13 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+/* Nothing is loaded before this point that is used after it: a compiler would load many vectors
+ * early, for which there are no registers. The processor loads early by itself. */
+#define IN_ORDER __asm__ volatile("" : : : "memory")
+/* sum += vector * numbers[lane], rounded once. Written out, because compilers would first copy the
+ * number to all lanes of another register. */
+#define ADD_PRODUCT(sum, vector, numbers, lane)                                                    \
+    __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(vector), "w"(numbers))
 #endif
 #endif
 
