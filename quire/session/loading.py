@@ -14,6 +14,7 @@ from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams
 from quire.executor.compiling import Compiling, begin_compiling, hash_triton
 from quire.executor.executor import Executor, ExecutorFacts
+from quire.executor.spinning import short_spins
 from quire.executor.waking import wake_gpu
 from quire.inputs.tokenizer import Tokenizer
 from quire.notes import note
@@ -121,7 +122,8 @@ def _executor(
         compiling = begin_compiling(spec, options)
         if compiling is not None:
             unwanted.callback(compiling.end)
-        from quire.executor.probe import device_facts  # torch, which takes seconds
+        with short_spins():
+            from quire.executor.probe import device_facts  # torch, which takes seconds
 
         facts = device_facts(options.device)
         if facts.device == "cpu":
