@@ -1,4 +1,4 @@
-"""Norms and gates of a decoder that leave part of their work to the product after them."""
+"""Norms and gates of a decoder that hand on rows as the product after them takes them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def test_processes_that_build_at_once_all_succeed(small_sources: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(small_sources)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate(timeout=60)[0].strip() for process in running] == [str(library.ABI)] * 4
+    said = [process.communicate(timeout=60)[0].strip() for process in running]
+    assert said == [str(library.ABI)] * 4
     assert len(list(build.folder().iterdir())) == 1
 
 
