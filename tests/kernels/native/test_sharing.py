@@ -1,4 +1,4 @@
-"""Work is shared among threads while that pays: a team that is held up is left alone for a while."""
+"""Work is shared among threads while that pays: a team that is held up is left alone."""
 
 from __future__ import annotations
 
