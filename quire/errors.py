@@ -37,9 +37,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.safe_text import shown
+
 
 class QuireError(Exception):
     """Any error quire raises on purpose."""
+
+    def __str__(self) -> str:
+        """Safe to show: Python prints what nobody caught, and messages quote files and rows."""
+        return shown(super().__str__())
 
 
 class InvalidRequest(QuireError, ValueError):

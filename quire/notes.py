@@ -12,6 +12,7 @@ import sys
 import warnings
 
 from quire.errors import QuireWarning
+from quire.safe_text import one_line, without_secrets
 
 logger = logging.getLogger("quire")
 _ROOM = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -21,7 +22,7 @@ _SILENT = frozenset({"warning", "warn", "error", "critical", "fatal", "off", "no
 
 def note(line: str) -> None:
     """Say one line about what was chosen or what is going on."""
-    text = one_line(line)
+    text = one_line(without_secrets(line))
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         logger.info("%s", text)
     elif os.environ.get("QUIRE_LOG", "").strip().lower() not in _SILENT:
@@ -30,12 +31,7 @@ def note(line: str) -> None:
 
 def warn(line: str) -> None:
     """Warn with a QuireWarning that points at the caller's line, not at one of ours."""
-    warnings.warn(one_line(line), QuireWarning, stacklevel=_frames_inside())
-
-
-def one_line(text: str) -> str:
-    """Escapes what could forge a second line or colour a terminal: "a\\nb" -> "a\\\\nb"."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    warnings.warn(one_line(without_secrets(line)), QuireWarning, stacklevel=_frames_inside())
 
 
 def _frames_inside() -> int:

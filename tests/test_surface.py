@@ -15,7 +15,8 @@ import pytest
 import quire
 from docs import render_api
 from quire.errors import InvalidRequest, NotSupported, QuireWarning
-from quire.notes import note, one_line, warn
+from quire.notes import note, warn
+from quire.safe_text import one_line
 
 ROOT = Path(__file__).parent.parent
 TOP_NAMES = (

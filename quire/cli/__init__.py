@@ -6,9 +6,26 @@ in quire imports this room.
 
 from __future__ import annotations
 
+import io
+import sys
+from typing import Any
+
 import typer
 
-from quire.cli import batch, chat, doctor, evaluate, exits, export, pull, report, run, score, show
+from quire.cli import (
+    batch,
+    chat,
+    doctor,
+    evaluate,
+    exits,
+    export,
+    pull,
+    report,
+    run,
+    score,
+    show,
+    terminal,
+)
 
 app = typer.Typer(
     name="quire",
@@ -41,14 +58,26 @@ def version(
     if show:
         from quire import __version__
 
-        typer.echo(f"quire {__version__}")
+        terminal.say(f"quire {__version__}")
         raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code; never returns."""
     with exits.reported():
-        app(args=arguments, prog_name="quire")
+        try:
+            code = app(args=arguments, prog_name="quire", standalone_mode=False)
+        except _Usage as error:
+            told = io.StringIO()
+            error.show(told)
+            terminal.say(told.getvalue().rstrip("\n"), err=True)
+            sys.exit(error.exit_code)
+        except typer.Abort:
+            raise KeyboardInterrupt from None
+        sys.exit(code if isinstance(code, int) else 0)
 
+
+# What the command line itself says of arguments; which module has its name depends on the version.
+_Usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 __all__ = ["app", "main"]

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.terminal import answer as say_answer
+from quire.cli.terminal import say, say_json
+
 if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import RequestOutput
@@ -44,7 +47,7 @@ def chat(
 
 
 def _converse(llm: LLM, messages: Messages, params: Any) -> None:
-    print("An empty line ends the conversation.", file=sys.stderr)
+    say("An empty line ends the conversation.", err=True)
     while question := _read_line():
         messages = [*messages, {"role": "user", "content": question}]
         answer = _answer(llm, messages, params, as_json=False)
@@ -64,10 +67,10 @@ def _answer(llm: LLM, messages: Messages, params: Any, as_json: bool) -> str:
     seconds = time.monotonic() - start
     text = output.outputs[0].text
     if as_json:
-        print(json.dumps(_facts(output, seconds), ensure_ascii=False))
+        say_json(json.dumps(_facts(output, seconds), ensure_ascii=False))
     else:
-        print(text)
-        print(_footer(output, seconds), file=sys.stderr)
+        say_answer(text)
+        say(_footer(output, seconds), err=True)
     return text
 
 

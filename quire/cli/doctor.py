@@ -5,7 +5,6 @@ Never fails because something is missing: that is what it is there to say.
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import socket
@@ -17,7 +16,9 @@ from typing import Annotated
 import typer
 
 from quire.cli import exits
+from quire.cli.terminal import say, say_json
 from quire.home import quire_home
+from quire.safe_text import one_line
 from quire.weights.pull import ALIASES, cached, offline
 
 # What `generate` cannot run without; torch has a finding of its own.
@@ -44,10 +45,10 @@ def doctor(
     ]  # fmt: skip
     findings = [check() for check in checks]
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+        say_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.name:<9} {finding.state:<8} {finding.text}")
+            say(f"{finding.name:<9} {finding.state:<8} {one_line(finding.text)}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(exits.UNAVAILABLE)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from quire.cli import exits
 from quire.cli.run import assignments
 from quire.cli.tables import score_facts, score_table
+from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
@@ -69,21 +69,21 @@ def evaluate(
         if not as_json:
             _tell(reports[-1])
     if as_json:
-        typer.echo(json.dumps({report.task: _facts(report) for report in reports}))
+        say_json({report.task: _facts(report) for report in reports})
     if any(report.job.num_failed for report in reports):
         raise typer.Exit(exits.SOME_FAILED)
 
 
 def _tell(report: EvalReport) -> None:
     if report.samples is not None:
-        typer.echo(f"{report.task}: not scored. Samples for the official harness: {report.samples}")
+        say(f"{report.task}: not scored. Samples for the official harness: {report.samples}")
         return
-    typer.echo(score_table(report.task, report.scores, shots=report.shots))
+    say(score_table(report.task, report.scores, shots=report.shots))
     if report.shots:
-        typer.echo(f"examples: {report.examples}", err=True)
+        say(f"examples: {report.examples}", err=True)
     if report.job.num_failed:
-        typer.echo(f"{report.job.num_failed:,} failed rows count as 0", err=True)
-    typer.echo(f"results: {report.job.output} (quire report {report.job.output})", err=True)
+        say(f"{report.job.num_failed:,} failed rows count as 0", err=True)
+    say(f"results: {report.job.output} (quire report {report.job.output})", err=True)
 
 
 def _facts(report: EvalReport) -> dict[str, object]:

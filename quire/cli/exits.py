@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from quire.cli.terminal import say
 from quire.errors import EngineError, JobLocked, JobStopped, ModelError, QuireError
+from quire.safe_text import without_secrets
 
 BUG, USAGE, SOME_FAILED, UNAVAILABLE, IO_ERROR, INTERRUPTED = 1, 2, 3, 69, 74, 130
 LOCKED, STOPPED = 73, 75
@@ -31,7 +33,7 @@ def code_of(error: QuireError) -> int:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    print(f"quire: {message}", file=sys.stderr)
+    say(f"quire: {message}", err=True)
     sys.exit(code)
 
 
@@ -39,7 +41,7 @@ def save_traceback() -> str:
     with tempfile.NamedTemporaryFile(
         "w", prefix="quire-traceback-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:
-        traceback.print_exc(file=file)
+        file.write(without_secrets(traceback.format_exc()))
     return file.name
 
 

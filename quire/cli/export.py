@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quire.cli.terminal import say, say_json
 from quire.errors import InvalidOption
 
 
@@ -40,6 +40,6 @@ def export(
         num_rows, where = pushed.num_rows, f"{pushed.url} ({pushed.seen_by})"
         told = {"url": pushed.url, "seen_by": pushed.seen_by}
     if as_json:
-        typer.echo(json.dumps({**told, "rows": num_rows}))
+        say_json({**told, "rows": num_rows})
     else:
-        typer.echo(f"{num_rows:,} rows: {where}")
+        say(f"{num_rows:,} rows: {where}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
 import typer
+
+from quire.cli.terminal import say, say_json
 
 
 def pull(
@@ -32,7 +33,7 @@ def pull(
     num_bytes = sum(f.stat().st_size for f in (path, *path.rglob("*")) if f.is_file())
     if as_json:
         facts = {"name": name, "path": str(path), "bytes": num_bytes, "seconds": round(seconds, 3)}
-        typer.echo(json.dumps(facts))
+        say_json(facts)
     else:
         checked = f"sha256 {alias.sha256[:8]}… verified  {alias.license}  " if alias else ""
-        typer.echo(f"{name}  {num_bytes / 1e6:.1f} MB  {seconds:.1f} s  {checked}{path}")
+        say(f"{name}  {num_bytes / 1e6:.1f} MB  {seconds:.1f} s  {checked}{path}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quire.cli.terminal import say, say_json
 from quire.errors import InvalidOption
 
 
@@ -36,6 +36,6 @@ def report(
     target = output or Path(runs[0].rstrip("/").removesuffix(".quire")).with_suffix(".html")
     num_bytes = write_report(stored, target, max_rows=rows, on=on, truth=truth)
     if as_json:
-        typer.echo(json.dumps({"report": str(target), "bytes": num_bytes}))
+        say_json({"report": str(target), "bytes": num_bytes})
     else:
-        typer.echo(f"{target} ({num_bytes / 1e6:.1f} MB)")
+        say(f"{target} ({num_bytes / 1e6:.1f} MB)")

@@ -13,6 +13,7 @@ import typer
 
 from quire.cli import exits
 from quire.cli import job_options as o
+from quire.cli.terminal import say, say_json
 from quire.cli.toml_text import toml_text
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
@@ -74,9 +75,9 @@ def run(
     options = merged(read_config(config), _parsed(given))
     made = _job(dict(options))
     if print_config:
-        typer.echo(toml_text(options))
+        say(toml_text(options))
     elif plan:
-        typer.echo(made.plan())
+        say(made.plan())
     else:
         execute(made, as_json=as_json, quiet=quiet)
 
@@ -164,9 +165,9 @@ def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
 def finish(report: JobReport, *, as_json: bool) -> None:
     """Say how it ended, and leave with 3 if some rows failed."""
     if as_json:
-        typer.echo(json.dumps(facts(report)))
+        say_json(facts(report))
     else:
-        typer.echo(summary(report), err=True)
+        say(summary(report), err=True)
     if report.num_failed:
         raise typer.Exit(exits.SOME_FAILED)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from quire.cli.run import assignments
 from quire.cli.tables import score_facts, score_table
+from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ def score(
     columns, ks = tuple(group or ()), tuple(pass_at or ())
     scores = make_scores(stored, scorers, ScoreOptions(truth, columns, ks, skip_failed))
     if as_json:
-        typer.echo(json.dumps({"run": run, "metrics": score_facts(scores)}))
+        say_json({"run": run, "metrics": score_facts(scores)})
     else:
         _tell(stored.name, scores, skip_failed=skip_failed)
 
 
 def _tell(name: str, scores: list[MetricScore], *, skip_failed: bool) -> None:
-    typer.echo(score_table(name, scores))
+    say(score_table(name, scores))
     for found in scores:
         if found.num_failed and not skip_failed:
-            typer.echo(f"{found.metric}: {found.num_failed:,} failed rows count as 0", err=True)
+            say(f"{found.metric}: {found.num_failed:,} failed rows count as 0", err=True)
         if found.num_unscored:
-            typer.echo(
+            say(
                 f"{found.metric}: {found.num_unscored:,} rows have no score; {found.first_problem}",
                 err=True,
             )

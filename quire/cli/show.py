@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli.tables import figures, printed, score_table
+from quire.cli.terminal import say, say_coloured, say_json
 from quire.errors import CorruptJob, InvalidOption
+from quire.safe_text import one_line, shown
 
 if TYPE_CHECKING:
     from quire.jobs.report.compare import Comparison
@@ -34,13 +35,13 @@ def ls(
         raise InvalidOption(f"{folder} is no folder", parameter="folder", value=str(folder))
     found = [_listed(path) for path in sorted(_job_dirs(folder))]
     if as_json:
-        typer.echo(json.dumps(found))
+        say_json(found)
     elif not found:
-        typer.echo(f"no runs in {folder}", err=True)
+        say(f"no runs in {folder}", err=True)
     else:
         header = ("run", "model", "status", "made", "rows", "failed", "score")
         rows = [tuple(str(run[name]) for name in header) for run in found]
-        typer.echo(printed(header, rows, left=4))
+        say(printed(header, rows, left=4))
 
 
 def _job_dirs(folder: Path) -> Iterator[Path]:
@@ -102,7 +103,7 @@ def show(
     chosen = islice(_chosen(stored, row, failed, where), len(row) if row else num)
     if as_json:
         for found in chosen:
-            typer.echo(_line(stored.table_row(found)))
+            say_json(_line(stored.table_row(found)))
         return
     _show_run(stored)
     for found in chosen:
@@ -145,20 +146,20 @@ def _show_run(stored: StoredRun) -> None:
         ok, failed = stored.index.counts()
         lines = [("Rows", f"{ok + failed:,}, {failed:,} of them failed"), *described(manifest)]
         for name, value in lines:
-            typer.echo(f"{name:<15} {_clean(value)}")
+            say(f"{name:<15} {one_line(_short(value))}")
     if scores := read_scores(stored.home):
-        typer.echo("\n" + score_table(stored.name, scores))
+        say("\n" + score_table(stored.name, scores))
 
 
 def _show_row(stored: StoredRun, found: StoredRow) -> None:
     record = found.record
-    typer.echo(f"\n--- row {record.row} ({_clean(record.key)}) " + "-" * 40)
+    say(f"\n--- row {record.row} ({one_line(_short(record.key))}) " + "-" * 40)
     if asked := stored.prompt(found):
-        typer.echo(_clean(asked))
+        say(_short(asked))
     if record.failed:
-        typer.echo(f"\n>> {record.error_type}: {_clean(record.error or '')}")
+        say(f"\n>> {_short(record.error_type or '')}: {_short(record.error or '')}")
     for text, reason in zip(record.outputs, record.finish_reasons or ("",), strict=False):
-        typer.echo(f"\n>> {_clean(text)}  [{reason}]")
+        say(f"\n>> {_short(text)}  [{_short(reason)}]")
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -167,12 +168,8 @@ def _line(row: dict[str, Any]) -> str:
     return json_line(row).decode().rstrip("\n")
 
 
-def _clean(text: str) -> str:
-    """Without control characters: what a model wrote must not move a terminal's cursor."""
-    shown = text if len(text) <= _LONGEST else f"… {text[-_LONGEST:]}"
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in shown
-    )
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"… {text[-_LONGEST:]}"
 
 
 def diff(
@@ -193,16 +190,16 @@ def diff(
     runs = (StoredRun.open(first), StoredRun.open(second))
     found = compare(*runs, on)
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        say_json(asdict(found))
         return
     for change in found.changes:
-        typer.echo(_clean(change))
-    typer.echo(
+        say(one_line(_short(change)))
+    say(
         f"{found.num_both:,} rows in both, {found.num_same_answers:,} with the same answer; "
         f"{found.num_only_first:,} only in {first}, {found.num_only_second:,} only in {second}"
     )
     if found.metrics:
-        typer.echo("\n" + _metrics(found))
+        say("\n" + _metrics(found))
     _show_differences(*runs, on, num)
 
 
@@ -227,14 +224,14 @@ def _show_differences(first: StoredRun, second: StoredRun, on: str | None, num: 
         if mine is not None and theirs is not None and not same_answers(mine, theirs)
     )
     for key, mine, theirs in islice(differing, num):
-        typer.echo(f"\n--- row {mine.record.row} ({_clean(key)}) " + "-" * 40)
-        typer.echo(word_diff(_answer(mine), _answer(theirs), colour=sys.stdout.isatty()))
+        say(f"\n--- row {mine.record.row} ({one_line(_short(key))}) " + "-" * 40)
+        say_coloured(word_diff(_answer(mine), _answer(theirs), colour=sys.stdout.isatty()))
 
 
 def _answer(row: StoredRow) -> str:
     record = row.record
     text = f"[{record.error_type}] {record.error}" if record.failed else "\n".join(record.outputs)
-    return _clean(text)
+    return shown(_short(text))
 
 
 def word_diff(before: str, after: str, *, colour: bool) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quire.safe_text import one_line
+
 if TYPE_CHECKING:
     from quire.jobs.scoring.scores import MetricScore
     from quire.jobs.scoring.statistics import Mean
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 def printed(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others, figures, to the right."""
+    rows = [[one_line(cell) for cell in row] for row in rows]  # a cell never makes a line
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:

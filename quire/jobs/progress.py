@@ -10,6 +10,7 @@ from quire.jobs.metrics import MetricsFile
 from quire.jobs.record import ResultRecord
 from quire.jobs.wire import Message
 from quire.notes import note
+from quire.safe_text import one_line, without_secrets
 
 _OURS = "quire: "
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
@@ -33,7 +34,8 @@ class Progress:
             self._live = _Live(self._stream)
 
     def note(self, line: str) -> None:
-        """A line of the engine's, or about it."""
+        """A line of the engine's, or about it; it may quote rows, files and what a library says."""
+        line = one_line(without_secrets(line))
         if self._live is not None:
             self._live.print(line)
         elif line.startswith(_OURS):
