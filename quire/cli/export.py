@@ -23,6 +23,10 @@ def export(
     split: Annotated[str, typer.Option(help="The split's name on the Hub.")] = "train",
     license: Annotated[str | None, typer.Option(help="The licence that the card names.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    keep_formulas: Annotated[
+        bool,
+        typer.Option("--keep-formulas", help="In CSV, no apostrophe before = + - @ at the start."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write results to a file, or push them to the Hub, private unless said otherwise."""
@@ -33,7 +37,7 @@ def export(
         raise InvalidOption("one of --to and --push-to-hub is needed, and not both", parameter="to")
     stored = StoredRun.open(run)
     if to is not None:
-        num_rows = export_file(stored, to, overwrite=overwrite)
+        num_rows = export_file(stored, to, overwrite=overwrite, keep_formulas=keep_formulas)
         told, where = {"file": str(to)}, str(to)
     else:
         pushed = push(stored, str(push_to_hub), private=not public, split=split, license=license)

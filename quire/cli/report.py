@@ -22,6 +22,9 @@ def report(
         typer.Option(help="Of two runs: the column that says which rows belong together."),
     ] = None,
     truth: Annotated[str | None, typer.Option(help="The column with the right answers.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is no report.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write one HTML file that shows everything about a run, offline."""
@@ -34,7 +37,7 @@ def report(
         raise InvalidOption(f"--rows is 0 or more, not {rows}", parameter="rows", value=rows)
     stored = [StoredRun.open(run) for run in runs]
     target = output or Path(runs[0].rstrip("/").removesuffix(".quire")).with_suffix(".html")
-    num_bytes = write_report(stored, target, max_rows=rows, on=on, truth=truth)
+    num_bytes = write_report(stored, target, max_rows=rows, on=on, truth=truth, overwrite=overwrite)
     if as_json:
         say_json({"report": str(target), "bytes": num_bytes})
     else:

@@ -75,11 +75,22 @@ def run(
     options = merged(read_config(config), _parsed(given))
     made = _job(dict(options))
     if print_config:
-        say(toml_text(options))
+        say(toml_text(_without_token(options)))
     elif plan:
         say(made.plan())
     else:
         execute(made, as_json=as_json, quiet=quiet)
+
+
+def _without_token(options: dict[str, Any]) -> dict[str, Any]:
+    """What may be kept in a file that is passed around."""
+    from quire.jobs import secrets
+
+    given = options.get("options")
+    if not isinstance(given, dict) or not secrets.of(given):
+        return options
+    say("quire: hf_token is left out; set HF_TOKEN instead", err=True)
+    return {**options, "options": secrets.without(given)}
 
 
 def read_config(path: str | None) -> dict[str, Any]:

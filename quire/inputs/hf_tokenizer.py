@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.inputs.tokenizer import Tokenizer
+from quire.weights.checkpoint import check_inside
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -36,13 +37,13 @@ _LARGEST_FILE = 512 * 2**20
 
 def load_hf_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer in `directory`."""
-    config = _read_json(directory / "tokenizer_config.json")
-    legacy = _read_json(directory / "special_tokens_map.json")
+    config = _read_json(directory, "tokenizer_config.json")
+    legacy = _read_json(directory, "special_tokens_map.json")
     for name, value in legacy.items():
         config.setdefault(name, value)
     source = directory / "tokenizer.json"
     if source.is_file():
-        backend = _read_backend(source)
+        backend = _read_backend(directory, source)
         _add_tokens(backend, config, source)
     else:
         backend = _converted(directory, config)
@@ -57,7 +58,9 @@ def load_hf_tokenizer(directory: Path) -> Tokenizer:
     )
 
 
-def _read_text(path: Path) -> str:
+def _read_text(directory: Path, path: Path) -> str:
+    """A text of the model in `directory`; a link that leads out of it is refused."""
+    check_inside(directory, path)
     try:
         size = path.stat().st_size
         if size > _LARGEST_FILE:
@@ -69,11 +72,12 @@ def _read_text(path: Path) -> str:
         raise CorruptModel(f"{path} is not UTF-8 text ({error}); fetch the model again") from None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
     if not path.is_file():
         return {}
     try:
-        value = json.loads(_read_text(path))
+        value = json.loads(_read_text(directory, path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise CorruptModel(f"{path} is not valid JSON ({error}); fetch the model again") from None
     if not isinstance(value, dict):
@@ -81,10 +85,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_backend(path: Path) -> Backend:
+def _read_backend(directory: Path, path: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
-    text = _read_text(path)
+    text = _read_text(directory, path)
     try:
         return Backend.from_str(text)
     except Exception as error:  # the library raises bare Exception for whatever it cannot read
@@ -99,6 +103,9 @@ def _converted(directory: Path, config: dict[str, Any]) -> Backend:
             f"{directory} has no tokenizer.json; pass tokenizer= with a directory that has one, or "
             "skip_tokenizer_init=True and prompts as token ids"
         )
+    for path in directory.iterdir():
+        if path.is_symlink() and path.is_file():  # transformers would read what it leads to
+            check_inside(directory, path)
     way_out = "or save a tokenizer.json: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
     try:
         from transformers import AutoTokenizer
@@ -177,9 +184,9 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
     templates: dict[str, str] = {}
     main = directory / "chat_template.jinja"
     if main.is_file():
-        templates["default"] = _read_text(main)
+        templates["default"] = _read_text(directory, main)
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = _read_text(path)
+        templates[path.stem] = _read_text(directory, path)
     if templates:
         return templates
     given = config.get("chat_template")

@@ -151,7 +151,11 @@ def write_batch(job_dir: Path, manifest: Manifest, index: ResultIndex, num_rows:
     """The answered lines, and beside them the failed ones, both in the order of the input."""
     output, written = Path(manifest.output), 0
     created = int(datetime.fromisoformat(manifest.created).timestamp())
-    with replacing(errors_path(output)) as errors, replacing(output) as answers:
+    failed_lines = errors_path(output)
+    with (
+        replacing(failed_lines, shared=True) as errors,
+        replacing(output, shared=True) as answers,
+    ):
         for row, record in joined(job_dir, manifest, index):
             if record.failed:
                 errors.write(_line(_failed(row, record)))

@@ -21,7 +21,8 @@ from quire.jobs.lock import JobLock
 from quire.jobs.manifest import NAME, Manifest
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.output import output_format
-from quire.jobs.place import job_dir_for
+from quire.jobs.place import SUFFIX, give_up_stale_claim, job_dir_for, refuse_second_job
+from quire.jobs.refusals import is_own_file, refuse_input_folder, refuse_links
 from quire.jobs.rows import BadRow
 from quire.jobs.segments import last_epoch
 from quire.jobs.stamps import FileStamp
@@ -31,8 +32,12 @@ from quire.jobs.templates import RowTemplate
 def job_directory(options: JobOptions) -> Path:
     """The job's directory, made if need be; an OUTPUT that no job wrote is not overwritten."""
     output = Path(options.output)
-    _refuse_input_as_output(options)
     job_dir = Path(options.job) if options.job else job_dir_for(output)
+    refuse_input_folder(options)
+    refuse_links(output, job_dir)
+    refuse_second_job(output, job_dir)
+    if not options.job:
+        give_up_stale_claim(output)
     is_job = (job_dir / NAME).exists()
     if not is_job and output.exists() and not options.overwrite:
         raise InvalidOption(
@@ -49,19 +54,6 @@ def job_directory(options: JobOptions) -> Path:
         )
     make_directory(job_dir)
     return job_dir
-
-
-def _refuse_input_as_output(options: JobOptions) -> None:
-    """Not even --overwrite is meant for the rows that are to be answered."""
-    output = Path(options.output)
-    for given in map(Path, options.input):
-        if given.is_dir() and output.parent.is_dir() and given.samefile(output.parent):
-            what = f"{output} lies in the INPUT folder, and would be read as input next time"
-        elif given.is_file() and output.exists() and given.samefile(output):
-            what = f"{output} is both INPUT and OUTPUT, and its rows would be lost"
-        else:
-            continue
-        raise InvalidOption(f"{what}; give another OUTPUT", parameter="output", value=str(output))
 
 
 def tidy(job_dir: Path) -> None:
@@ -92,20 +84,28 @@ def is_finished(before: Manifest, now: Manifest, options: JobOptions) -> bool:
 
 
 def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
-    """Remove what the job before this one left, the lock and what was just spooled aside. The
-    manifest goes last: wherever this is stopped, what is left is a job that the same command can
-    begin again."""
+    """Remove what the job before this one left, but for the lock and what was just spooled; files
+    that no job makes stay. The manifest goes last: wherever this is stopped, what is left is a job
+    that the same command can begin again."""
     spooled = {file.path.resolve() for file in files}
     for path in job_dir.iterdir():
         if path.name in (LOCK, NAME) or path.resolve() in spooled:
             continue
-        if path.is_dir():
+        if not is_own_file(path.name) and not _is_judges(path):
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
     sync_directory(job_dir)
     (job_dir / NAME).unlink(missing_ok=True)
     sync_directory(job_dir)
+
+
+def _is_judges(path: Path) -> bool:
+    """A model that judged the answers left its own job here, and that job's output."""
+    home = path if path.suffix == SUFFIX else job_dir_for(path)
+    return (home / NAME).is_file()
 
 
 def input_files(

@@ -11,6 +11,7 @@ from quire.errors import InvalidOption
 from quire.jobs.manifest import Manifest
 from quire.jobs.results import StoredRun
 from quire.jobs.scoring.scores import MetricScore, read_scores
+from quire.safe_text import one_line
 
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
@@ -25,7 +26,8 @@ def card(
     parts = [
         _front(manifest, num_rows, split, license),
         f"# {_plain(repo.split('/')[-1])}",
-        f"{num_rows:,} rows, answered by `{_code(manifest.model)}` with quire {manifest.version}.",
+        f"{num_rows:,} rows, answered by `{_code(manifest.model)}` with quire "
+        f"{_plain(manifest.version)}.",
         "## How it was made",
         _fenced(shlex.join(_portable(manifest))),
         _facts(manifest),
@@ -66,12 +68,15 @@ def _portable(manifest: Manifest) -> list[str]:
 def _facts(manifest: Manifest) -> str:
     sampling: dict[str, Any] = {k: v for k, v in manifest.sampling.items() if v is not None}
     listed = [
-        ("model files", ", ".join(f"`{f.sha256}`" for f in manifest.model_files if f.sha256)),
+        (
+            "model files",
+            ", ".join(f"`{_code(f.sha256)}`" for f in manifest.model_files if f.sha256),
+        ),
         ("input", ", ".join(f"`{_code(Path(f.path).name)}` ({f.told})" for f in manifest.inputs)),
         ("sampling", f"`{_code(json.dumps(sampling))}`" if sampling else ""),
         ("seed", str(manifest.seed)),
         ("rows that failed", "" if manifest.num_failed is None else f"{manifest.num_failed:,}"),
-        ("made", manifest.created),
+        ("made", _plain(manifest.created)),
     ]
     return "\n".join(f"- {name}: {value}" for name, value in listed if value)
 
@@ -115,8 +120,9 @@ def _longest_ticks(text: str) -> int:
 
 
 def _code(text: str) -> str:
-    return text.replace("`", "'")
+    """Text between backticks, on the line it began on."""
+    return one_line(text.replace("`", "'"))
 
 
 def _plain(text: str) -> str:
-    return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|" else c for c in text)
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>()#+!|" else c for c in one_line(text))

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,6 +21,7 @@ from quire.errors import InvalidOption, NotSupported
 from quire.jobs.card import card
 from quire.jobs.durable import replacing
 from quire.jobs.output import ROW_GROUP, json_line
+from quire.jobs.refusals import refuse_over_run
 from quire.jobs.results import StoredRun
 
 if TYPE_CHECKING:
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
 
 _BYTES_PER_FILE = 500_000_000  # of a data set on the Hub
 _SPLIT_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.")
+
+
+# What spreadsheets take for the beginning of a formula, full-width signs too, or skip before one.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class HubError(OSError):
@@ -44,13 +53,19 @@ class Pushed:
         return "private" if self.private else "public"
 
 
-def export_file(run: StoredRun, target: Path, *, overwrite: bool = False) -> int:
-    """Write the run's table; the ending of `target` says how. The number of rows."""
+def export_file(
+    run: StoredRun, target: Path, *, overwrite: bool = False, keep_formulas: bool = False
+) -> int:
+    """Write the run's table; the ending of `target` says how. The number of rows.
+
+    In CSV, a text that a spreadsheet would take for a formula gets an apostrophe before it, unless
+    `keep_formulas` says that no spreadsheet opens the file.
+    """
     writers: dict[str, Callable[[StoredRun, BinaryIO], int]] = {
         ".parquet": _write_parquet,
         ".jsonl": _write_lines,
         ".ndjson": _write_lines,
-        ".csv": _write_csv,
+        ".csv": partial(_write_csv, keep_formulas=keep_formulas),
     }
     write = writers.get(target.suffix.lower())
     if write is None:
@@ -59,9 +74,10 @@ def export_file(run: StoredRun, target: Path, *, overwrite: bool = False) -> int
             parameter="to",
             value=str(target),
         )
-    if target.exists() and not overwrite:
+    refuse_over_run(run, target)
+    if os.path.lexists(target) and not overwrite:
         raise InvalidOption(f"{target} exists; --overwrite replaces it", parameter="to")
-    with replacing(target) as file:
+    with replacing(target, shared=True) as file:
         return write(run, file)
 
 
@@ -73,18 +89,19 @@ def _write_lines(run: StoredRun, file: BinaryIO) -> int:
     return num_rows
 
 
-def _write_csv(run: StoredRun, file: BinaryIO) -> int:
+def _write_csv(run: StoredRun, file: BinaryIO, *, keep_formulas: bool) -> int:
     """What is no text or number (lists, objects) is JSON; null is an empty field."""
+    safe = _unchanged if keep_formulas else _no_formula
     names = list(dict.fromkeys(name for row in run.rows() for name in run.table_row(row)))
     text = io.TextIOWrapper(
         file, encoding="utf-8", errors="replace", newline="", write_through=True
     )
     writer = csv.writer(text)
-    writer.writerow(names)
+    writer.writerow(map(safe, names))
     num_rows = 0
     for row in run.rows():
         values = run.table_row(row)
-        writer.writerow([_cell(values.get(name)) for name in names])
+        writer.writerow([safe(_cell(values.get(name))) for name in names])
         num_rows += 1
     text.detach()
     return num_rows
@@ -94,6 +111,16 @@ def _cell(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float) and not isinstance(value, bool):
         return "" if value is None else value
     return json_line(value).decode().strip()
+
+
+def _no_formula(cell: Any) -> Any:
+    """The cell as text in a spreadsheet: '=1+1 shows =1+1, and plain numbers stay numbers."""
+    is_formula = isinstance(cell, str) and cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
+
+
+def _unchanged(cell: Any) -> Any:
+    return cell
 
 
 def _batches(run: StoredRun) -> Iterator[RecordBatch]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
-from quire.jobs import beginning
+from quire.jobs import beginning, secrets
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.engine_process import COMMAND, EngineProcess
 from quire.jobs.failures import Failures, failures_of
@@ -24,9 +24,11 @@ from quire.jobs.manifest import Manifest
 from quire.jobs.metrics import MetricsFile
 from quire.jobs.options import JobOptions
 from quire.jobs.output import write_output
+from quire.jobs.place import claim
 from quire.jobs.progress import Progress
 from quire.jobs.prompts import PromptMaker
 from quire.jobs.record import ResultRecord
+from quire.jobs.refusals import refuse_written_input
 from quire.jobs.reuse import reused
 from quire.jobs.stamps import FileStamp, Hashing
 from quire.jobs.stopping import StopSignals
@@ -70,6 +72,7 @@ def run_job(
     try:
         before = beginning.manifest_before(options, job_dir)
         files = beginning.input_files(options, job_dir)
+        refuse_written_input(options, job_dir, files)
         now = beginning.manifest_of(options, files, command)
         manifest = beginning.agreed(before, now, lock, reuse=options.reuse)
         if before is not None and beginning.is_finished(before, manifest, options):
@@ -105,7 +108,7 @@ class JobRun:
 
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
         began = time.monotonic()
-        opening = opening_message(self._manifest)
+        opening = opening_message(self._manifest, self._options)
         # The engine first: while it loads, everything else is made ready.
         engine = EngineProcess(opening, command=engine_command, hear=self.note)
         try:
@@ -113,6 +116,7 @@ class JobRun:
             if self._options.overwrite:
                 beginning.forget(self._job_dir, self._files)
             self._manifest.save(self._job_dir)
+            claim(Path(self._manifest.output), self._job_dir)
             journal = self._opened_journal()
             work = make_work(self._options, self._manifest, self._files, journal.index)
             self._work, self._counting = work, Counting(self._files)
@@ -206,8 +210,9 @@ class JobRun:
         with suppress(OSError):  # of a full disk: the manifest stays as it is
             self._change(status="stopped")
         done = self._progress.before + self._progress.num_ok + self._progress.num_failed
+        token = " with HF_TOKEN set to the token" if secrets.of(self._options.options) else ""
         told = (
-            f"{stopped}: {done:,} rows are on disk. To continue:\n  "
+            f"{stopped}: {done:,} rows are on disk. To continue{token}:\n  "
             f"{shlex.join(self._manifest.command)}"
         )
         return Interrupted(told) if signals.received == signal.SIGINT else JobStopped(told)
@@ -262,13 +267,14 @@ class JobRun:
         self._progress.tick()
 
 
-def opening_message(manifest: Manifest) -> Message:
-    """What an engine is told first: everything that is the same for all rows."""
+def opening_message(manifest: Manifest, options: JobOptions) -> Message:
+    """What an engine is told first: everything that is the same for all rows. It goes over a pipe,
+    so secrets may be in it."""
     return {
         "kind": "open",
         "job": manifest.kind,
         "model": manifest.model,
-        "options": {**manifest.arithmetic, **manifest.options},
+        "options": {**manifest.arithmetic, **manifest.options, **secrets.of(options.options)},
         "chat": manifest.chat,
         "system": manifest.system,
         "few_shot": manifest.few_shot,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.errors import JobStopped
-from quire.jobs.durable import sync_directory
+from quire.jobs.durable import open_own, sync_directory
 from quire.jobs.lock import JobLock
 from quire.jobs.record import ResultRecord, encode
 from quire.jobs.segments import (
@@ -89,7 +89,7 @@ class Journal:
 
     def _opened(self, number: int, end: int) -> _Segment:
         path = self._job_dir / segment_name(number)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        file = open_own(path, os.O_WRONLY)
         if os.fstat(file).st_size > end:
             os.ftruncate(file, end)
             os.fsync(file)
@@ -185,7 +185,7 @@ class Journal:
         """Room for one last group; without it (no space even for that) the job begins anyway."""
         path = self._job_dir / RESERVE
         try:
-            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            number = open_own(path, os.O_WRONLY)
             try:
                 os.posix_fallocate(number, 0, RESERVE_BYTES)
             finally:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quire.errors import JobLocked
+from quire.jobs.durable import open_own
 
 NAME = "lock"
 
@@ -39,7 +40,7 @@ class JobLock:
         """Become the writer, in a new epoch; JobLocked if someone else is."""
         path = job_dir / NAME
         while True:
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            number = open_own(path, os.O_RDWR)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(number, path):
@@ -86,7 +87,8 @@ def _next_epoch(number: int) -> int:
 def holder(job_dir: Path) -> Holder | None:
     """Who writes the job now, if anybody."""
     try:
-        number = os.open(job_dir / NAME, os.O_RDONLY)
+        # Without waiting for the other end of a pipe that somebody left here.
+        number = os.open(job_dir / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

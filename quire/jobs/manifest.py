@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.errors import CorruptJob
-from quire.jobs.durable import write_file
+from quire.errors import CorruptJob, InvalidOption
+from quire.jobs import secrets
+from quire.jobs.durable import read_bounded, write_file
+from quire.jobs.fields import misfits
 from quire.jobs.stamps import FileStamp
 
 NAME = "manifest.json"
+MOST_BYTES = 32 << 20  # some 100,000 input files; a job that somebody else made is read no further
 Status = Literal["running", "stopped", "finished"]
 Kind = Literal["generate", "choices", "batch"]
 
@@ -82,21 +85,33 @@ class Manifest:
     first_epoch: int = 1  # older records belong to what the job was before it changed
     reuse_from: int | None = None  # of those, the ones from this epoch on may be used again
 
+    def __post_init__(self) -> None:
+        # Here and not where a job begins: no way into a manifest, or out of an older one on disk,
+        # goes around it.
+        object.__setattr__(self, "options", secrets.without(self.options))
+        object.__setattr__(self, "command", secrets.told(self.command))
+
     @classmethod
     def load(cls, job_dir: Path) -> Manifest:
         """The manifest in `job_dir`; FileNotFoundError where there is none."""
         path = job_dir / NAME
         try:
-            return _from_json(json.loads(path.read_bytes()))
-        except (ValueError, TypeError, KeyError) as error:
+            return _from_json(json.loads(read_bounded(path, MOST_BYTES)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptJob(
                 f"{path} does not read as a manifest ({error}). Its results are in the files "
                 "beside it; give another OUTPUT, or --overwrite to begin again."
             ) from None
 
     def save(self, job_dir: Path) -> None:
-        text = json.dumps(asdict(self), indent=1, ensure_ascii=True)
-        write_file(job_dir / NAME, text.encode() + b"\n")
+        data = json.dumps(asdict(self), indent=1, ensure_ascii=True).encode() + b"\n"
+        if len(data) > MOST_BYTES:
+            raise InvalidOption(
+                f"what this job is takes {len(data):,} bytes to say ({len(self.inputs):,} input "
+                f"files, {len(self.few_shot):,} examples); the most is {MOST_BYTES:,}. Join the "
+                "input into fewer files, or make several jobs of it."
+            )
+        write_file(job_dir / NAME, data)
 
     def changed(self, **values: Any) -> Manifest:
         return replace(self, **values)
@@ -117,7 +132,12 @@ def _from_json(found: dict[str, Any]) -> Manifest:
     for name in ("command", "columns", "settings", "shard", "continuations"):
         if isinstance(found[name], list):
             found[name] = tuple(found[name])
-    return Manifest(**found)
+    made = Manifest(**found)
+    if wrong := misfits(made):
+        raise ValueError(f"{wrong[0]} is not what it should be")
+    if not all("name" in setting for setting in made.settings):
+        raise ValueError("a setting without a name")
+    return made
 
 
 def _differing(then: Manifest, now: Manifest, names: Iterable[str]) -> Iterable[str]:

@@ -7,6 +7,7 @@ import json
 from io import FileIO
 from pathlib import Path
 
+from quire.jobs.durable import open_own
 from quire.jobs.wire import Message
 
 NAME = "metrics.jsonl"
@@ -25,7 +26,7 @@ class MetricsFile:
             return
         line = {name: value for name, value in message.items() if name != "kind"}
         try:
-            file = self._file or open(self._path, "ab", buffering=0)  # noqa: SIM115
+            file = self._file or open(self._path, "ab", buffering=0, opener=open_own)  # noqa: SIM115
             file.write(json.dumps(line).encode() + b"\n")
             self._file = file
         except OSError:

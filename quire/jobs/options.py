@@ -18,6 +18,7 @@ from quire.jobs.requests import sampling_params
 from quire.jobs.templates import RowTemplate, RowTest
 from quire.jobs.work import Selection, Setting
 from quire.options import parse_options
+from quire.safe_text import without_secrets
 
 # What a job samples with where nothing else is said: the likeliest tokens, and room for them.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
@@ -56,7 +57,7 @@ class JobOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Mapping[str, Any], ...] = ()
     seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold a token
     output_column: str = "output"
     timings: bool = False
     job: str | None = None
@@ -78,8 +79,12 @@ class JobOptions:
             RowTemplate(self.prompt, "--prompt")
         if self.where is not None:
             RowTest(self.where, "--where")
-        if not self.model:
-            raise _wrong("model", "is a path, a Hub id or an alias such as smollm2", self.model)
+        if not self.model or "://" in self.model:
+            rule = "is a path, a Hub id or an alias such as smollm2"
+            raise _wrong("model", rule, without_secrets(self.model))
+        if "://" in self.output:
+            rule = "is a file on this machine; `quire export` puts results elsewhere"
+            raise _wrong("output", rule, without_secrets(self.output))
         if not self.output_column:
             raise _wrong("output_column", "is the name of a column", self.output_column)
         _whole("limit", self.limit, low=1)

@@ -34,7 +34,7 @@ def output_format(output: Path) -> str:
 
 def write_output(job_dir: Path, manifest: Manifest, index: ResultIndex, num_rows: int) -> None:
     """Write the whole output in the order of the input; CorruptJob if a row is missing."""
-    with replacing(Path(manifest.output)) as file:
+    with replacing(Path(manifest.output), shared=True) as file:
         if manifest.output_format == "parquet":
             written = _write_parquet(file, job_dir, manifest, index)
         else:

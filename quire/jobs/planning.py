@@ -22,7 +22,7 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
         files = beginning.input_files(options, Path(aside))
         manifest = beginning.manifest_of(options, files, ())
         engine = EngineProcess(
-            opening_message(manifest), command=engine_command, hear=lambda line: None
+            opening_message(manifest, options), command=engine_command, hear=lambda line: None
         )
         try:
             beginning.check_columns(files, manifest.columns)

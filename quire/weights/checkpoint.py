@@ -81,7 +81,11 @@ def checked_file(directory: Path, name: str) -> Path:
     """The path of a file of the model, if `name` is one: no way out of the directory."""
     if name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
         raise CorruptModel(f"{name!r} is not a plain file name in {directory}; refused")
-    path = directory / name
+    return check_inside(directory, directory / name)
+
+
+def check_inside(directory: Path, path: Path) -> Path:
+    """The path again, if what it leads to is a regular file of this model and of no other place."""
     try:
         real = path.resolve(strict=True)
         mode = real.stat().st_mode

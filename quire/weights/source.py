@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from quire.errors import ModelNotFound
 from quire.notes import note
+from quire.safe_text import without_secrets
 from quire.spec import ModelSpec
 from quire.weights import checkpoint, hf_config
 from quire.weights.formats import StoredTensor
@@ -105,6 +106,8 @@ def _local(model: str, path: Path) -> ModelFiles:
         return ModelFiles(model, "hf", path)
     quantised = sorted(path.glob("*.gguf"))
     if quantised and {file.name for file in quantised} <= set(part_names(quantised[0].name)):
+        for file in quantised:
+            checkpoint.check_inside(path, file)
         return ModelFiles(model, "gguf", quantised[0])
     if quantised:
         names = ", ".join(file.name for file in quantised[:5])
@@ -198,11 +201,11 @@ class _Hub:
                 )
             )
         except _hub_errors(errors) as error:
-            raise ModelNotFound(self._explained(repo, error)) from error
+            raise ModelNotFound(self._explained(repo, error)) from None
 
     def _explained(self, repo: str, error: Exception) -> str:
         at = f" at revision {self.revision!r}" if self.revision else ""
-        kind, reason = type(error).__name__, _first_line(error)
+        kind, reason = type(error).__name__, without_secrets(_first_line(error), self.token)
         if offline():
             return (
                 f"{repo!r}{at} is not in the Hub cache, and HF_HUB_OFFLINE is set. Unset it, "

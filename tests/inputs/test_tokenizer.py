@@ -158,6 +158,44 @@ def test_broken_files_are_corrupt_models(
         load_hf_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tools.jinja",
+        "tokenizer.model",
+    ],
+)
+def test_a_link_out_of_the_model_is_refused_and_those_of_a_hub_cache_are_not(
+    name: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "snapshots" / "abc"
+    shutil.copytree(directories["byte_bpe"], model)
+    if name == "tokenizer.model":  # which transformers would convert
+        (model / "tokenizer.json").unlink()
+    link = model / name
+    link.parent.mkdir(exist_ok=True)
+    content = link.read_text() if link.exists() else "{}"
+    outside, blob = tmp_path / "secret", tmp_path / "blobs" / "0123"
+    blob.parent.mkdir()
+    for target in (outside, blob):
+        target.write_text(content)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside)
+    with pytest.raises(CorruptModel, match="outside of the model; refused"):
+        load_hf_tokenizer(model)
+    link.unlink()
+    link.symlink_to(blob)
+    if name == "tokenizer.model":
+        with pytest.raises(UnsupportedModel, match="could not be converted"):
+            load_hf_tokenizer(model)
+    else:
+        assert load_hf_tokenizer(model).vocab_size
+
+
 def test_a_directory_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="skip_tokenizer_init"):
         load_hf_tokenizer(tmp_path)

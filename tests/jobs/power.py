@@ -135,7 +135,8 @@ def _open(recorder: Recorder, real: Callable[..., Any]) -> Callable[..., Any]:
     def made(path: Any, mode: str = "r", buffering: int = -1, **more: Any) -> Any:
         if mode not in modes or recorder.inside(path) is None:
             return real(path, mode, buffering, **more)
-        raw = _Raw(os.open(path, modes[mode] | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        flags = modes[mode] | os.O_WRONLY | os.O_CLOEXEC
+        raw = _Raw(more["opener"](path, flags) if "opener" in more else os.open(path, flags, 0o644))
         return raw if buffering == 0 else io.BufferedWriter(raw)
 
     return made

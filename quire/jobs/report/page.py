@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from quire import __version__
+from quire.errors import InvalidOption
 from quire.jobs.durable import write_file
+from quire.jobs.refusals import refuse_over_run
 from quire.jobs.report import rows as page_rows
 from quire.jobs.report.compare import Comparison, compare, pairs
 from quire.jobs.report.facts import Gathering, RunFacts
@@ -32,6 +35,7 @@ from quire.jobs.store import read_metrics
 
 ASSETS = Path(__file__).parent / "assets"
 MOST_ROWS = 10_000
+_GENERATOR, _HEAD = b'<meta name="generator" content="quire ', 4096  # found in so many first bytes
 _UPLOT = "uplot/uPlot.iife.min.js"
 _SCRIPTS = ("base.js", "charts.js", "diff.js", "rows.js", "detail.js", "browser.js")
 _STYLES = ("uplot/uPlot.min.css", "report.css")
@@ -66,11 +70,29 @@ def write_report(
     max_rows: int = MOST_ROWS,
     on: str | None = None,
     truth: str | None = None,
+    overwrite: bool = False,
 ) -> int:
-    """Write the page of one run, or of two side by side; the number of bytes it has."""
+    """Write the page of one run, or of two side by side; the number of bytes it has. An older
+    page is replaced, any other file only with `overwrite`."""
+    for run in runs:
+        refuse_over_run(run, target)
+    if not overwrite and os.path.lexists(target) and not _is_page(target):
+        raise InvalidOption(
+            f"{target} exists and is no report; --overwrite replaces it",
+            parameter="output",
+            value=str(target),
+        )
     html = report(runs, max_rows=max_rows, on=on, truth=truth).encode("utf-8", "replace")
-    write_file(target, html)
+    write_file(target, html, shared=True)
     return len(html)
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return _GENERATOR in file.read(_HEAD) if path.is_file() else False
+    except OSError:
+        return False
 
 
 def report(

@@ -153,7 +153,7 @@ def _pooled(metric: MetricScore) -> MetricScore:
 def write_samples(run: StoredRun) -> Path:
     """HumanEval's samples file: a line {"task_id", "completion"} for each answer."""
     path = run.path.parent / f"{run.name.removesuffix('.jsonl')}.samples.jsonl"
-    with replacing(path) as file:
+    with replacing(path, shared=True) as file:
         for row in run.rows():
             for completion in row.record.outputs:
                 sample = {"task_id": row.columns["doc"], "completion": completion}

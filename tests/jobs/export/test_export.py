@@ -65,6 +65,36 @@ def test_csv_survives_commas_quotes_and_line_breaks(run: StoredRun, tmp_path: Pa
     assert (rows[0]["tags"], rows[1]["stars"], rows[2]["output"]) == ('["x", "y"]', "", "")
 
 
+FORMULAS = [
+    "=1+1",
+    "+1-555",
+    "-2+3",
+    "@SUM(1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "\uff1d1",
+    "=cmd|' /C x'!A0",
+]
+HARMLESS = ["-5", "+3.25", "-1e-3", "a=b", "'quoted", "1-2", ""]
+
+
+def test_a_spreadsheet_finds_no_formula_in_a_csv(tmp_path: Path) -> None:
+    texts = FORMULAS + HARMLESS
+    rows = [{"question": text, "=header()": i - 9} for i, text in enumerate(texts)]
+    run = StoredRun.open(stored_job(tmp_path, rows, texts))
+    for keep in (False, True):
+        target = tmp_path / f"{keep}.csv"
+        export_file(run, target, keep_formulas=keep)
+        read = list(csv.reader(io.StringIO(target.read_bytes().decode(), newline="")))
+        mark = "" if keep else "'"
+        expected = [mark + text for text in FORMULAS] + HARMLESS
+        assert [row[0] for row in read[1:]] == expected
+        assert [row[2] for row in read[1:]] == expected  # what the model wrote
+        assert read[0][1] == mark + "=header()"
+        assert [int(row[1]) for row in read[1:]] == [i - 9 for i in range(len(texts))]
+
+
 def test_a_file_is_not_replaced_unasked(run: StoredRun, tmp_path: Path) -> None:
     target = tmp_path / "out.csv"
     export_file(run, target)
