@@ -1,11 +1,20 @@
-"""Where quire keeps what it can fetch or make again."""
+"""Where quire keeps what it can fetch or make again, and whether others can put things there.
+
+Code is run from there, so what lies in a folder that somebody else may write to is not trusted.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+_MOST_KEPT = 1 << 20  # bytes of a file of single entries
+_MOST_LINKS = 40  # on the way to a folder; Linux follows as many
 
 
 def quire_home() -> Path:
@@ -17,10 +26,12 @@ def quire_home() -> Path:
 
 
 def kept(name: str) -> dict[str, Any]:
-    """What earlier processes kept in this file; one that says something else counts as absent."""
+    """What earlier processes kept in this file; one that says something else, or that somebody else
+    wrote, counts as absent."""
     try:
-        stored = json.loads((quire_home() / name).read_text())
-    except (OSError, ValueError):
+        with open_ours(quire_home() / name) as file:
+            stored = json.loads(file.read(_MOST_KEPT))
+    except (OSError, ValueError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) else {}
 
@@ -29,10 +40,93 @@ def keep(name: str, key: str, entry: object) -> None:
     """Keep an entry beside the others if that is possible; finding it out again costs little."""
     path = quire_home() / name
     mine = path.with_suffix(f".{os.getpid()}")
+    text = json.dumps({**kept(name), key: entry})
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({**kept(name), key: entry}, file)
+        mine.unlink(missing_ok=True)  # of a process that had our number and was killed
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(mine, flags, 0o600), "w") as file:
+            file.write(text)
         mine.replace(path)
     except OSError:
         return
+
+
+def open_ours(path: Path) -> BinaryIO:
+    """A regular file that only this user or root can have written, open for reading; for any other,
+    PermissionError. What was looked at is what is read, wherever the name leads a moment later."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(number)
+    if stat.S_ISREG(found.st_mode) and (why := _why_not_ours(found)) is None:
+        return open(number, "rb")
+    os.close(number)
+    raise PermissionError(f"{path}: {why if stat.S_ISREG(found.st_mode) else 'no regular file'}")
+
+
+def why_not_private(folder: Path) -> str | None:
+    """Why somebody else could put a file into this folder, or another folder in its place; None if
+    only this user and root can. What is not there yet is judged by where it will be."""
+    steps = list(_steps_to(Path(os.path.abspath(folder))))
+    if len(steps) > _MOST_LINKS * 20:
+        return f"{folder} leads through too many links"
+    for step in steps:
+        try:
+            found = os.lstat(step)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{step}: {error.strerror}"
+        why = _why_not_ours(found)
+        # In a folder like /tmp everybody makes files, and only their owners can rename them.
+        is_shared_safely = bool(found.st_mode & stat.S_ISVTX) and step != steps[-1]
+        if why is not None and not (is_shared_safely and _is_trusted(found.st_uid)):
+            return f"{step} {why}"
+    return None
+
+
+def _steps_to(path: Path, links: int = 0) -> Iterator[Path]:
+    """Every folder on the way, and those on the way to where a link leads."""
+    for step in (*reversed(path.parents), path):
+        yield step
+        if links < _MOST_LINKS and step.is_symlink():
+            with suppress(OSError):
+                target = os.path.normpath(step.parent / os.readlink(step))
+                yield from _steps_to(Path(target), links + 1)
+
+
+def _why_not_ours(found: os.stat_result) -> str | None:
+    if not _is_trusted(found.st_uid):
+        return f"belongs to another user ({found.st_uid})"
+    if stat.S_ISLNK(found.st_mode):  # its own bits mean nothing
+        return None
+    if found.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid):
+        return f"can be written by group {found.st_gid}"
+    return None
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (os.getuid(), 0) or _is_unmapped(user)
+
+
+def _is_unmapped(user: int) -> bool:
+    """In a container without its host's users, whatever is the host's shows as this one's."""
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        mapped = Path("/proc/self/uid_map").read_text().split()
+    except (OSError, ValueError):
+        return False
+    return user == overflow and mapped[2:] != ["4294967295"]
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether the group is the one that many systems make for each user, with no other member."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}

@@ -6,13 +6,16 @@ something else, is compiled when it is called (warmup.py).
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +23,8 @@ from pathlib import Path
 
 import quire
 from quire.executor.waking import torch_knows_cuda
+from quire.home import quire_home, why_not_private
+from quire.notes import note
 from quire.options import Options
 from quire.spec import ModelSpec
 
@@ -71,6 +76,7 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
     found = importlib.util.find_spec("triton")
     if not sys.executable or found is None or found.origin is None:
         return None
+    keep_triton_private()
     what = json.dumps(
         {
             # How positions turn is nothing that a kernel is compiled for.
@@ -105,6 +111,23 @@ def hash_triton() -> threading.Thread:
     thread = threading.Thread(target=asked, name="quire-hash", daemon=True)
     thread.start()
     return thread
+
+
+def keep_triton_private() -> None:
+    """Have Triton keep what it compiled in a folder that only this user can write to: it loads
+    libraries from there. Told in the environment, which is where every process looks."""
+    folder = _triton_cache()
+    if (why := why_not_private(folder)) is None:
+        return
+    own = quire_home() / "triton"
+    if why_not_private(own) is not None:
+        own = Path(tempfile.mkdtemp(prefix="quire-triton-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+    note(
+        f"{folder} is not used for compiled kernels, but {own}: {why}. TRITON_CACHE_DIR names a "
+        "folder that only you can write to"
+    )
+    os.environ["TRITON_CACHE_DIR"] = str(own)
 
 
 def _triton_cache() -> Path:

@@ -12,9 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 def misfits(made: Any) -> list[str]:
     """The fields of a dataclass whose values are not of their types."""
-    return [
-        name for name, kind in _hints(type(made)).items() if not _fits(getattr(made, name), kind)
-    ]
+    kind: Any = type(made)
+    return [name for name, hint in _hints(kind).items() if not _fits(getattr(made, name), hint)]
 
 
 @cache

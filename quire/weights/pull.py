@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from quire.errors import CorruptModel, ModelNotFound
-from quire.home import quire_home
+from quire.home import quire_home, why_not_private
 from quire.safe_text import without_secrets
 
 _PIECE = 1 << 20
@@ -98,9 +98,13 @@ def path_of(alias: Alias) -> Path:
 
 
 def cached(alias: Alias) -> Path | None:
-    """The file of an alias if it is there with the right size: cheap, for every start."""
+    """The file of an alias if it is there with the right size: cheap, for every start. Where others
+    could have put it there, it is hashed as well."""
     path = path_of(alias)
-    return path if path.is_file() and path.stat().st_size == alias.size else None
+    if not path.is_file() or path.stat().st_size != alias.size:
+        return None
+    is_ours = why_not_private(path.parent) is None and why_not_private(path) is None
+    return path if is_ours or _sha256(path) == alias.sha256 else None
 
 
 def pull(name: str, *, note: Callable[[str], None] | None = None) -> Path:

@@ -1,8 +1,10 @@
 """Compiling the C sources, once per machine: into QUIRE_HOME, under a name that says from what.
 
 The name holds a hash of the sources, the flags and the compiler, so that a library is never
-older than what it was made from. It is written beside its place and moved there in one step:
-two processes that build at once both succeed, and whoever loads finds all of it or nothing.
+older than what it was made from, and one of its own bytes, so that a damaged one is made again. It
+is written beside its place and moved there in one step: two processes that build at once both
+succeed, and whoever loads finds all of it or nothing. Only this user and root may be able to write
+to the folder, or to any above it; and what is loaded is the open file that was checked.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.home import quire_home
+from quire.home import open_ours, quire_home, why_not_private
+from quire.notes import note
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("cc", "gcc", "clang")
@@ -35,6 +38,8 @@ FLAGS = (
     "-fno-trapping-math",
     "-w",
 )
+_HASH = 20  # digits
+_MOST_BYTES = 64 << 20
 SECONDS = 120.0  # after which a compiler is taken to hang
 
 
@@ -44,24 +49,70 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library on disk; `seconds` is what making it took, or None if it was there."""
+    """A library on disk; `seconds` is what making it took, or None if it was there. `file` is the
+    descriptor of what was checked: what lies at `path` may be something else by now."""
 
     path: Path
     seconds: float | None
+    file: int = field(default=-1, compare=False)
 
 
 def built() -> Built:
     """The library of these sources for this machine, compiled if it is not there yet."""
     compiler = find_compiler()
-    path = folder() / f"quire-{_key(compiler)}.so"
-    if path.is_file() and _is_ours(path):
-        return Built(path, None)
+    name = f"quire-{_key(compiler)}"
+    if (why := why_not_private(folder())) is not None:
+        return _built_aside(compiler, name, why)
+    if (found := _found(folder(), name)) is not None:
+        return found
     started = time.perf_counter()
     try:
-        _compile(compiler, path)
+        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = _compile(compiler, folder(), name)
     except OSError as error:
-        raise BuildFailed(f"{path.parent} cannot be written: {error}") from error
-    return Built(path, time.perf_counter() - started)
+        raise BuildFailed(f"{folder()} cannot be written: {error}") from error
+    return Built(path, time.perf_counter() - started, _opened(path))
+
+
+def _built_aside(compiler: Path, name: str, why: str) -> Built:
+    """Compiled for this process alone, in a folder of its own that is gone when this returns:
+    others could put their code where it would else be kept."""
+    note(
+        f"{folder()} is not used for compiled kernels: {why}. They are compiled anew by every "
+        "process; set QUIRE_HOME to a folder that only you can write to"
+    )
+    started = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory(prefix="quire-native-") as room:
+            if (unsafe := why_not_private(Path(room))) is not None:
+                raise BuildFailed(f"no folder is safe to load code from: {why}, and {unsafe}")
+            path = _compile(compiler, Path(room), name)
+            return Built(path, time.perf_counter() - started, _opened(path))
+    except OSError as error:
+        raise BuildFailed(f"no temporary folder can be written: {error}") from error
+
+
+def _found(where: Path, name: str) -> Built | None:
+    """The library that was compiled before, if it is whole and nobody else can have written it."""
+    for path in sorted(where.glob(f"{name}-*.so")):
+        try:
+            return Built(path, None, _opened(path))
+        except BuildFailed:
+            with suppress(OSError):
+                path.unlink()
+    return None
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of the file, which is ours and has the hash that its name says."""
+    try:
+        with open_ours(path) as file:
+            found = hashlib.sha256(file.read(_MOST_BYTES)).hexdigest()
+            if found[:_HASH] != path.stem.rpartition("-")[2]:
+                raise BuildFailed(f"{path} is not what was compiled")
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise BuildFailed(f"{path} cannot be used: {error}") from error
 
 
 def folder() -> Path:
@@ -92,16 +143,9 @@ def _key(compiler: Path) -> str:
     return made.hexdigest()[:20]
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether nobody but this user (or root) can have written the file: it will be run."""
-    about = path.stat()
-    return about.st_uid in (os.getuid(), 0) and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _compile(compiler: Path, path: Path) -> None:
-    """All sources at the same time, then the library of them, moved to `path`."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as room:
+def _compile(compiler: Path, where: Path, name: str) -> Path:
+    """All sources at the same time, then the library of them, moved to its place."""
+    with tempfile.TemporaryDirectory(dir=where, prefix=".making-") as room:
         objects = [Path(room) / f"{source.stem}.o" for source in sources()]
         commands = [
             [str(compiler), *FLAGS, "-c", str(source), "-o", str(made)]
@@ -112,7 +156,9 @@ def _compile(compiler: Path, path: Path) -> None:
         link = [str(compiler), "-shared", "-o", str(whole), *map(str, objects), "-lm"]
         _run_all([link])
         whole.chmod(0o700)
+        path = where / f"{name}-{hashlib.sha256(whole.read_bytes()).hexdigest()[:_HASH]}.so"
         whole.replace(path)
+        return path
 
 
 def _run_all(commands: list[list[str]]) -> None:

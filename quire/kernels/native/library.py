@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from quire.kernels.native.build import BuildFailed, built
+from quire.kernels.native.build import BuildFailed, Built, built
 from quire.notes import note
 
 ABI = 2
@@ -54,8 +55,9 @@ def loaded() -> Loaded:
     try:
         made = built()
         if made.seconds is not None:
-            note(f"compiled the CPU kernels in {made.seconds:.1f} s, once, into {made.path}")
-        found = _open(made.path)
+            where = f"once, into {made.path}" if made.path.exists() else "for this process"
+            note(f"compiled the CPU kernels in {made.seconds:.1f} s, {where}")
+        found = _open(made)
     except BuildFailed as error:
         note(f"no native CPU kernels: {error}; torch computes instead, more slowly")
         return Loaded(None, f"torch only: {error}")
@@ -68,9 +70,17 @@ def feature_names(features: int) -> list[str]:
     return [name for bit, name in NAMES.items() if features & bit]
 
 
-def _open(path: Path) -> ctypes.CDLL:
+def _load(made: Built) -> ctypes.CDLL:
+    """By the descriptor of the file that was checked. It stays open: the loader knows a library by
+    the name it had, and would take another file under the same number for this one."""
+    by_number = f"/proc/self/fd/{made.file}"
+    return ctypes.CDLL(by_number if os.path.exists(by_number) else str(made.path))
+
+
+def _open(made: Built) -> ctypes.CDLL:
+    path = made.path
     try:
-        found = ctypes.CDLL(str(path))
+        found = _load(made)
         found.quire_abi.restype = ctypes.c_int64
         abi = found.quire_abi()
     except (OSError, AttributeError) as error:

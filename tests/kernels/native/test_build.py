@@ -106,6 +106,52 @@ def test_a_library_that_others_may_have_written_is_made_again(small_sources: Pat
 
 
 @needs_compiler
+def test_what_was_checked_is_what_is_loaded(small_sources: Path) -> None:
+    """Somebody gives another library the name, between the look at the first and the loading."""
+    made = built()
+    (small_sources / "one.c").write_text(TRIVIAL.replace("return 1", "return 77"))
+    built().path.replace(made.path)
+    assert library._load(made).quire_abi() == 1
+
+
+@needs_compiler
+def test_a_damaged_library_is_made_again(small_sources: Path) -> None:
+    """As a power cut leaves one: loading it could end the process."""
+    path = built().path
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    again = built()
+    assert again.seconds is not None and library._load(again).quire_abi() == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("unsafe", ["the folder", "one above it"])
+def test_where_others_can_write_nothing_is_kept_or_taken(
+    unsafe: str, small_sources: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, "quire")
+    planted = built().path
+    (tmp_path / "home" / "native" if unsafe == "the folder" else tmp_path / "home").chmod(0o777)
+    before = planted.read_bytes()
+    made = built()
+    assert made.seconds is not None and not made.path.exists()  # gone, but for the open file
+    assert library._load(made).quire_abi() == 1
+    assert planted.read_bytes() == before
+    assert "can be written by everybody. They are compiled anew" in caplog.text
+
+
+@needs_compiler
+def test_without_any_safe_folder_torch_computes(
+    small_sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "open" / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "open"))
+    with pytest.raises(BuildFailed, match="no folder is safe to load code from"):
+        built()
+
+
+@needs_compiler
 def test_processes_that_build_at_once_all_succeed(small_sources: Path) -> None:
     code = (
         "import sys, ctypes; from pathlib import Path; from quire.kernels.native import build;"
