@@ -62,9 +62,10 @@ def _listed(job_dir: Path) -> dict[str, Any]:
     try:
         manifest = Manifest.load(job_dir)
         scores = read_scores(job_dir)
-    except CorruptJob:
+    except (CorruptJob, OSError) as error:  # one bad folder is no reason to list none
         blank = dict.fromkeys(("model", "made", "rows", "failed", "score"), "")
-        return {"run": name, **blank, "status": "damaged"}
+        status = "damaged" if isinstance(error, CorruptJob) else "unreadable"
+        return {"run": name, **blank, "status": status}
     if manifest.status == "finished" and manifest.num_rows is not None:
         done, failed = manifest.num_rows, manifest.num_failed or 0
     else:

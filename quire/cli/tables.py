@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from quire.jobs.scoring.scores import MetricScore
     from quire.jobs.scoring.statistics import Mean
 
+_LONGEST = 200  # characters of a cell
+
 
 def printed(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others, figures, to the right."""
-    rows = [[one_line(cell) for cell in row] for row in rows]  # a cell never makes a line
+    rows = [[_cell(text) for text in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -24,6 +26,11 @@ def printed(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int =
         ).rstrip()
 
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
+
+
+def _cell(text: str) -> str:
+    """On one line, and not longer than a screen is wide."""
+    return one_line(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def score_table(name: str, scores: Sequence[MetricScore], *, shots: int | None = None) -> str:

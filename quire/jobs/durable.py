@@ -69,19 +69,6 @@ def _not_its_own(path: str | Path, what: str) -> CorruptJob:
     )
 
 
-def read_bounded(path: Path, most: int) -> bytes:
-    """All of a file, which somebody else may have made; CorruptJob if it has more than `most`
-    bytes, or is nothing that has an end."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(number, "rb") as file:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise CorruptJob(f"{path} is no regular file; it is not read")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise CorruptJob(f"{path} has over {most:,} bytes, more than such a file ever has")
-    return data
-
-
 @contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """A file to write; it takes the name `path`, whole and durable, when the block ends well.

@@ -38,4 +38,6 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, kind) and not misfits(value)  # type: ignore[arg-type]
     if kind is int:  # to Python, True is a number too
         return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
     return kind is Any or isinstance(value, kind)

@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from quire.errors import CorruptJob, InvalidOption
 from quire.jobs import secrets
-from quire.jobs.durable import read_bounded, write_file
+from quire.jobs.bounded import read_bounded
+from quire.jobs.durable import write_file
 from quire.jobs.fields import misfits
 from quire.jobs.stamps import FileStamp
 
 NAME = "manifest.json"
-MOST_BYTES = 32 << 20  # some 100,000 input files; a job that somebody else made is read no further
+MOST_BYTES = 16 << 20  # some 60,000 input files; a job that somebody else made is read no further
 Status = Literal["running", "stopped", "finished"]
 Kind = Literal["generate", "choices", "batch"]
 
@@ -122,7 +123,9 @@ class Manifest:
         return [*_differing(self, now, _ABOUT_ROWS), *about_every_row], bool(about_every_row)
 
 
-def _from_json(found: dict[str, Any]) -> Manifest:
+def _from_json(found: Any) -> Manifest:
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
     known = {f.name for f in fields(Manifest)}
     if strange := sorted(found.keys() - known):
         raise ValueError(f"unknown fields {', '.join(strange)}")
@@ -132,6 +135,11 @@ def _from_json(found: dict[str, Any]) -> Manifest:
     for name in ("command", "columns", "settings", "shard", "continuations"):
         if isinstance(found[name], list):
             found[name] = tuple(found[name])
+    words = found["command"]
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        raise ValueError("command is not what it should be")
+    if not isinstance(found["options"], dict):
+        raise ValueError("options is not what it should be")
     made = Manifest(**found)
     if wrong := misfits(made):
         raise ValueError(f"{wrong[0]} is not what it should be")

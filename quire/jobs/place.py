@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 
 from quire.errors import CorruptJob, InvalidOption
-from quire.jobs.durable import read_bounded, write_file
+from quire.jobs.bounded import read_bounded
+from quire.jobs.durable import write_file
 from quire.jobs.manifest import NAME as MANIFEST
 from quire.jobs.manifest import Manifest
 

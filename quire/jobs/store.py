@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from quire.jobs.bounded import bounded_lines
 from quire.jobs.lock import holder
 from quire.jobs.manifest import Manifest
 from quire.jobs.place import job_dir_of
@@ -27,6 +28,7 @@ from quire.jobs.stamps import FileStamp
 from quire.jobs.table import read_batches, read_rows, read_table
 
 METRICS = "metrics.jsonl"
+_LONGEST_METRICS = 1 << 16  # bytes of a line
 
 __all__ = [
     "METRICS",
@@ -69,11 +71,10 @@ def read_metrics(job_dir: str | Path) -> Iterator[dict[str, Any]]:
     path = job_dir_of(job_dir) / METRICS
     if not path.exists():
         return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                yield found
+    for line in bounded_lines(path, _LONGEST_METRICS):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found

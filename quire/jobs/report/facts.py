@@ -13,7 +13,9 @@ from quire.jobs.report.histogram import Histogram, histogram, percentiles
 from quire.jobs.results import StoredRow, StoredRun
 
 _EXAMPLES = 5  # row numbers shown of a cause
-_MOST_CAUSES = 50
+_MOST_CAUSES = _MOST_REASONS = 50
+_LONGEST_MESSAGE = 2000  # characters of one
+_LONGEST_TIME = 1e9  # seconds; more is no time a row took
 _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\d[\d,._]*")
 TIMINGS = ("in the queue", "to the first token", "end to end")
 
@@ -77,15 +79,17 @@ class Gathering:
             self._failed += 1
             self._note_failure(record)
             return
-        self._prompt.append(record.prompt_tokens)
-        self._output.append(record.output_tokens)
-        self._finish.update(record.finish_reasons)
+        self._prompt.append(_tokens(record.prompt_tokens))
+        self._output.append(_tokens(record.output_tokens))
+        for reason in record.finish_reasons:
+            known = reason in self._finish or len(self._finish) < _MOST_REASONS
+            self._finish[reason if known else "other"] += 1
         for kept, seconds in zip(self._timings, record.extra.get("timings") or (), strict=False):
-            if isinstance(seconds, int | float):
+            if isinstance(seconds, int | float) and abs(seconds) <= _LONGEST_TIME:
                 kept.append(seconds)
 
     def _note_failure(self, record: ResultRecord) -> None:
-        kind, message = record.error_type or "failed", record.error or ""
+        kind, message = record.error_type or "failed", (record.error or "")[:_LONGEST_MESSAGE]
         key = (kind, _VARIES.sub("…", message))
         if key not in self._causes and len(self._causes) >= _MOST_CAUSES:
             key, message = (kind, "…"), "other causes"
@@ -110,3 +114,8 @@ class Gathering:
                 if seconds
             ],
         )
+
+
+def _tokens(num: int) -> int:
+    """A count that fits; a journal that somebody else wrote may claim any."""
+    return min(max(num, 0), 1 << 40)

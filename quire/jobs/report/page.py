@@ -35,6 +35,7 @@ from quire.jobs.store import read_metrics
 
 ASSETS = Path(__file__).parent / "assets"
 MOST_ROWS = 10_000
+_SCORES_HELD = 100_000  # of each metric and run, at least
 _GENERATOR, _HEAD = b'<meta name="generator" content="quire ', 4096  # found in so many first bytes
 _UPLOT = "uplot/uPlot.iife.min.js"
 _SCRIPTS = ("base.js", "charts.js", "diff.js", "rows.js", "detail.js", "browser.js")
@@ -88,11 +89,10 @@ def write_report(
 
 
 def _is_page(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return _GENERATOR in file.read(_HEAD) if path.is_file() else False
-    except OSError:
+    if not path.is_file():
         return False
+    with open(path, "rb") as file:
+        return _GENERATOR in file.read(_HEAD)
 
 
 def report(
@@ -106,13 +106,15 @@ def report(
     gatherings = [Gathering() for _ in runs]
     scores = [read_scores(run.home) for run in runs]
     truth = truth or _truth_column(runs[0])
-    chunks: list[str] = []
+    chunks: list[tuple[int, str]] = []
     comparison: Comparison | None = None
     if len(runs) == 1:
         chosen = _single(runs[0], gatherings[0], scores[0], truth, max_rows)
         chunks = list(page_rows.chunks(chosen, [_names(scores[0])]))
+        for _ in chosen:  # also the rows that the page has no room for are counted
+            pass
     else:
-        chosen = _double(runs, scores, truth, on)
+        chosen = _double(runs, scores, truth, on, max_rows)
         chunks = list(page_rows.chunks(islice(chosen, max_rows), [_names(s) for s in scores]))
         comparison = compare(runs[0], runs[1], on)
         for gathering, run in zip(gatherings, runs, strict=True):
@@ -122,7 +124,7 @@ def report(
         _page_run(number, run, gathering.facts(), found)
         for number, (run, gathering, found) in enumerate(zip(runs, gatherings, scores, strict=True))
     ]
-    return _render(shown, chunks, comparison, max_rows)
+    return _render(shown, chunks, comparison)
 
 
 def _names(scores: Sequence[MetricScore]) -> list[str]:
@@ -173,9 +175,17 @@ def _double(
     scores: Sequence[Sequence[MetricScore]],
     truth: str | None,
     on: str | None,
+    max_rows: int,
 ) -> Iterator[page_rows.PageRow]:
+    # Pairs come in the order of the first run, and mostly in that of the second: the scores of the
+    # rows that are shown are among the first ones.
+    most = max(_SCORES_HELD, 2 * max_rows)
+
+    def held(run: StoredRun, name: str) -> dict[int, RowScore]:
+        return {score.row: score for score in islice(read_row_scores(run.home, name), most)}
+
     kept = [
-        {name: {s.row: s for s in read_row_scores(run.home, name)} for name in _names(found)}
+        {name: held(run, name) for name in _names(found)}
         for run, found in zip(runs, scores, strict=True)
     ]
 
@@ -219,15 +229,15 @@ def _page_run(
 
 
 def _render(
-    runs: Sequence[PageRun], chunks: Sequence[str], comparison: Comparison | None, max_rows: int
+    runs: Sequence[PageRun], chunks: Sequence[tuple[int, str]], comparison: Comparison | None
 ) -> str:
     total = runs[0].facts.num_rows
     if comparison is not None:
         total = comparison.num_both + comparison.num_only_first + comparison.num_only_second
-    num = min(total, max_rows)
+    num = sum(count for count, _ in chunks)
     data = {
         "runs": [{"name": run.name, "series": asdict(run.series)} for run in runs],
-        "rows": {"num": num, "chunks": list(chunks)},
+        "rows": {"num": num, "chunks": [text for _, text in chunks]},
     }
     scripts = [_licensed(_asset(_UPLOT)), *(_asset(name) for name in _SCRIPTS)]
     return _template().render(

@@ -11,7 +11,6 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from quire.jobs.output import json_line
@@ -19,6 +18,7 @@ from quire.jobs.results import StoredRow, StoredRun
 from quire.jobs.scoring.scores import RowScore
 
 CHUNK = 1000
+CHUNK_CHARACTERS, MOST_CHARACTERS = 8 << 20, 256 << 20  # of all texts: a chunk's, the page's
 LONGEST_TEXT = 20_000  # characters of one cell
 _Scores = Mapping[str, RowScore]
 
@@ -31,8 +31,15 @@ class PageRow:
     row: int
     prompt: str
     truth: str | None
-    columns: Mapping[str, Any]
+    columns: Mapping[str, str | None]
     sides: Sequence[tuple[StoredRow, _Scores] | None]
+
+    @property
+    def num_characters(self) -> int:
+        """About how much of the page it takes."""
+        texts = [len(text or "") + len(name) for name, text in self.columns.items()]
+        answers = [min(len(t), LONGEST_TEXT) for s in self.sides if s for t in s[0].record.outputs]
+        return len(self.prompt) + sum(texts) + sum(answers)
 
 
 def page_row(
@@ -47,20 +54,30 @@ def page_row(
     return PageRow(
         key=key,
         row=row.record.row,
-        prompt=run.prompt(row),
+        prompt=_short(run.prompt(row)),
         truth=None if wanted is None else _text(wanted),
-        columns=row.columns,
+        columns={name: _text(value) for name, value in row.columns.items()},
         sides=sides,
     )
 
 
-def chunks(rows: Iterable[PageRow], metrics: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows in base64 of gzip; `metrics` are those of each side."""
-    rows = iter(rows)
-    while table := list(islice(rows, CHUNK)):
+def chunks(rows: Iterable[PageRow], metrics: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """How many rows, and these in base64 of gzip; `metrics` are those of each side. It ends early
+    where the page would get too large for a browser."""
+    rows, left = iter(rows), MOST_CHARACTERS
+    while left > 0 and (table := _chunk(rows, min(left, CHUNK_CHARACTERS))):
+        left -= sum(row.num_characters for row in table)
         content = json_line(_table(table, metrics))
         # No time stamp: the same run makes the same page.
-        yield base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+        yield len(table), base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+
+
+def _chunk(rows: Iterator[PageRow], room: int) -> list[PageRow]:
+    table: list[PageRow] = []
+    while room > 0 and len(table) < CHUNK and (row := next(rows, None)) is not None:
+        table.append(row)
+        room -= row.num_characters
+    return table
 
 
 def _table(rows: Sequence[PageRow], metrics: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -68,12 +85,9 @@ def _table(rows: Sequence[PageRow], metrics: Sequence[Sequence[str]]) -> dict[st
     return {
         "key": [row.key for row in rows],
         "row": [row.row for row in rows],
-        "prompt": [_short(row.prompt) for row in rows],
+        "prompt": [row.prompt for row in rows],
         "truth": [row.truth for row in rows],
-        "columns": {
-            name: [_text(row.columns[name]) if name in row.columns else None for row in rows]
-            for name in names
-        },
+        "columns": {name: [row.columns.get(name) for row in rows] for name in names},
         "sides": [
             _side([row.sides[number] for row in rows], names_of_side)
             for number, names_of_side in enumerate(metrics)

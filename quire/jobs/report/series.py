@@ -14,6 +14,8 @@ _MOST_POINTS = 600
 _SMOOTH = (
     2  # points on either side: tokens are counted when their row finishes, so they come in gusts
 )
+_MOST_RESTARTS = 10_000
+_LARGEST = 1e15  # of a figure; beyond, sums of them are no longer exact
 _LONGEST_STEP = 60.0  # seconds between two lines of one engine; more is a pause
 
 
@@ -47,55 +49,104 @@ class Series:
     num_output_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What happened between two lines of the same engine."""
+@dataclass(slots=True)
+class _Span:
+    """What happened in a stretch of time with one engine, over one or more lines."""
 
-    at: float  # working seconds since the job began
+    at: float  # working seconds since the job began, at its end
     seconds: float
-    gained: Mapping[str, float]
-    now: Mapping[str, Any]
+    num_lines: int
+    gained: dict[str, float]
+    levels: dict[str, tuple[float, int]]  # the sum over the lines that say it, and their number
+
+    def add(self, later: _Span) -> None:
+        self.at, self.seconds = later.at, self.seconds + later.seconds
+        self.num_lines += later.num_lines
+        for name, value in later.gained.items():
+            self.gained[name] += value
+        for name, (total, num) in later.levels.items():
+            mine = self.levels.get(name, (0.0, 0))
+            self.levels[name] = mine[0] + total, mine[1] + num
 
 
 _COUNTERS = ("prompt_tokens", "output_tokens", "finished")
+_LEVELS = ("running", "waiting", "kv_use", "prefix_hits")
+_READ = ("time", "began", *_COUNTERS, *_LEVELS)
+
+
+class _Timeline:
+    """Spans of the same number of lines each; when there are too many, each two become one. So a
+    job of weeks takes no more memory than one of minutes."""
+
+    def __init__(self) -> None:
+        self.spans: list[_Span] = []
+        self.restarts: list[float] = []
+        self.total = dict.fromkeys(_COUNTERS, 0.0)
+        self.at = 0.0
+        self._lines_each = 1
+
+    def add(self, seconds: float, gained: dict[str, float], now: Mapping[str, Any]) -> None:
+        self.at += seconds
+        for name, value in gained.items():
+            self.total[name] += value
+        levels = {name: (v, 1) for name in _LEVELS if (v := _figure(now.get(name))) is not None}
+        span = _Span(self.at, seconds, 1, gained, levels)
+        if self.spans and self.spans[-1].num_lines < self._lines_each:
+            self.spans[-1].add(span)
+        else:
+            self.spans.append(span)
+        if len(self.spans) >= 2 * _MOST_POINTS:
+            self.halve()
+
+    def halve(self) -> None:
+        for first, second in zip(self.spans[::2], self.spans[1::2], strict=False):
+            first.add(second)
+        self.spans = self.spans[::2]
+        self._lines_each *= 2
+
+    def restart(self) -> None:
+        if len(self.restarts) < _MOST_RESTARTS:
+            self.restarts.append(round(self.at, 3))
 
 
 def series_of(metrics: Iterable[Mapping[str, Any]]) -> Series:
     """The curves, at most _MOST_POINTS points each."""
-    steps, restarts = _steps(metrics)
-    size = max(1, -(-len(steps) // _MOST_POINTS))
-    groups = [steps[at : at + size] for at in range(0, len(steps), size)]
-    total = {name: sum(step.gained.get(name, 0.0) for step in steps) for name in _COUNTERS}
+    timeline = _timeline(metrics)
+    if len(timeline.spans) > _MOST_POINTS:
+        timeline.halve()
     return Series(
-        seconds=[round(group[-1].at, 3) for group in groups],
-        charts=[chart for chart in _charts(groups) if chart.lines],
-        restarts=restarts,
-        working_seconds=steps[-1].at if steps else 0.0,
-        num_prompt_tokens=total["prompt_tokens"],
-        num_output_tokens=total["output_tokens"],
+        seconds=[round(span.at, 3) for span in timeline.spans],
+        charts=[chart for chart in _charts(timeline.spans) if chart.lines],
+        restarts=timeline.restarts,
+        working_seconds=timeline.at,
+        num_prompt_tokens=timeline.total["prompt_tokens"],
+        num_output_tokens=timeline.total["output_tokens"],
     )
 
 
-def _steps(metrics: Iterable[Mapping[str, Any]]) -> tuple[list[_Step], list[float]]:
-    steps: list[_Step] = []
-    restarts: list[float] = []
-    at = 0.0
+def _timeline(metrics: Iterable[Mapping[str, Any]]) -> _Timeline:
+    timeline = _Timeline()
     before: Mapping[str, Any] | None = None
-    for now in metrics:
-        if not isinstance(now.get("time"), int | float):
+    for line in metrics:
+        now = {name: found for name in _READ if (found := _figure(line.get(name))) is not None}
+        if "time" not in now:
             continue
         if before is not None and not _same_engine(before, now):
-            restarts.append(round(at, 3))
+            timeline.restart()
             before = None
-        if before is None and isinstance(now.get("began"), int | float):
+        if before is None and "began" in now:
             before = {"time": now["began"]}
         if before is not None and now["time"] > before["time"]:
-            seconds = now["time"] - before["time"]
-            at += seconds
-            gained = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTERS}
-            steps.append(_Step(at, seconds, gained, now))
+            gained = {name: now.get(name, 0.0) - before.get(name, 0.0) for name in _COUNTERS}
+            timeline.add(now["time"] - before["time"], gained, now)
         before = now
-    return steps, restarts
+    return timeline
+
+
+def _figure(value: Any) -> float | None:
+    """A number that can be added up; None for anything else that a line may hold."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and -_LARGEST <= value <= _LARGEST else None
 
 
 def _same_engine(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -106,19 +157,16 @@ def _same_engine(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return grows and now["time"] - before["time"] <= _LONGEST_STEP
 
 
-def _charts(groups: Sequence[Sequence[_Step]]) -> list[Chart]:
+def _charts(spans: Sequence[_Span]) -> list[Chart]:
     def rate(name: str) -> list[float | None]:
-        gained = [sum(step.gained[name] for step in group) for group in groups]
-        seconds = [sum(step.seconds for step in group) for group in groups]
-        around = [slice(max(0, at - _SMOOTH), at + _SMOOTH + 1) for at in range(len(groups))]
+        gained = [span.gained[name] for span in spans]
+        seconds = [span.seconds for span in spans]
+        around = [slice(max(0, at - _SMOOTH), at + _SMOOTH + 1) for at in range(len(spans))]
         return [_rounded(sum(gained[part]) / sum(seconds[part])) for part in around]
 
     def level(name: str, scale: float = 1.0) -> list[float | None]:
-        found = []
-        for group in groups:
-            values = [step.now[name] for step in group if step.now.get(name) is not None]
-            found.append(_rounded(scale * sum(values) / len(values)) if values else None)
-        return found
+        found = [span.levels.get(name, (0.0, 0)) for span in spans]
+        return [_rounded(scale * total / num) if num else None for total, num in found]
 
     return [
         Chart(

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from quire.errors import CorruptJob, InvalidOption
+from quire.jobs.bounded import bounded_lines, read_bounded
 from quire.jobs.durable import replacing, write_file
+from quire.jobs.fields import misfits
 from quire.jobs.results import StoredRow, StoredRun
 from quire.jobs.scoring.scorer import Answer, Scorer, ScorerFailed, Verdict
 from quire.jobs.scoring.statistics import Mean, RunningMean, pass_at
@@ -26,6 +28,7 @@ from quire.jobs.scoring.statistics import Mean, RunningMean, pass_at
 SUMMARY = "scores.json"
 FOLDER = "scores"
 _MOST_GROUPS = 1000
+_MOST_BYTES, _LONGEST_LINE = 16 << 20, 1 << 20  # of the summary, and of a line of scores
 _LONGEST_READ = 500  # characters of what was read from an answer
 
 
@@ -209,30 +212,46 @@ def read_scores(home: Path) -> list[MetricScore]:
     if not path.is_file():
         return []
     try:
-        return [_metric_score(found) for found in json.loads(path.read_bytes())["metrics"]]
-    except (ValueError, TypeError, KeyError) as error:
+        found = json.loads(read_bounded(path, _MOST_BYTES))
+        return [_metric_score(score) for score in found["metrics"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptJob(
             f"{path} does not read as scores ({error}). Score the run again."
         ) from None
 
 
 def _metric_score(found: dict[str, Any]) -> MetricScore:
-    return MetricScore(
+    made = MetricScore(
         **{
             **found,
-            "mean": Mean(**found["mean"]),
-            "pass_at": {k: Mean(**mean) for k, mean in found["pass_at"].items()},
+            "mean": _mean(found["mean"]),
+            "pass_at": {k: _mean(mean) for k, mean in found["pass_at"].items()},
             "groups": {
-                column: {value: Mean(**mean) for value, mean in means.items()}
+                column: {value: _mean(mean) for value, mean in means.items()}
                 for column, means in found["groups"].items()
             },
         }
     )
+    if wrong := misfits(made):
+        raise ValueError(f"{wrong[0]} is not what it should be")
+    return made
+
+
+def _mean(found: dict[str, Any]) -> Mean:
+    made = Mean(**found)
+    if misfits(made) or not all(math.isfinite(part or 0) for part in (made.value, made.stderr)):
+        raise ValueError(f"{found} is no mean")
+    return made
 
 
 def read_row_scores(home: Path, metric: str) -> Iterator[RowScore]:
     """The rows of one metric in the order of the run."""
-    with _rows_file(home, metric).open("rb") as file:
-        for line in file:
-            found = json.loads(line)
-            yield RowScore(**{"value": None, **found})
+    path = _rows_file(home, metric)
+    for line in bounded_lines(path, _LONGEST_LINE):
+        try:
+            found = RowScore(**{"value": None, **json.loads(line)})
+            if not isinstance(found.row, int) or not isinstance(found.value, float | int | None):
+                raise TypeError("a row has a number, and a figure or none")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise CorruptJob(f"{path} does not read as scores ({error}). Score again.") from None
+        yield found

@@ -1,0 +1,40 @@
+"""Reading what somebody else may have written: never more than such a file has, and no waiting for
+something that has no end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.errors import CorruptJob
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """All of a file; CorruptJob if it has more than `most` bytes, or is no regular file."""
+    with _opened(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise CorruptJob(f"{path} has over {most:,} bytes, more than such a file ever has")
+    return data
+
+
+def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
+    """The lines of a file; those with more than `longest` bytes are left out."""
+    with _opened(path) as file:
+        is_rest = False  # of a line that is too long
+        while line := file.readline(longest + 1):
+            is_cut = len(line) > longest and not line.endswith(b"\n")
+            if not is_rest and not is_cut:
+                yield line
+            is_rest = is_cut
+
+
+def _opened(path: Path) -> BinaryIO:
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(number).st_mode):
+        return open(number, "rb")
+    os.close(number)
+    raise CorruptJob(f"{path} is no regular file; it is not read")
