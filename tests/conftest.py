@@ -8,6 +8,8 @@ for new examples.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Under nohup, or in the background of a script, Ctrl-C is ignored, in every process that is
+    # started from here as well; tests send it and expect what a terminal's user would see.
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--hypothesis-profile", default=None) is None:
         settings.load_profile("explore" if config.getoption("--long") else "ci")
 

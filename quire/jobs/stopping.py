@@ -11,8 +11,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Catches both while the block runs; `asked` once one came. In another thread than the main
-    one, where Python allows no handlers, it only waits to be told."""
+    """Catches both while the block runs; `asked` once one came. A SIGINT that is ignored stays so:
+    a shell does that for what it runs in the background, whose terminal's Ctrl-C is meant for
+    something else. In another thread than the main one, where Python allows no handlers, none is
+    set."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -21,7 +23,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                self._before[number] = signal.signal(number, self._note)
+                if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,87 @@
+"""Stopping a job that runs in the background: what its shell ignores it ignores, and SIGTERM ends
+it in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.jobs.stopping import StopSignals
+from tests.jobs.driving import (
+    ROOT,
+    journal_bytes,
+    run,
+    run_command,
+    started,
+    wait_until,
+    write_rows,
+)
+
+
+@pytest.fixture
+def ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_ctrl_c_that_is_ignored_stays_ignored(ignored: None) -> None:
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert not signals.asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.asked() and signals.received == signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_both_are_caught_and_put_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with StopSignals() as signals:
+            signal.raise_signal(number)
+            assert signals.asked() and signals.received == number
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(
+    ignored: None, tmp_path: Path
+) -> None:
+    """As `nohup quire run ... &` in a script."""
+    source, output = write_rows(tmp_path / "in.jsonl", 300), tmp_path / "out.jsonl"
+    arguments = run_command(source, output, model="fake:delay=0.02")
+    home = tmp_path / "out.jsonl.quire"
+    with started(["nohup", *arguments]) as process:
+        assert wait_until(lambda: journal_bytes(home) > 0)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 75 and "To continue:" in said
+    assert run(run_command(source, output)).returncode == 2  # another model: still the same job
+    assert run(arguments).returncode == 0
+    assert len(output.read_text().splitlines()) == 300
+
+
+def test_tests_do_not_depend_on_how_the_shell_was_started(ignored: None) -> None:
+    """The tests that send Ctrl-C, in a process that was born with it ignored."""
+    chosen = "tests/test_llm.py::test_ctrl_c_hands_over_what_was_finished_and_leaves_the_llm_usable"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n0", chosen],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout
