@@ -111,7 +111,12 @@ HONOURED: tuple[Option, ...] = (
         "Bytes of the KV pool; from the free memory by default.",
     ),
     _honoured("enforce_eager", False, checks.flag, "No CUDA graphs."),
-    _honoured("hf_token", None, checks.hf_token, "For the Hub; True = the stored one."),
+    _honoured(
+        "hf_token",
+        None,
+        checks.hf_token,
+        "For the Hub; True = the stored one. A job never stores it.",
+    ),
     _honoured("hf_overrides", None, checks.mapping, "A dict merged into the model's config."),
     _honoured(
         "max_model_len",
