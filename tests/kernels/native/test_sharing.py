@@ -32,7 +32,7 @@ class Team:
 
     def run(self, region: REGION, data: int, threads: int, flags: int) -> None:  # type: ignore[valid-type]
         self.calls += 1
-        region(data)  # type: ignore[operator]
+        region(data)  # type: ignore[misc]
         time.sleep(HELD_UP)
 
 
