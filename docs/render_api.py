@@ -42,7 +42,7 @@ Each is also importable from the module of the same name as vLLM's: `quire.sampl
 """
 
 BEAMS = {
-    "beam_width": "How many beams a search keeps; 1 is greedy.",
+    "beam_width": "How many beams a search keeps; 1 is greedy. More than max_num_seqs take turns.",
     "max_tokens": "Tokens of an answer at most; fewer where the model's length ends.",
     "ignore_eos": "End tokens end nothing; the end of a grammar still does.",
     "temperature": "Changes nothing, with a warning: beams are ranked by the model's own chances.",

@@ -133,6 +133,23 @@ def test_depth_chunks_and_cache_change_nothing(llm: LLM, tmp_path: Path) -> None
             assert tokens(other.beam_search([*PROMPTS, long_prompt], params)) == expected
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_fewer_rows_than_beams_find_the_same(llm: LLM, tmp_path: Path, num_rows: int) -> None:
+    searches = [
+        BeamSearchParams(2, 8),
+        BeamSearchParams(4, 8),
+        BeamSearchParams(8, 8),
+        BeamSearchParams(8, 40, structured_outputs=PERSON),
+    ]
+    prompts = [*PROMPTS, " ".join(PROMPTS * 4)]
+    with tiny_llm(tmp_path, max_num_seqs=num_rows) as narrow:
+        for search in searches:
+            found = narrow.beam_search(prompts, search)
+            assert tokens(found) == tokens(llm.beam_search(prompts, search))
+        pool = narrow._session.engine.scheduler.pool
+        assert pool.num_free == pool.num_blocks
+
+
 def test_preempted_searches_find_the_same(llm: LLM) -> None:
     params = [BeamSearchParams(3, 10), BeamSearchParams(3, 10, structured_outputs=PERSON)]
     expected = [tokens(llm.beam_search(PROMPTS, p)) for p in params]
@@ -254,8 +271,9 @@ def test_what_cannot_be_is_refused_with_its_rule(llm: LLM) -> None:
     params = BeamSearchParams(2, 3)
     with pytest.raises(InvalidParams, match="BeamSearchParams, not SamplingParams"):
         llm.beam_search("a", SamplingParams())  # type: ignore[arg-type]
-    with pytest.raises(InvalidParams, match="beam_width is 600"):
-        llm.beam_search("a", BeamSearchParams(600, 3))
+    too_many = llm.kv_cache.num_blocks + 1
+    with pytest.raises(InvalidParams, match=f"beam_width is {too_many}"):
+        llm.beam_search("a", BeamSearchParams(too_many, 3))
     with pytest.raises(InvalidParams, match="concurrency_limit"):
         llm.beam_search("a", params, concurrency_limit=0)
     with pytest.raises(NotSupported):

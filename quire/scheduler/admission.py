@@ -63,9 +63,9 @@ class Admission:
         return rows.num_free - int(rows.num_siblings[rows.running].sum())
 
     def has_rows(self, sequence: Sequence) -> bool:
-        """A free row for it; for a search, one for every beam."""
-        width = 1 if sequence.group is None else sequence.group.width
-        return self.num_unclaimed_rows() >= width
+        """A free row for it; for a search, one for every beam, or all that there are."""
+        group = sequence.group
+        return self.num_unclaimed_rows() >= (group.num_rows(self.rows.capacity) if group else 1)
 
     def cached_blocks(self, sequence: Sequence) -> Ints:
         """Published blocks that begin this sequence, as far as it may read them."""

@@ -1,27 +1,34 @@
 """Beams in rows: a search as a group of rows that fork and die by sharing blocks.
 
-A group has `width` rows from its admission to its end; which beam is in which row changes. Each
-step every beam offers its candidates, and when the last offer is home the rule (beam_rule.py)
+A group has a row for each beam from its admission to its end; which beam is in which row changes.
+Each step every beam offers its candidates, and when the last offer is home the rule (beam_rule.py)
 chooses. The first child of a beam stays in its row; further ones take over the rows of beams that
 died: their blocks go back, and the parent's are shared, the partly filled last one copied when it
-is written. The rows then wait for nobody: the next plan feeds the chosen tokens.
+is written. The next plan feeds the chosen tokens.
 
-A group waits, is preempted and ends as one, in the person of its lead. It comes back as it was:
+A group wider than all rows there are takes every row, and its beams take turns in them. A beam
+that has made its offer leaves its row to one that has not (`SavedRow`: its tokens, and the blocks
+that it goes on holding). All beams are of one length, so a step of the search is the same work in
+several plans, and the rule chooses when the last offer of all turns is home.
+
+A group waits, is preempted and ends as one; its lead stands for it. It comes back as it was:
 its beams are computed one after the other, each over the whole blocks it has in common with one
-before it, so a group never needs more blocks than when it left.
+before it, so a group never needs more blocks than when it left. A group that takes every row runs
+alone, and nothing that runs alone is preempted: no saved beam ever has to come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from quire.errors import DoesNotFit, InvalidLogits
+from quire.errors import InvalidLogits
 from quire.request import Ints, Request
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
-from quire.scheduler.stays import Draft, Stays
+from quire.scheduler.stays import Draft, SavedRow, Stays
 from quire.scheduler.stopping import UNFINISHED
 from quire.sequence import Guide, Sequence
 from quire.step import Chosen, Floats, Scores
@@ -36,18 +43,28 @@ class BeamGroup:
         self.search = BeamSearch(rules, self._ends)
         self.answers: list[Sequence] = []  # once it is over, best first
         self.num_best = num_best
-        self.rows: list[int] = []  # the first are those of the beams, in their order
+        self.places: list[int | SavedRow] = []  # of the beams: a row, or what was left in one
+        self.spare_rows: list[int] = []  # rows that no beam is in
         self.guides: list[Guide | None] = []  # of the beams
-        self.offers: dict[int, tuple[Ints, Floats]] = {}  # by row
+        self.offers: dict[int, tuple[Ints, Floats]] = {}  # by beam
         self.num_begun = 0  # beams that were computed, or are being computed
 
     @property
     def width(self) -> int:
         return self.search.rules.width
 
+    def num_rows(self, capacity: int) -> int:
+        """How many rows it takes: one for each beam, or all that there are."""
+        return min(self.width, capacity)
+
     @property
     def num_candidates(self) -> int:
         return self.search.rules.num_candidates
+
+    @property
+    def rows(self) -> list[int]:
+        """Those that the group has, with a beam in them or not."""
+        return [place for place in self.places if isinstance(place, int)] + self.spare_rows
 
     @property
     def is_ready(self) -> bool:
@@ -92,24 +109,26 @@ class Beams:
     def enter(self, lead_row: int, draft: Draft) -> None:
         """The lead began in its row: take the group's other rows, for beams to come."""
         group = _group(self._rows.sequence(lead_row))
-        group.rows, group.num_begun = [lead_row], 1
+        rows, group.num_begun = [lead_row], 1
         group.guides = group.guides or [group.lead.guide]
         expected = self._expected_output(group.lead.request)
-        for i in range(1, group.width):
+        for i in range(1, group.num_rows(self._rows.capacity)):
             seat = Sequence(group.lead.request, i, group.lead.order, group=group)
             if i < len(group.search.beams):
                 seat.output_ids = group.search.beams[i].token_ids()
                 seat.guide = group.guides[i]
             row = self._stays.enter(seat, expected, draft)
             self._rows.park(row)
-            group.rows.append(row)
+            rows.append(row)
+        num_beams = len(group.search.beams)
+        group.places, group.spare_rows = [*rows[:num_beams]], rows[num_beams:]
 
     def begin_next(self, row: int, draft: Draft) -> int | None:
         """A row was computed to its end: the row of the beam that is computed next, if any."""
         group = self._rows.sequence(row).group
         if group is None or group.num_begun == len(group.search.beams):
             return None
-        following = group.rows[group.num_begun]
+        following = group.rows[group.num_begun]  # none is saved: row i is that of beam i
         sequence, pool = self._rows.sequence(following), self._stays.pool
         self._rows.unpark(following)
         shared = self._in_common(group, sequence.token_ids)
@@ -146,18 +165,37 @@ class Beams:
         return Chosen(beams, rows.outputs[beams, rows.known[beams] - rows.num_prompt[beams] - 1])
 
     def offer(self, row: int, tokens: Ints, logprobs: Floats) -> BeamGroup:
-        """A row's candidates are home. Returns its group, which may be ready now."""
+        """A row's candidates are home: the next beam without an offer takes the row, if one is
+        left. Returns the group, which may be ready now."""
         group = _group(self._rows.sequence(row))
-        count = group.num_candidates
-        group.offers[row] = tokens[:count], logprobs[:count]
+        beam, count = group.places.index(row), group.num_candidates
+        group.offers[beam] = tokens[:count], logprobs[:count]
+        for other, place in enumerate(group.places):
+            if isinstance(place, SavedRow) and other not in group.offers:
+                group.places[beam] = self._stays.save(row)
+                self._return(group, other, row)
+                break
         return group
+
+    def _return(self, group: BeamGroup, beam: int, row: int) -> None:
+        """Put a saved beam into a row that no beam is in."""
+        saved = group.places[beam]
+        if not isinstance(saved, SavedRow):
+            raise RuntimeError("a beam that is in a row cannot take another")
+        self._stays.restore(row, saved)
+        self._guide(row, group.guides[beam])
+        group.places[beam] = row
+
+    def _guide(self, row: int, guide: Guide | None) -> None:
+        self._rows.sequence(row).guide = guide
+        self._rows.guided[row] = guide is not None
 
     def decide(self, group: BeamGroup) -> None:
         """Choose among the offers of a group that is ready, and put the next beams into rows.
 
         Raises the error of a grammar that fails.
         """
-        offers = [group.offers[row] for row in group.rows[: len(group.search.beams)]]
+        offers = [group.offers[beam] for beam in range(len(group.search.beams))]
         group.offers = {}
         tokens, logprobs = (np.array(part) for part in zip(*offers, strict=True))
         group.search.advance(tokens, logprobs)
@@ -170,34 +208,57 @@ class Beams:
             self._place(group)
 
     def _place(self, group: BeamGroup) -> None:
-        """Put the beams that were just chosen where their parents are, or where beams died."""
+        """Put the beams that were just chosen where their parents are, or where beams died; what
+        finds no row is saved, with its parent's blocks."""
         parents = [beam.parent for beam in group.search.beams]
-        spare = [row for i, row in enumerate(group.rows) if i not in parents]
+        spare = list(group.spare_rows)
+        for i, place in enumerate(group.places):
+            if i not in parents and isinstance(place, SavedRow):
+                self._stays.pool.release(place.blocks)
+            elif i not in parents and isinstance(place, int):
+                spare.append(place)
         settled: set[int] = set()
-        seats: list[int] = []
+        places: list[int | SavedRow] = []
         guides: list[Guide | None] = []
         for parent in parents:
-            row, guide = group.rows[parent], group.guides[parent]
+            guide = group.guides[parent]
             if parent in settled:
-                seats.append(spare.pop())
-                self._stays.follow(seats[-1], row)
+                places.append(self._beside(group.places[parent], spare))
                 guides.append(None if guide is None else guide.fork())
             else:
                 settled.add(parent)
-                seats.append(row)
+                places.append(group.places[parent])
                 guides.append(guide)
         for row in spare:
             self._stays.vacate(row)
-        group.rows, group.guides = seats + spare, guides
-        tokens = [beam.trail.token for beam in group.search.beams if beam.trail]
-        chosen = np.array(tokens, np.int32)[:, None]
-        self._rows.append_outputs(np.array(seats, np.int32), chosen, np.ones(len(seats), np.int32))
-        self._follow_grammar(group, tokens)
+        group.places, group.spare_rows, group.guides = places, spare, guides
+        self._append(group, [beam.trail.token for beam in group.search.beams if beam.trail])
+        for beam, place in enumerate(group.places):
+            if isinstance(place, SavedRow) and group.spare_rows:
+                self._return(group, beam, group.spare_rows.pop())
 
-    def _follow_grammar(self, group: BeamGroup, tokens: list[int]) -> None:
-        for row, guide, token in zip(group.rows, group.guides, tokens, strict=False):
-            self._rows.sequence(row).guide = guide
-            self._rows.guided[row] = guide is not None
+    def _beside(self, parent: int | SavedRow, spare: list[int]) -> int | SavedRow:
+        """A place for another child of a beam: a spare row, or none, over the same blocks."""
+        if isinstance(parent, int) and spare:
+            row = spare.pop()
+            self._stays.follow(row, parent)
+            return row
+        saved = self._stays.as_saved(parent) if isinstance(parent, int) else parent
+        self._stays.pool.share(saved.blocks)
+        return saved
+
+    def _append(self, group: BeamGroup, tokens: list[int]) -> None:
+        """Give each beam the token that was chosen for it."""
+        rows = [place for place in group.places if isinstance(place, int)]
+        chosen = [t for t, p in zip(tokens, group.places, strict=True) if isinstance(p, int)]
+        column = np.array(chosen, np.int32)[:, None]
+        self._rows.append_outputs(np.array(rows, np.int32), column, np.ones(len(rows), np.int32))
+        for beam, (place, guide) in enumerate(zip(group.places, group.guides, strict=True)):
+            token = tokens[beam]
+            if isinstance(place, SavedRow):
+                group.places[beam] = replace(place, output_ids=np.append(place.output_ids, token))
+            else:
+                self._guide(place, guide)
             if guide is not None and not guide.accept(token) and guide.error is not None:
                 raise guide.error
 
@@ -229,7 +290,10 @@ class Beams:
         ends for all."""
         for row in group.rows:
             self._stays.end(row)
-        group.rows, group.offers, group.num_begun = [], {}, 0
+        for place in group.places:
+            if isinstance(place, SavedRow):
+                self._stays.pool.release(place.blocks)
+        group.places, group.spare_rows, group.offers, group.num_begun = [], [], {}, 0
         lead = group.lead
         if group.search.beams:
             lead.output_ids, lead.guide = group.search.beams[0].token_ids(), group.guides[0]
@@ -253,14 +317,6 @@ def _group(sequence: Sequence) -> BeamGroup:
     if sequence.group is None:
         raise RuntimeError("a row that offers candidates belongs to no search")
     return sequence.group
-
-
-def too_wide(width: int, capacity: int) -> DoesNotFit:
-    """The error of a search that needs more rows than there are."""
-    return DoesNotFit(
-        f"beam_width={width} needs as many rows at once, and there are {capacity} (max_num_seqs, "
-        "max_num_batched_tokens). Lower beam_width, or raise these options."
-    )
 
 
 def no_answer() -> InvalidLogits:

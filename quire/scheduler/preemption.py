@@ -43,7 +43,9 @@ class Preemption:
         running = self._first_rows()
         if len(running) == 1:
             num_tokens = int(rows.planned[rows.running].max())
-            error = does_not_fit(self._stays.pool, num_tokens, len(rows.running))
+            group = rows.sequence(running[0]).group
+            width = len(rows.running) if group is None else group.width
+            error = does_not_fit(self._stays.pool, num_tokens, width)
             self._landing.fail(self._beams.take_out(running[0]), error)
             return
 

@@ -189,6 +189,17 @@ class Rows:
         self.expected[row] += self.known[row]
         self.drawn[row] = False
 
+    def unpark_as(self, row: int, output_ids: Ints, num_computed: int) -> None:
+        """Let a parked row go on with these outputs, of which the last is to be fed next. A new
+        stay: what was found out about its blocks (groups.py) holds no more."""
+        self.outputs = widened(self.outputs, len(output_ids))
+        self.outputs[row, : len(output_ids)] = output_ids
+        self.known[row] = self.num_prompt[row] + len(output_ids)
+        self.unpark(row)
+        self.computed[row], self.drawn[row] = num_computed, True
+        self._last_stay += 1
+        self.stay[row] = self._last_stay
+
     def copy_progress(self, row: int, other: int) -> None:
         """Give the row the tokens of another of the same prompt, as far as they are computed."""
         written = int(self.known[other] - self.num_prompt[other])

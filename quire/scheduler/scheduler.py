@@ -22,7 +22,7 @@ from quire.cache.pool import BlockPool
 from quire.handles import Handles
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
-from quire.scheduler.beams import Beams, too_wide
+from quire.scheduler.beams import Beams
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
 from quire.scheduler.landing import Flight, Landing, StepReport
@@ -115,9 +115,6 @@ class Scheduler:
         for sequence in samples:
             sequence.timings.queued = now
         lead = samples[0]
-        if lead.group is not None and lead.group.width > self.rows.capacity:
-            self._landing.fail(lead, too_wide(lead.group.width, self.rows.capacity))
-            return
         lead.siblings = list(samples[1:])
         self.waiting.add(lead)
 
@@ -129,9 +126,9 @@ class Scheduler:
                 self.waiting.remove(sequence)
         gone = {id(s) for s in sequences}
         for row in self.rows.running.tolist():
-            sequence = self.rows.sequence(row)
-            if id(sequence if sequence.group is None else sequence.group.lead) in gone:
-                self._stays.end(row)
+            here = self.rows.sequences[row]  # nobody, once its search was taken out
+            if here is not None and id(here if here.group is None else here.group.lead) in gone:
+                self._beams.take_out(row)
         self._landing.forget(gone)
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"

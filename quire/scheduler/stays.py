@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.cache.pool import BlockPool
+from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.sequence import Sequence
@@ -50,6 +51,17 @@ class Draft:
             last = np.sort(len(entries) - 1 - from_the_end)
             rows, indices, blocks = rows[last], indices[last], blocks[last]
         return Assigned(rows, indices, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRow:
+    """A beam that made way for another: what it had in its row. Its blocks are held."""
+
+    output_ids: Ints
+    blocks: Ints
+    num_computed: int
+    num_published: int
+    past: Past
 
 
 class Stays:
@@ -124,9 +136,44 @@ class Stays:
         rows = self.rows
         if rows.planned[row]:
             self.pool.release(rows.block_ids(row).copy())
-            rows.blocks[row, : rows.num_blocks[row]] = -1
-            rows.num_blocks[row] = rows.num_shared[row] = rows.stale[row] = 0
-            rows.park(row)
+            self._clear(row)
+
+    def _clear(self, row: int) -> None:
+        """Take the row's blocks off it, and park it; who holds them is another matter."""
+        rows = self.rows
+        rows.blocks[row, : rows.num_blocks[row]] = -1
+        rows.num_blocks[row] = rows.num_shared[row] = rows.stale[row] = 0
+        rows.park(row)
+
+    def as_saved(self, row: int) -> SavedRow:
+        """What a beam in this row would keep off it. Its blocks get no new holder here, but may
+        get one: so they count as shared from now on."""
+        rows = self.rows
+        rows.forked[row] = True
+        return SavedRow(
+            output_ids=rows.output_ids(row),
+            blocks=rows.block_ids(row).copy(),
+            num_computed=int(rows.computed[row]),
+            num_published=int(rows.num_published[row]),
+            past=rows.pasts[row],
+        )
+
+    def save(self, row: int) -> SavedRow:
+        """Take a beam whose tokens are all known out of its row, which is parked; its blocks
+        stay held."""
+        saved = self.as_saved(row)
+        self._clear(row)
+        return saved
+
+    def restore(self, row: int, saved: SavedRow) -> None:
+        """Let a parked row go on as a saved beam. The device keeps the row, and hears of its table
+        and its last token when it is next fed."""
+        rows = self.rows
+        rows.append_blocks(row, saved.blocks)
+        rows.num_shared[row] = len(saved.blocks)
+        rows.num_published[row], rows.pasts[row] = saved.num_published, saved.past
+        rows.forked[row], rows.stale[row] = True, 0
+        rows.unpark_as(row, saved.output_ids, saved.num_computed)
 
     def retell(self, at: Ints, draft: Draft) -> None:
         """Tell the device the tables of decode rows that follow others since they were fed."""

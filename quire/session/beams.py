@@ -32,14 +32,14 @@ class BeamCall:
         *,
         intake: Intake,
         tokenizer: Tokenizer | None,
-        max_rows: int,
+        num_blocks: int,
         has_processors: bool,
     ) -> None:
-        """A prompt or a list of them, checked whole; a search takes at most `max_rows` beams.
+        """A prompt or a list of them, checked whole; a beam takes at least one of `num_blocks`.
 
         `has_processors`: the LLM has logits processors for all rows, which beams would not heed.
         """
-        search = _checked(params, max_rows)
+        search = _checked(params, num_blocks)
         self._limit = _checked_limit(concurrency_limit)
         self._prompts = list(split_prompts(prompts))
         self._tokenizer = tokenizer
@@ -113,7 +113,7 @@ class BeamCall:
         )
 
 
-def _checked(params: Any, max_rows: int) -> BeamSearchParams:
+def _checked(params: Any, num_blocks: int) -> BeamSearchParams:
     """A private copy that breaks no rule."""
     if not isinstance(params, BeamSearchParams):
         raise InvalidParams(
@@ -122,10 +122,10 @@ def _checked(params: Any, max_rows: int) -> BeamSearchParams:
             value=params,
         )
     search = replace(params)
-    if search.beam_width > max_rows:
+    if search.beam_width > num_blocks:
         raise InvalidParams(
-            f"beam_width is {search.beam_width}, and {max_rows} rows run at once; lower it, or "
-            "raise max_num_seqs and max_num_batched_tokens",
+            f"beam_width is {search.beam_width}, each beam writes into a KV block of its own, and "
+            f"the cache has {num_blocks}; lower it, or raise kv_cache_memory_bytes",
             parameter="beam_width",
             value=search.beam_width,
         )

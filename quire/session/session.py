@@ -158,7 +158,7 @@ class Session:
             concurrency_limit,
             intake=self.intake,
             tokenizer=self.model.tokenizer,
-            max_rows=self.engine.scheduler.rows.capacity,
+            num_blocks=self.model.facts.num_blocks,
             has_processors=bool(self.model.config.batch_processors),
         )
 

@@ -122,8 +122,9 @@ def test_a_group_that_comes_back_needs_no_more_blocks_than_before() -> None:
     check_group(lead, request, rules)
 
 
-def test_a_pool_too_small_for_a_search_fails_it_alone() -> None:
-    engine = replace(SETTING, num_blocks=16).engine()
+@pytest.mark.parametrize("num_rows", [8, 3])
+def test_a_pool_too_small_for_a_search_fails_it_alone(num_rows: int) -> None:
+    engine = replace(SETTING, num_blocks=16, max_num_seqs=num_rows).engine()
     large = lead_of(make_request(0, list(range(10)), 40), SearchRules(8, 40), order=0)
     small = make_request(1, [1, 2, 3], 8)
     engine.add([large])
@@ -134,10 +135,54 @@ def test_a_pool_too_small_for_a_search_fails_it_alone() -> None:
     check_everything_returned(engine)
 
 
-def test_a_search_wider_than_all_rows_fails_at_once() -> None:
-    engine = SETTING.engine()
-    [lead] = run_searches(engine, [lead_of(make_request(0, [1], 4), SearchRules(9, 4))])
-    assert isinstance(lead.error, DoesNotFit) and "beam_width=9" in str(lead.error)
+@pytest.mark.parametrize("num_rows", [4, 5])
+def test_rows_that_beams_take_turns_in_are_grouped_by_what_is_in_them(num_rows: int) -> None:
+    """Three turns of which the first two have the same rows, over blocks of one token: what the
+    beams of the first turn have in common, those of the second have not."""
+    engine = replace(SETTING, num_blocks=400, block_size=1, max_num_seqs=num_rows).engine()
+    request, rules = make_request(0, list(range(9)), 20), SearchRules(2 * num_rows + 1, 20)
+    [lead] = run_searches(engine, [lead_of(request, rules)])
+    check_group(lead, request, rules)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_beams_take_turns_in_fewer_rows_and_find_the_same(width: int, guided: bool) -> None:
+    stops = frozenset(range(0, 900, 30))
+    rules = SearchRules(width, 14, stops)
+    for num_rows in range(1, width):
+        for depth in (1, 2):
+            engine = replace(SETTING, max_num_seqs=num_rows, depth=depth).engine()
+            request = make_request(0, list(range(22)), 14, stop_ids=stops, guided=guided)
+            [lead] = run_searches(engine, [lead_of(request, rules)])
+            check_group(lead, request, rules)
+
+
+def test_turns_compute_no_token_and_hold_no_block_more_than_a_row_for_each_beam() -> None:
+    request, rules = make_request(0, list(range(22)), 12), SearchRules(6, 12)
+    peaks, computed = [], []
+    for num_rows in (6, 5, 2, 1):
+        engine = replace(SETTING, max_num_seqs=num_rows).engine()
+        run_searches(engine, [lead_of(request, rules)])
+        assert isinstance(engine.executor, FakeExecutor)
+        peaks.append(engine.scheduler.pool.peak_used)
+        computed.append(engine.executor.computed_tokens)
+    assert len(set(computed)) == 1 and max(peaks) == peaks[0]
+
+
+def test_other_rows_wait_for_a_search_that_takes_them_all() -> None:
+    engine = replace(SETTING, max_num_seqs=3).engine()
+    before, after = make_request(0, [1, 2], 9), make_request(2, [3, 4], 5)
+    request, rules = make_request(1, list(range(9)), 8), SearchRules(7, 8)
+    lead = lead_of(request, rules, order=1)
+    engine.add(samples_of(before, order=0))
+    engine.add([lead])
+    engine.add(samples_of(after, order=2))
+    done = drain(engine)
+    check_group(lead, request, rules)
+    for other in (before, after):
+        assert done[(other.number, 0)].output_ids.tolist() == expected_output(other, 0)
+    check_everything_returned(engine)
 
 
 def test_a_wide_search_waits_until_it_has_a_row_for_every_beam() -> None:
@@ -155,9 +200,10 @@ def test_a_wide_search_waits_until_it_has_a_row_for_every_beam() -> None:
     check_everything_returned(engine)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5, 9])
-def test_aborting_a_search_returns_everything(num_steps: int) -> None:
-    engine = replace(SETTING, depth=2).engine()
+@pytest.mark.parametrize("num_rows", [8, 3, 1])
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 9, 14])
+def test_aborting_a_search_returns_everything(num_steps: int, num_rows: int) -> None:
+    engine = replace(SETTING, depth=2, max_num_seqs=num_rows).engine()
     lead = lead_of(make_request(0, list(range(40)), 20), SearchRules(4, 20))
     engine.add([lead])
     for _ in range(num_steps):
@@ -182,8 +228,9 @@ class FailingExecutor(FakeExecutor):
         return Done(result)
 
 
-def test_bad_logits_of_a_beam_end_its_search_and_nobody_else() -> None:
-    engine = SETTING.engine()
+@pytest.mark.parametrize("num_rows", [8, 2])
+def test_bad_logits_of_a_beam_end_its_search_and_nobody_else(num_rows: int) -> None:
+    engine = replace(SETTING, max_num_seqs=num_rows).engine()
     engine.executor = FailingExecutor(64, 4)
     lead = lead_of(make_request(0, [1, 2, 3], 10), SearchRules(3, 10), order=0)
     free = make_request(1, [1, 2, 3], 10)
@@ -210,8 +257,9 @@ class FailingGuide(FussyGuide):
         return FailingGuide(self.accepted)
 
 
-def test_a_grammar_that_fails_ends_its_search_with_its_reason() -> None:
-    engine = SETTING.engine()
+@pytest.mark.parametrize("num_rows", [8, 2, 1])
+def test_a_grammar_that_fails_ends_its_search_with_its_reason(num_rows: int) -> None:
+    engine = replace(SETTING, max_num_seqs=num_rows).engine()
     lead = lead_of(make_request(0, [1, 2, 3], 10, guided=True), SearchRules(3, 10))
     lead.guide = FailingGuide()
     run_searches(engine, [lead])
