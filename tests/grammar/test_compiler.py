@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -80,7 +81,7 @@ def test_the_cache_keeps_within_its_bytes(byte_bpe: Tokenizer, long_mode: bool) 
 
 def _resident() -> int:
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * 4096
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_the_least_recently_asked_for_goes_first(byte_bpe: Tokenizer) -> None:

@@ -53,7 +53,8 @@ def check_score(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_equal_a_plain_forward_pass(family: str, tmp_path: Path) -> None:
     pair = make_pair(family)
-    greedy = int(chances(pair.oracle, SHARED)[-1].argmax())
+    after = chances(pair.oracle, SHARED)[-1]
+    greedy, is_clear = int(after.argmax()), bool(after.topk(2).values.diff().abs() > 1e-3)
     continuations = [*CONTINUATIONS[:1], [*CONTINUATIONS[1], [greedy]], *CONTINUATIONS[2:]]
     with open_llm(pair, tmp_path) as llm:
         scores = llm.score_continuations(CONTEXTS, continuations, use_tqdm=False)
@@ -63,7 +64,7 @@ def test_scores_equal_a_plain_forward_pass(family: str, tmp_path: Path) -> None:
     for context, some, row in zip(CONTEXTS, continuations, scores, strict=True):
         for continuation, score in zip(some, row, strict=True):
             check_score(pair.oracle, context, continuation, score)
-    assert scores[1][-1].is_greedy and not scores[1][0].is_greedy
+    assert (scores[1][-1].is_greedy or not is_clear) and not scores[1][0].is_greedy
 
 
 SETTINGS: list[dict[str, Any]] = [
