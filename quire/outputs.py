@@ -90,6 +90,15 @@ class AnswerReading:
     began_in_prompt: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceChances:
+    """The probabilities of choices. Rows share the texts, and hold an array: there may be
+    thousands, of which most are never read."""
+
+    texts: tuple[str, ...]
+    probs: npt.NDArray[np.float64]
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One answer. finish_reason is "stop", "length", "abort" or "error"; stop_reason is the
@@ -167,6 +176,7 @@ class RequestOutput:
         kv_transfer_params: dict[str, Any] | None = None,
         error: QuireError | None = None,
         continuation_scores: list[ContinuationScore] | None = None,
+        choice_chances: ChoiceChances | None = None,
         **ignored: Any,
     ) -> None:
         self.request_id = request_id
@@ -183,6 +193,15 @@ class RequestOutput:
         self.kv_transfer_params = kv_transfer_params
         self.error = error
         self.continuation_scores = continuation_scores  # of score_continuations alone
+        self._choice_chances = choice_chances
+
+    @property
+    def choice_probs(self) -> dict[str, float] | None:
+        """How likely each choice is, all of them together 1, where one was taken as a whole."""
+        chances = self._choice_chances
+        if chances is None:
+            return None
+        return dict(zip(chances.texts, chances.probs.tolist(), strict=True))
 
     @property
     def prompt_token_ids(self) -> list[int] | None:

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """Texts of which one is the answer; `token_ids` spell them, and are what is scored.
+
+    `longer[i]` are the choices that go on from choice i, those alone with none between them.
+    """
+
+    texts: tuple[str, ...]
+    token_ids: tuple[Ints, ...]
+    longer: tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt with its parameters, checked and complete.
@@ -29,8 +41,8 @@ class Request:
     `reading` says how its text is taken apart (inputs/answers.py), None if it is not.
 
     A request with `continuations` draws nothing: each of them is scored as what follows the
-    prompt. The first is the longest; none is empty. With `search` its answers are the best that a
-    beam search finds.
+    prompt; none is empty. With `choices` its answer is one of them, by the scores of these
+    continuations. With `search` its answers are the best that a beam search finds.
 
     Of a `watched` request every step reports what it wrote, of any other only its end is.
     """
@@ -47,6 +59,7 @@ class Request:
     arrival: float = 0.0
     cache_salt: str = ""
     continuations: tuple[Ints, ...] = ()
+    choices: Choices | None = None
     search: BeamSearchParams | None = None
     processors: tuple[Callable[..., Any], ...] = ()
     reading: AnswerReading | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
 from quire.inputs.answers import read_answer
-from quire.inputs.detokenize import Detokenizer, completion_text, completion_texts
+from quire.inputs.detokenize import completion_text, completion_texts
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
 from quire.logprobs import (
@@ -18,97 +19,16 @@ from quire.logprobs import (
     PromptLogprobs,
     SampleLogprobs,
 )
-from quire.outputs import CompletionOutput, ContinuationScore, RequestOutput, RequestStateStats
-from quire.request import Ints, Request
-from quire.sampling_params import RequestOutputKind
+from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
+from quire.path_scores import PathScores, no_choice
+from quire.request import Choices, Ints, Request
+from quire.sampling.choices import choose, normalised
 from quire.scheduler.landing import Grown
 from quire.sequence import Sequence
-from quire.step import Scores, join_scores
-from quire.stop_strings import StopMatch, StopStrings
+from quire.step import Scores
+from quire.text_watch import Shown, StopWatch
 
 Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
-
-
-class StopWatch:
-    """Follows one answer's text as it is written, and finds where a stop string cuts it.
-
-    What `shown` returns only ever grows, and `text` begins with it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
-        params = request.params
-        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
-        self._text = Detokenizer(
-            tokenizer,
-            request.prompt_ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
-        self._pieces: list[str] = []
-        self._num_tokens, self._min_tokens = 0, params.min_tokens
-        self._match: StopMatch | None = None
-
-    def feed(self, token_ids: list[int]) -> str | None:
-        piece = self._text.push(token_ids)
-        self._pieces.append(piece)
-        self._num_tokens += len(token_ids)
-        if self._num_tokens < self._min_tokens:
-            self._stops.skip(piece)
-            return None
-        self._match = self._stops.feed(piece)
-        return self._match.stop if self._match else None
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether a stop string was found."""
-        return self._match is not None
-
-    def shown(self) -> str:
-        """The text so far, without what may still become part of a stop string."""
-        text = "".join(self._pieces)
-        return text[: len(text) - self._stops.num_open()]
-
-    def text(self) -> str:
-        """The whole text of an answer that ended, cut where a stop string was found."""
-        if self._match is not None:
-            return "".join(self._pieces)[: self._match.cut_at]
-        self._pieces.append(self._text.finish())
-        return "".join(self._pieces)
-
-
-class Shown:
-    """How much of a watched request's answers its reader has: tokens and characters by sample."""
-
-    def __init__(self, request: Request) -> None:
-        self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
-        self._tokens: dict[int, int] = {}
-        self._characters: dict[int, int] = {}
-
-    def num_tokens(self, sample: int) -> int:
-        return self._tokens.get(sample, 0)
-
-    def show(self, answer: CompletionOutput, first: int) -> CompletionOutput:
-        """The answer, whose tokens begin with number `first`, as the reader wants it."""
-        sample, text = answer.index, answer.text
-        before = self._characters.get(sample, 0)
-        self._tokens[sample] = first + len(answer.token_ids)
-        self._characters[sample] = len(text)
-        return replace(answer, text=text[before:]) if self.only_new else answer
-
-    def last(self, output: RequestOutput) -> RequestOutput:
-        """The finished output as the reader wants it."""
-        if self.only_new:
-            output.outputs = [self._rest(answer) for answer in output.outputs]
-        return output
-
-    def _rest(self, answer: CompletionOutput) -> CompletionOutput:
-        first = self.num_tokens(answer.index)
-        rest = replace(
-            answer,
-            token_ids=answer.token_ids[first:],
-            logprobs=None if answer.logprobs is None else answer.logprobs[first:],
-        )
-        return self.show(rest, first)
 
 
 class Results:
@@ -126,6 +46,8 @@ class Results:
 
     def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
         """The result of one request, all samples of it ended."""
+        if request.choices is not None:
+            return self._chosen_output(request, request.choices, samples)
         if request.continuations:
             return _scored_output(request, samples)
         texts = self._texts(samples)
@@ -140,6 +62,40 @@ class Results:
             _metrics(request, samples),
             num_cached_tokens=first.num_cached,
             error=next((s.error for s in samples if s.error), None),
+        )
+
+    def _chosen_output(
+        self, request: Request, choices: Choices, samples: Many[Sequence]
+    ) -> RequestOutput:
+        """A choice for each answer that was asked for, by the scores of all choices."""
+        error, chances = next((s.error for s in samples if s.error), None), None
+        answers = [Sequence(request, i, finish_reason="error") for i in range(request.params.n)]
+        texts = [""] * len(answers)
+        if error is None:
+            scores = PathScores(samples)
+            logprobs = scores.of_choices(choices)
+            error = None if logprobs.max() > -np.inf else no_choice()
+        if error is None:
+            chances = ChoiceChances(choices.texts, normalised(logprobs))
+            numbers = choose(logprobs, request.params, request.noise_key, request.num_prompt)
+            answers = [scores.answer(request, choices, n, i) for i, n in enumerate(numbers)]
+            if request.params.detokenize:
+                texts = [choices.texts[number] for number in numbers]
+        metrics = _metrics(request, samples)
+        metrics.num_generation_tokens = sum(len(answer.output_ids) for answer in answers)
+        metrics.first_token_ts = metrics.last_token_ts  # all of it comes at once
+        metrics.first_token_latency = max(metrics.last_token_ts - metrics.queued_ts, 0.0)
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids,
+            None,
+            [self._completion(a, text) for a, text in zip(answers, texts, strict=True)],
+            True,
+            metrics,
+            num_cached_tokens=samples[0].num_cached,
+            error=error,
+            choice_chances=chances,
         )
 
     def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
@@ -221,7 +177,8 @@ class Results:
     def _parts(self, sequence: Sequence, text: str) -> ParsedAnswer:
         """The text taken apart, where the request wants that."""
         reading, tokenizer = sequence.request.reading, self._tokenizer
-        if reading is None or tokenizer is None or not text:
+        is_chosen = sequence.request.choices is not None  # it is the answer, and nothing else
+        if reading is None or tokenizer is None or not text or is_chosen:
             return ParsedAnswer(None, text)
         ids = _shown_ids(sequence)
         is_whole = not (isinstance(sequence.watch, StopWatch) and sequence.watch.is_cut)
@@ -273,23 +230,8 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
         _metrics(request, samples),
         num_cached_tokens=samples[0].num_cached,
         error=error,
-        continuation_scores=None if error else _continuation_scores(request, samples),
+        continuation_scores=None if error else PathScores(samples).of_continuations(),
     )
-
-
-def _continuation_scores(request: Request, samples: Many[Sequence]) -> list[ContinuationScore]:
-    """The lead scored the first token of each continuation; each goes on for itself."""
-    lead = join_scores(samples[0].scores)
-    count = len(request.continuations)
-    rest = {s.sample: join_scores(s.scores) for s in samples[1:]}
-    rest[0] = lead.part(count, len(lead))
-    scores = []
-    for i in range(count):
-        parts = [lead.part(i, i + 1), *([rest[i]] if i in rest else [])]
-        logprobs = tuple(x for part in parts for x in part.logprobs.tolist())
-        is_greedy = all((part.ranks == 1).all() for part in parts)
-        scores.append(ContinuationScore(sum(logprobs), is_greedy, len(logprobs), logprobs))
-    return scores
 
 
 def _total(parts: Many[Scores]) -> float:

@@ -19,12 +19,13 @@ from quire.outputs import RequestOutput
 from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
-from quire.results import Results, Shown
+from quire.results import Results
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
 from quire.scheduler.landing import Grown, StepReport
-from quire.scheduler.scoring import continuation_samples
+from quire.scheduler.scoring import score_lead
 from quire.sequence import Guide, Sequence
+from quire.text_watch import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,11 @@ class Run:
         if pending.grammar is not None:
             self._compiling.remove(pending)
         self._engine.abort(pending.samples)
-        self._cancelled += self._done(pending)
+        if pending.samples[0].tree is None:
+            self._cancelled += self._done(pending)
+        else:  # some scores of a request say nothing about it
+            self._cancelled += self._take_out(pending, number)
+            del self._pending[pending.number]
 
     def _take_out(self, pending: _Pending, number: int) -> Iterator[Result]:
         """Let one of several requests go without the answer that they wait for."""
@@ -176,8 +181,13 @@ class Run:
 
     def _add(self, index: int, request: Request, *, order: int) -> None:
         samples = self._samples(request, order)
-        receiver = _Receiver(index, request, Shown(request))
-        pending = _Pending(samples, len(samples), [receiver], self._compile_grammar(request.params))
+        tree = samples[0].tree
+        pending = _Pending(
+            samples,
+            len(samples) if tree is None else len(tree.paths),
+            [_Receiver(index, request, Shown(request))],
+            self._compile_grammar(request.params) if tree is None else None,
+        )
         self._pending[request.number] = pending
         if pending.grammar is None:
             self._engine.add(samples)
@@ -186,7 +196,7 @@ class Run:
 
     def _samples(self, request: Request, order: int) -> list[Sequence]:
         if request.continuations:
-            return continuation_samples(request, order)
+            return [score_lead(request, order)]
         if request.search is not None:
             return [search_lead(request, request.search, order)]
         return [
@@ -228,7 +238,10 @@ class Run:
 
     def _ended(self, sequence: Sequence) -> Iterator[Result]:
         pending = self._pending.get(sequence.request.number)
-        if pending is None:  # cancelled where an output of the same step was taken
+        if pending is None:  # cancelled where an output was taken, or another path failed before
+            return
+        if sequence.tree is not None:
+            yield from self._scored(sequence, pending)
             return
         self._lengths.observe(
             sequence.request, len(sequence.output_ids), stopped=sequence.finish_reason == "stop"
@@ -251,6 +264,19 @@ class Run:
             for receiver in list(pending.receivers) if pending is not None else ():
                 yield receiver.index, self._results.partial(receiver.request, some, receiver.shown)
 
+    def _scored(self, path: Sequence, pending: _Pending) -> Iterator[Result]:
+        """One path of a tree has its scores. If it failed, so has the request: nothing more of it
+        is computed."""
+        if path.error is not None:
+            self._engine.abort([path])
+            pending.samples, pending.num_left = [path], 0
+        else:
+            if path is not pending.samples[0]:
+                pending.samples.append(path)
+            pending.num_left -= 1
+        if not pending.num_left:
+            yield from self._done(pending)
+
     def _done(self, pending: _Pending) -> Iterator[Result]:
         for number in {pending.number, *(r.request.number for r in pending.receivers)}:
             del self._pending[number]
@@ -259,8 +285,7 @@ class Run:
 
     def _abandon(self) -> None:
         """Leave nothing of this run in the engine."""
-        for pending in self._pending.values():
-            self._engine.abort(pending.samples)
+        self._engine.abort([s for pending in self._pending.values() for s in pending.samples])
         self._pending.clear()
         self._compiling.clear()
         self._engine.drain()

@@ -17,6 +17,7 @@ from quire.request import Ints, Request
 if TYPE_CHECKING:
     from quire.errors import QuireError
     from quire.scheduler.beams import BeamGroup
+    from quire.scheduler.score_tree import ScoreTree
     from quire.step import Scores
 
 
@@ -66,8 +67,9 @@ class Timings:
 class Sequence:
     """One sample of one request, from waiting to finished.
 
-    Where a request has continuations, sample i is continuation i: it begins with all but the last
-    of its tokens as output, and ends when `scores` has a line for each. See scheduler/scoring.py.
+    Where a request has continuations, sample i is path i of their `tree`: it begins with the
+    path's tokens as output, and ends when `scores` has a line for each of its targets. See
+    scheduler/scoring.py.
     """
 
     request: Request
@@ -75,8 +77,11 @@ class Sequence:
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
     guide: Guide | None = None
-    siblings: list[Sequence] = field(default_factory=list)  # to be forked off at the prompt's end
+    # To be forked off at the prompt's end, or further on where a path leaves another.
+    siblings: list[Sequence] = field(default_factory=list)
     group: BeamGroup | None = None  # the search whose beams it is one of
+    tree: ScoreTree | None = None  # of the continuations whose paths it is one of
+    unfolded: bool = True  # the paths that leave it are, or were, among its siblings
     output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: list[Scores] = field(default_factory=list)  # of its tokens, in order
     scores: list[Scores] = field(default_factory=list)  # of given tokens, in order

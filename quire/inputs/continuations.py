@@ -45,9 +45,6 @@ class _Group:
     salt: str
     continuations: dict[bytes, Ints] = field(default_factory=dict)
 
-    def longest_first(self) -> list[bytes]:
-        return sorted(self.continuations, key=lambda key: -len(key))
-
 
 class ContinuationReader:
     """Reads contexts and continuations for one model."""
@@ -257,7 +254,7 @@ def _batch(groups: list[_Group], found: list[list[tuple[_Group, bytes]]]) -> Con
     requests: list[Request] = []
     place_of: dict[int, dict[bytes, Place]] = {}
     for number, group in enumerate(groups):
-        order = group.longest_first()
+        order = list(group.continuations)
         place_of[id(group)] = {own: (number, place) for place, own in enumerate(order)}
         requests.append(
             Request(

@@ -101,10 +101,10 @@ class Landing:
         self.ended, self.grown = [], []
         return report
 
-    def forget(self, gone: set[int]) -> None:
-        """Report nothing of these sequences (by id)."""
-        self.ended = [s for s in self.ended if id(s) not in gone]
-        self.grown = [g for g in self.grown if id(g.sequence) not in gone]
+    def forget(self, is_gone: Callable[[Sequence], bool]) -> None:
+        """Report nothing of these sequences."""
+        self.ended = [s for s in self.ended if not is_gone(s)]
+        self.grown = [g for g in self.grown if not is_gone(g.sequence)]
 
     def long_wait(self, least: float) -> float:
         """Seconds of waiting after which a sequence goes before all others: `least`, or four

@@ -1,9 +1,12 @@
 """Who gives up its row and blocks when the pool runs out: never the first admitted.
 
-A preempted sequence queues again with its tokens, and finds its whole blocks in the cache.
+A preempted sequence queues again with its tokens, and finds its whole blocks in the cache. One
+that is aborted does not come back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Many
 
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit
@@ -29,7 +32,7 @@ def does_not_fit(pool: BlockPool, num_tokens: int, width: int = 1) -> DoesNotFit
 
 
 class Preemption:
-    """Takes running sequences out of their rows."""
+    """Takes sequences out of their rows before they end by themselves."""
 
     def __init__(self, stays: Stays, beams: Beams, waiting: Waiting, landing: Landing) -> None:
         self.count = 0
@@ -44,7 +47,7 @@ class Preemption:
         if len(running) == 1:
             num_tokens = int(rows.planned[rows.running].max())
             group = rows.sequence(running[0]).group
-            width = len(rows.running) if group is None else group.width
+            width = 1 if group is None else group.width
             error = does_not_fit(self._stays.pool, num_tokens, width)
             self._landing.fail(self._beams.take_out(running[0]), error)
             return
@@ -59,6 +62,28 @@ class Preemption:
         victim.num_preemptions += 1
         self.count += 1
         self._waiting.add(victim, again=True)
+
+    def abort(self, sequences: Many[Sequence]) -> None:
+        """End these wherever they are, and with one path of a tree all of them."""
+        rows = self._stays.rows
+        gone = {id(s) for s in sequences}
+        trees = {id(s.tree) for s in sequences if s.tree is not None}
+
+        def is_gone(one: Sequence) -> bool:
+            return id(one if one.group is None else one.group.lead) in gone or id(one.tree) in trees
+
+        for sequence in [s for s in (self._waiting if trees else sequences) if is_gone(s)]:
+            sequence.siblings = []
+            if sequence.waiting:
+                self._waiting.remove(sequence)
+        for row in rows.running.tolist():
+            here = rows.sequences[row]  # None, once its search was taken out
+            if here is not None and is_gone(here):
+                here.siblings = []
+                self._beams.take_out(row)
+        self._landing.forget(is_gone)
+        for sequence in sequences:
+            sequence.finish_reason = sequence.finish_reason or "abort"
 
     def _first_rows(self) -> list[int]:
         """One row for everyone who runs, in order of admission: of a group the first."""

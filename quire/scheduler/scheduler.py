@@ -31,7 +31,7 @@ from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
-from quire.scheduler.scoring import Scoring, targets_of
+from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
 from quire.scheduler.stays import Draft, Stays
 from quire.scheduler.waiting import Waiting
 from quire.sequence import Guide, Sequence
@@ -119,19 +119,9 @@ class Scheduler:
         self.waiting.add(lead)
 
     def abort(self, sequences: Many[Sequence]) -> None:
-        """End these now, wherever they are; the caller knows, so nothing is handed over."""
-        for sequence in sequences:
-            sequence.siblings = []
-            if sequence.waiting:
-                self.waiting.remove(sequence)
-        gone = {id(s) for s in sequences}
-        for row in self.rows.running.tolist():
-            here = self.rows.sequences[row]  # nobody, once its search was taken out
-            if here is not None and id(here if here.group is None else here.group.lead) in gone:
-                self._beams.take_out(row)
-        self._landing.forget(gone)
-        for sequence in sequences:
-            sequence.finish_reason = sequence.finish_reason or "abort"
+        """End these now, wherever they are, and with one path of a tree all of them; the caller
+        knows, so nothing is handed over."""
+        self._preemption.abort(sequences)
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can be done before a result comes back."""
@@ -241,9 +231,9 @@ class Scheduler:
         """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
         rows, sequence = self.rows, self.rows.sequence(row)
         start, published = int(rows.computed[row]), int(rows.num_published[row])
-        end = start + chunk
-        if sequence.siblings and sequence.request.continuations:
-            end = min(end, int(rows.num_prompt[row]))  # where they fork off
+        end, leaving = start + chunk, fork_point(sequence)
+        if leaving is not None:
+            end = min(end, leaving)
         if rows.renewed[row]:
             self._stays.renew(row, draft)
         if self._stays.num_shared_tails(row):
@@ -255,9 +245,9 @@ class Scheduler:
         self._stays.publish(row, known, end)
         self._scoring.promise(row, published)
         drawing: tuple[int, ...] = ()
-        if sequence.request.continuations:
-            if sequence.siblings and end == rows.num_prompt[row]:
-                self._fork_siblings(row, draft)  # each computes its own continuation
+        if sequence.tree is not None:
+            if end == leaving:
+                self._fork_siblings(row, draft)  # each goes on by itself
         elif end == rows.planned[row]:
             drawing = (row, *self._fork_siblings(row, draft))
             for r in drawing:
@@ -268,36 +258,45 @@ class Scheduler:
         draft.budget -= end - start
 
     def _fork_siblings(self, lead: int, draft: Draft) -> list[int]:
-        """Rows for the other samples of this prompt; those that find none queue by themselves."""
+        """Rows for the siblings that leave here; those that find none queue by themselves."""
         sequence = self.rows.sequence(lead)
         forked = []
-        while sequence.siblings and self.rows.num_free:
+        while self._leaves_here(lead) and self.rows.num_free:
             forked.append(self._fork(lead, draft))
-        # A context waits for rows, if anybody else can leave one; a prompt goes on to draw.
-        if not sequence.request.continuations or self.num_running == 1:
-            self._queue_siblings(sequence)
+        # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
+        if sequence.tree is None or self.num_running == 1:
+            self._queue_siblings(lead)
         self.rows.num_siblings[lead] = len(sequence.siblings)
         return forked
 
-    def _queue_siblings(self, sequence: Sequence) -> None:
-        siblings, sequence.siblings = sequence.siblings, []
-        for sibling in siblings:
-            self.waiting.add(sibling, again=True)
+    def _leaves_here(self, lead: int) -> bool:
+        """Whether the next sibling forks off where the lead is computed to."""
+        sequence = self.rows.sequence(lead)
+        return bool(sequence.siblings) and (sequence.tree is None or self._scoring.is_waiting(lead))
+
+    def _queue_siblings(self, lead: int) -> None:
+        while self._leaves_here(lead):
+            self.waiting.add(self.rows.sequence(lead).siblings.pop(0), again=True)
 
     def _fork(self, lead: int, draft: Draft) -> int:
         sibling = self.rows.sequence(lead).siblings.pop(0)
         sibling.timings.scheduled = self._clock()
+        unfold(sibling)
         return self._stays.fork(lead, sibling, self._expected_output(sibling.request), draft)
 
     def _fork_late(self, lead: int, draft: Draft) -> None:
-        """Continuations that found no row before, each with its first tokens."""
-        sequence = self.rows.sequence(lead)
-        while sequence.siblings and self.rows.num_free and self.pool.num_free and draft.budget > 0:
+        """Paths that found no row before, each with its first tokens."""
+        while (
+            self._leaves_here(lead)
+            and self.rows.num_free
+            and self.pool.num_free
+            and draft.budget > 0
+        ):
             self._plan_chunk(self._fork(lead, draft), draft)
         if self.num_running == 1 and draft.budget > 0:
-            self._queue_siblings(sequence)  # nobody else will leave a row or a block
+            self._queue_siblings(lead)  # nobody else will leave a row or a block
             self._plan_chunk(lead, draft)
-        self.rows.num_siblings[lead] = len(sequence.siblings)
+        self.rows.num_siblings[lead] = len(self.rows.sequence(lead).siblings)
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
@@ -307,6 +306,7 @@ class Scheduler:
             sequence = self.waiting.next(self._clock(), max_wait)
             if sequence is None or not self._admission.has_rows(sequence):
                 return
+            unfold(sequence)
             cached = self._admission.cached_blocks(sequence)
             cached = cached[: self._scoring.readable(sequence, cached)]
             if not self._admission.has_room(sequence, cached, draft.budget):

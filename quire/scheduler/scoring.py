@@ -1,15 +1,15 @@
 """Which given tokens a row scores, and what becomes of the scores.
 
 Two kinds of sequence score: one that wants prompt logprobs scores every token of its prompt but
-the first; one of a request with continuations scores its own continuation and draws nothing.
-Sample 0 of such a request leads. At the end of the prompt it scores the first token of every
-continuation at once, from one line of logits; there the others fork off it, share its blocks,
-and go on with their second token. A continuation of one token needs no row at all.
+the first; one of a request with continuations scores a path of their tree (score_tree.py) and
+draws nothing. Path 0 leads: it computes the prompt, and after it scores the first token of every
+continuation at once, from one line of logits. The other paths fork off where they leave the path
+before them, share its blocks, and go on from there. A continuation of one token needs no row. The
+sequences of paths are made when their parent begins, so that a thousand continuations of a
+request that waits weigh nothing.
 
-A line of scores per target, in this order:
-    prompt logprobs   position p scores token p + 1 of the prompt: line p
-    lead              the first token of each continuation, then the rest of its own
-    others            the rest of their own
+A line of scores per target: line p of prompt logprobs is token p + 1 of the prompt; the lines of
+a path are in the order of its targets.
 """
 
 from __future__ import annotations
@@ -24,56 +24,74 @@ from quire.cache.scores import BlockScores
 from quire.errors import InvalidLogits
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
+from quire.scheduler.score_tree import ScoreTree
 from quire.scheduler.stays import Stays
 from quire.sequence import Sequence
 from quire.step import Scores, Targets, join_scores
 
 
-def continuation_samples(request: Request, order: int) -> list[Sequence]:
-    """The sequences that score a request's continuations; the first leads."""
-    return [
-        Sequence(request, i, order, output_ids=tokens[:-1])
-        for i, tokens in enumerate(request.continuations)
-        if i == 0 or len(tokens) > 1
+def score_lead(request: Request, order: int) -> Sequence:
+    """The sequence that leads the scoring of a request's continuations."""
+    return _path_sequence(request, 0, order, ScoreTree.of(request.continuations))
+
+
+def _path_sequence(request: Request, number: int, order: int, tree: ScoreTree) -> Sequence:
+    tokens = tree.paths[number].tokens
+    return Sequence(request, number, order, output_ids=tokens, tree=tree, unfolded=False)
+
+
+def unfold(sequence: Sequence) -> None:
+    """Make the paths that leave this one its siblings, before it begins for the first time."""
+    tree = sequence.tree
+    if tree is None or sequence.unfolded:
+        return
+    sequence.unfolded = True
+    sequence.siblings = [
+        _path_sequence(sequence.request, number, sequence.order, tree)
+        for number in tree.children[sequence.sample]
     ]
+
+
+def fork_point(sequence: Sequence) -> int | None:
+    """How many tokens of a path are computed when the next sibling leaves it, if one does."""
+    if sequence.tree is None or not sequence.siblings:
+        return None
+    return sequence.request.num_prompt + sequence.tree.paths[sequence.siblings[0].sample].branch
 
 
 def next_position(sequence: Sequence) -> int | None:
     """The first position whose logits are still to be scored; None if there is none."""
-    request = sequence.request
-    if request.continuations:
-        num_own = sequence.num_scored
-        if sequence.sample == 0:
-            num_own -= len(request.continuations)
-        at = request.num_prompt - 1 if num_own < 0 else request.num_prompt + num_own
-        return at if at < sequence.num_tokens else None
+    request, num_scored = sequence.request, sequence.num_scored
+    if sequence.tree is not None:
+        depths = sequence.tree.paths[sequence.sample].depths
+        if num_scored == len(depths):
+            return None
+        return request.num_prompt - 1 + int(depths[num_scored])
     if request.params.prompt_logprobs is None or sequence.sample:
         return None
-    return sequence.num_scored if sequence.num_scored < request.num_prompt - 1 else None
+    return num_scored if num_scored < request.num_prompt - 1 else None
 
 
 def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
     """What positions start .. end of a sequence are to score."""
+    request = sequence.request
+    if sequence.tree is not None:
+        path = sequence.tree.paths[sequence.sample]
+        at = path.depths[sequence.num_scored :] + np.int32(request.num_prompt - 1)
+        here = slice(int(np.searchsorted(at, start)), int(np.searchsorted(at, end)))
+        tokens = path.targets[sequence.num_scored :][here]
+        num_top = request.params.num_logprobs or 0
+        offsets = at[here] - np.int32(start)
+        return Targets(offsets, tokens, num_top, as_asked=False) if len(tokens) else None
     first = next_position(sequence)
     if first is None:
         return None
-    request, first = sequence.request, max(first, start)
-    if not request.continuations:
-        last = min(end, request.num_prompt - 1)
-        if first >= last:
-            return None
-        offsets = np.arange(first - start, last - start, dtype=np.int32)
-        num_top = request.params.prompt_logprobs or 0
-        return Targets(offsets, request.prompt_ids[first + 1 : last + 1], num_top)
-    num_prompt = request.num_prompt
-    own = np.arange(max(first, num_prompt), end, dtype=np.int32)
-    offsets = own - np.int32(start)
-    tokens = request.continuations[sequence.sample][own - num_prompt + 1]
-    if first < num_prompt <= end and sequence.sample == 0:
-        firsts = np.array([tokens[0] for tokens in request.continuations], np.int32)
-        here = np.full(len(firsts), num_prompt - 1 - start, np.int32)
-        offsets, tokens = np.concatenate([here, offsets]), np.concatenate([firsts, tokens])
-    return Targets(offsets, tokens, as_asked=False) if len(tokens) else None
+    first, last = max(first, start), min(end, request.num_prompt - 1)
+    if first >= last:
+        return None
+    offsets = np.arange(first - start, last - start, dtype=np.int32)
+    num_top = request.params.prompt_logprobs or 0
+    return Targets(offsets, request.prompt_ids[first + 1 : last + 1], num_top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +115,8 @@ class Scoring:
         self._borrowed: dict[int, list[BlockScores]] = {}  # by stay, the first block first
 
     def is_waiting(self, row: int) -> bool:
-        """Its context is there, and some continuations have not forked off it yet."""
-        siblings = self._rows.sequence(row).siblings
-        return bool(siblings) and self._rows.computed[row] == self._rows.num_prompt[row]
+        """It is computed to where some paths leave it, and they have not forked off yet."""
+        return fork_point(self._rows.sequence(row)) == int(self._rows.computed[row])
 
     def readable(self, sequence: Sequence, cached: Ints) -> int:
         """How many of the cached blocks that begin a sequence it need not compute.
@@ -111,11 +128,11 @@ class Scoring:
         at, size = next_position(sequence), self._pool.block_size
         if at is None:
             return len(cached)
-        if sequence.siblings:
-            at = min(at, sequence.request.num_prompt - 1)
+        if sequence.tree is not None:
+            leaving = fork_point(sequence)
+            # One token before that is computed again: whoever begins has something to compute.
+            return min(len(cached), (at if leaving is None else min(at, leaving - 1)) // size)
         own = min(len(cached), at // size)
-        if sequence.request.continuations:
-            return own
         found = len(self._entries(sequence, cached))
         return max(own, (sequence.num_scored + 1) // size + found - 1) if found else own
 
@@ -134,7 +151,7 @@ class Scoring:
         """A stay begins: hold on to the scores it relies on, whatever becomes of their blocks."""
         sequence, computed = self._rows.sequence(row), int(self._rows.computed[row])
         at = next_position(sequence)
-        if sequence.request.continuations or at is None or at >= computed:
+        if sequence.tree is not None or at is None or at >= computed:
             return
         cached = self._pool.match(
             sequence.token_ids,
@@ -182,7 +199,7 @@ class Scoring:
         sequence.scores.append(scores)
         sequence.num_scored += len(scores)
         self._keep_promises(sequence, stay)
-        return bool(sequence.request.continuations) and next_position(sequence) is None
+        return sequence.tree is not None and next_position(sequence) is None
 
     def _take_borrowed(self, sequence: Sequence, entries: list[BlockScores]) -> bool:
         """Scores of the blocks that a row found instead of computing them; False if any is lost."""

@@ -22,8 +22,8 @@ from quire.step import Assigned, RowSampling, RowStart, Slice, no_ints
 NEVER = np.iinfo(np.int32).max  # so many blocks are published: as if all were
 UNLIMITED = np.iinfo(np.int32).max
 
-# How the device draws for a beam: in vain, since the host chooses among the candidates.
-_BEAM = RowSampling(temperature=0.0)
+# How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
+_IN_VAIN = RowSampling(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -302,10 +302,10 @@ class Stays:
 
 def _row_start(row: int, sequence: Sequence) -> RowStart:
     request = sequence.request
-    if sequence.group is not None:
-        # Nothing stops it on the device: the group decides.
+    if sequence.group is not None or sequence.tree is not None:
+        # Nothing stops it on the device: the group decides, or there is nothing to draw.
         ids = request.prompt_ids, sequence.output_ids
-        return RowStart(row, _BEAM, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED)
+        return RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED)
     return RowStart(
         row=row,
         sampling=RowSampling.of(request.params),

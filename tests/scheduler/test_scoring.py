@@ -13,7 +13,7 @@ from quire.engine import Engine
 from quire.errors import DoesNotFit, InvalidLogits
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.scheduler.scoring import continuation_samples, next_position
+from quire.scheduler.scoring import next_position, score_lead
 from quire.sequence import Sequence
 from quire.step import Scores, StepPlan, join_scores
 from tests.fakes import Done, FakeExecutor, expected_output, mix, scored
@@ -34,21 +34,20 @@ ROOMY = Setting(
 
 
 def scoring_request(number: int, context: list[int], *continuations: list[int]) -> Request:
-    longest_first = sorted(continuations, key=len, reverse=True)
     return Request(
         number=number,
         prompt_ids=np.array(context, np.int32),
         params=SamplingParams(temperature=0, max_tokens=1),
         max_tokens=0,
         noise_key=0,
-        continuations=tuple(np.array(ids, np.int32) for ids in longest_first),
+        continuations=tuple(np.array(ids, np.int32) for ids in continuations),
     )
 
 
 def add(engine: Engine, requests: list[Request]) -> None:
     for order, request in enumerate(requests):
         if request.continuations:
-            engine.add(continuation_samples(request, order))
+            engine.add([score_lead(request, order)])
         else:
             engine.add(samples_of(request, order))
 
@@ -76,21 +75,16 @@ def lines(scores: Scores) -> list[tuple[Any, ...]]:
 
 
 def check_continuations(request: Request, done: dict[tuple[int, int], Sequence]) -> None:
-    context = request.prompt_ids.tolist()
-    at_end = chains_of(context)[-1]
-    lead = lines(join_scores(done[request.number, 0].scores))
-    firsts = [line(at_end, int(ids[0]), 0) for ids in request.continuations]
-    assert lead[: len(firsts)] == firsts
-    for i, continuation in enumerate(request.continuations):
+    context, tree = request.prompt_ids.tolist(), done[request.number, 0].tree
+    assert tree is not None
+    paths = [done.pop((request.number, path)) for path in range(len(tree.paths))]
+    found = [lines(join_scores(path.scores)) for path in paths]
+    for continuation, places in zip(request.continuations, tree.places, strict=True):
         ids = continuation.tolist()
-        chains = chains_of(context + ids)[len(context) :]
-        rest = [line(chain, token, 0) for chain, token in zip(chains, ids[1:], strict=False)]
-        if i == 0:
-            assert lead[len(firsts) :] == rest
-        elif rest:
-            assert lines(join_scores(done.pop((request.number, i)).scores)) == rest
-    sequence = done.pop((request.number, 0))
-    assert sequence.error is None and sequence.finish_reason == "length"
+        chains = chains_of(context + ids)[len(context) - 1 :]
+        expected = [line(chain, token, 0) for chain, token in zip(chains, ids, strict=False)]
+        assert [found[path][at] for path, at in places] == expected
+    assert all(path.error is None and path.finish_reason == "length" for path in paths)
 
 
 def check_prompt(request: Request, sequence: Sequence) -> None:
@@ -187,9 +181,9 @@ def test_a_context_is_computed_once_whatever_the_number_of_continuations() -> No
         engine = replace(ROOMY, caching=caching).engine()
         request = scoring_request(0, context, [1, 2, 3], [4, 5, 6], [7], [8], [1, 9])
         done = run(engine, [request])
-        # Two more tokens for each of three, one more for the other of two; one token costs none.
-        assert engine.executor.computed_tokens == 30 + 2 + 2 + 1
-        assert len(done) == 3
+        # Two more tokens for each of two; the others begin as these do, or have one token.
+        assert engine.executor.computed_tokens == 30 + 2 + 2
+        assert len(done) == 2
         check_all(engine, [request], done)
 
 
@@ -237,11 +231,11 @@ def test_continuations_can_be_aborted_at_any_moment() -> None:
     for steps in range(1, 9):
         engine = replace(ROOMY, depth=2, max_num_batched_tokens=8, max_num_seqs=3).engine()
         request = scoring_request(0, list(range(10)), *([i, 1, 2] for i in range(6)))
-        samples = continuation_samples(request, 0)
-        engine.add(samples)
+        lead = score_lead(request, 0)
+        engine.add([lead])
         for _ in range(steps):
             engine.step()
-        engine.abort(samples)
+        engine.abort([lead])
         engine.drain()
         check_all(engine, [], {})
 
@@ -319,7 +313,7 @@ def test_scores_lost_with_their_row_are_computed_again_by_whoever_relied_on_them
 
 def test_the_next_position_to_score() -> None:
     request = scoring_request(0, [1, 2, 3], [4, 5], [6])
-    (lead,) = continuation_samples(request, 0)
+    lead = score_lead(request, 0)
     assert next_position(lead) == 2
     lead.num_scored = 2
     assert next_position(lead) == 3

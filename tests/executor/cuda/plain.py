@@ -30,7 +30,7 @@ from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.limits import Limits as StepLimits
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.scoring import continuation_samples
+from quire.scheduler.scoring import score_lead
 from quire.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
@@ -225,16 +225,15 @@ def answers(
         prefix_groups=prefix_groups,
     )
     engine = Engine(Scheduler(pool, limits), executor, depth=config.depth)
-    everyone = []
     for order, request in enumerate(requests):
         samples = (
-            continuation_samples(request, order)
+            [score_lead(request, order)]
             if request.continuations
             else [Sequence(request, i, order) for i in range(request.params.n)]
         )
         engine.add(samples)
-        everyone += samples
+    ended: list[Sequence] = []
     while not engine.idle:
-        engine.step()
+        ended += engine.step()
     assert pool.num_free == pool.num_blocks
-    return everyone
+    return sorted(ended, key=lambda sequence: (sequence.order, sequence.sample))
