@@ -5,14 +5,15 @@ grammars."""
 from __future__ import annotations
 
 import json as json_module
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidParams
 from quire.notes import warn
-from quire.param_rules import fail, show, truth, whole, words
+from quire.param_rules import fail, one_of, show, truth, whole, words
 
 BACKEND = "guidance"  # what llguidance is called where backends are named
+CHOICE_MODES = ("whole", "tokens")
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -27,7 +28,12 @@ class StructuredOutputsConfig:
 @dataclass(slots=True)
 class StructuredOutputsParams:
     """What the text must look like: exactly one of json, regex, choice, grammar, json_object
-    or structural_tag. `json` is a schema: a dict, JSON text or a pydantic model."""
+    or structural_tag. `json` is a schema: a dict, JSON text or a pydantic model.
+
+    `choice_mode` says how a choice is made: "whole" takes the likeliest as a whole, "tokens"
+    draws token after token among those that begin a choice; None takes the whole where it can
+    (docs/outputs.md).
+    """
 
     json: Any = None
     regex: str | None = None
@@ -39,6 +45,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
     backend: str | None = None
+    choice_mode: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
@@ -58,6 +65,10 @@ class StructuredOutputsParams:
             self.choice = words(InvalidParams, "choice", self.choice)
             if not self.choice:
                 fail(InvalidParams, "choice", "a list of at least one string", self.choice)
+        if self.choice_mode is not None:
+            one_of(InvalidParams, "choice_mode", self.choice_mode, CHOICE_MODES)
+            if self.choice is None:
+                fail(InvalidParams, "choice_mode", "None without a choice", self.choice_mode)
         if self.json is not None:
             self.json = _schema_of(self.json)
             _check_schema(self.json)

@@ -29,6 +29,9 @@ Schema = Annotated[Text, typer.Option(help="JSON schema of the answers, or its f
 SchemaColumn = Annotated[Text, typer.Option(help="The column with each row's own schema.")]
 Regex = Annotated[Text, typer.Option(help="Regular expression of the answers.")]
 Choice = Annotated[Text, typer.Option(help="The allowed answers: a,b,c.")]
+ChoiceProbs = Annotated[
+    bool | None, typer.Option("--choice-probs", help="Add how likely each of them is.")
+]
 Grammar = Annotated[Text, typer.Option(help="Lark or GBNF grammar, or its file.")]
 MaxTokens = Annotated[Number, typer.Option(help="The longest answer.  [default: 256]")]
 Temperature = Annotated[Fraction, typer.Option(help="0 is greedy.  [default: 0]")]

@@ -40,6 +40,7 @@ def run(
     schema_column: o.SchemaColumn = None,
     regex: o.Regex = None,
     choice: o.Choice = None,
+    choice_probs: o.ChoiceProbs = None,
     grammar: o.Grammar = None,
     max_tokens: o.MaxTokens = None,
     temperature: o.Temperature = None,

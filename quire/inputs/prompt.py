@@ -22,6 +22,7 @@ from quire.errors import (
     PromptTooLong,
     QuireError,
 )
+from quire.inputs.choices import ChoiceReader
 from quire.inputs.parse import (
     ParsedPrompt,
     is_single,
@@ -30,7 +31,7 @@ from quire.inputs.parse import (
     split_prompts,
 )
 from quire.inputs.tokenizer import Tokenizer
-from quire.request import Ints, Request
+from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
 from quire.sampling_params import SamplingParams, check_vocabulary
 
@@ -55,6 +56,7 @@ class _Resolved:
 
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    choices: Choices | None = None
 
 
 class RequestMaker:
@@ -63,6 +65,7 @@ class RequestMaker:
     `pool_tokens` is what the whole KV pool holds. `eos_ids` end an answer without a stop reason;
     `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
     `processors` says which functions edit a request's logits; its own where nobody else does.
+    `edits_logits`: the LLM has processors for every row beside them.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class RequestMaker:
         llm_seed: int = 0,
         max_logprobs: int = -1,
         processors: Callable[[SamplingParams], tuple[Callable[..., Any], ...]] | None = None,
+        edits_logits: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._processors = processors or _own_processors
@@ -85,6 +89,12 @@ class RequestMaker:
         self._eos_ids = frozenset(int(i) for i in eos_ids)
         self._more_eos_ids = frozenset(int(i) for i in more_eos_ids)
         self._max_logprobs = max_logprobs
+        self._choices = ChoiceReader(
+            tokenizer,
+            vocab_size=vocab_size,
+            most_tokens=min(max_model_len, pool_tokens),
+            edits_logits=edits_logits,
+        )
 
     def make(
         self,
@@ -150,9 +160,11 @@ class RequestMaker:
                 self._tokenizer, params.bad_words, self._vocab_size
             )
         stop_ids = frozenset(params.stop_token_ids or ())
+        choices = self._choices.read(params)
         if params.ignore_eos:
-            return _Resolved(frozenset(), stop_ids)
-        return _Resolved(self._eos_ids, (stop_ids | self._more_eos_ids) - self._eos_ids)
+            return _Resolved(frozenset(), stop_ids, choices)
+        stop_ids = (stop_ids | self._more_eos_ids) - self._eos_ids
+        return _Resolved(self._eos_ids, stop_ids, choices)
 
     def _encode(
         self, parsed: Sequence[ParsedPrompt | QuireError], encoding: _Encoding
@@ -208,7 +220,9 @@ class RequestMaker:
     ) -> Request:
         ids = self._truncated(prompt, ids, params, encoding)
         self._check_length(len(ids))
-        room = self._max_model_len - len(ids)
+        processors = self._processors(params)
+        choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
+        room = 0 if choices is not None else self._max_model_len - len(ids)
         seed = params.seed
         return Request(
             number=number,
@@ -222,7 +236,9 @@ class RequestMaker:
             priority=priority,
             arrival=arrival,
             cache_salt=prompt.cache_salt,
-            processors=self._processors(params),
+            processors=processors,
+            continuations=() if choices is None else choices.token_ids,
+            choices=choices,
         )
 
     def _truncated(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quire.jobs.columns import SCORES, TIMINGS, ResultColumns
+from quire.jobs.columns import CHOICE_PROBS, SCORES, TIMINGS, ResultColumns
 from quire.jobs.input.arrow import read_batches, read_schema
 from quire.jobs.manifest import Manifest
 from quire.jobs.segments import RecordReader, ResultIndex
@@ -54,6 +54,8 @@ def _type_of(name: str, manifest: Manifest, listed: bool) -> pa.DataType:
         return pa.list_(
             dict(zip(SCORES, (pa.float64(), pa.bool_(), pa.int64()), strict=True))[name]
         )
+    if name == CHOICE_PROBS:
+        return pa.map_(pa.string(), pa.float64())
     if name in (manifest.output_column, "finish_reason") and listed:
         return pa.list_(pa.string())
     return pa.string()
@@ -98,6 +100,8 @@ def _batch(
     arrays = list(inputs)
     for name in columns.names:
         values = [result[name] for result in results]
+        if name == CHOICE_PROBS:  # pairs: older versions of Arrow make no map of a dict
+            values = [None if probs is None else list(probs.items()) for probs in values]
         arrays.append(_array(values, schema.field(name).type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

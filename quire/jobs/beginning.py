@@ -160,6 +160,7 @@ def manifest_of(
         output_format="batch" if options.batch else output_format(output),
         output_column=options.output_column,
         timings=options.timings,
+        choice_probs=options.choice_probs,
     )
     return manifest if options.batch else manifest.changed(columns=ResultColumns(manifest).names)
 

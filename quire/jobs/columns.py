@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 SETTING = "setting"
 TIMINGS = ("queue_seconds", "first_token_seconds", "total_seconds")
+CHOICE_PROBS = "choice_probs"
 SCORES = ("continuation_logprobs", "continuation_greedy", "continuation_tokens")
 
 
@@ -20,6 +21,7 @@ class ResultColumns:
     def __init__(self, manifest: Manifest) -> None:
         self._output, self._timings = manifest.output_column, manifest.timings
         self._scores = manifest.kind == "choices"
+        self._choice_probs = manifest.choice_probs
         self._settings = [str(s["name"]) for s in manifest.settings]
         many = [manifest.sampling, *manifest.settings]
         self._listed = any(int(s.get("n", 1)) > 1 for s in many)
@@ -36,6 +38,7 @@ class ResultColumns:
             self._output,
             *("finish_reason", "prompt_tokens", "output_tokens", "error", "error_type"),
             *(SCORES if self._scores else ()),
+            *((CHOICE_PROBS,) if self._choice_probs else ()),
             *(TIMINGS if self._timings else ()),
         )
 
@@ -56,6 +59,8 @@ class ResultColumns:
         if self._scores:
             scores = record.extra.get("continuations", {})
             found |= {name: scores.get(name.removeprefix("continuation_")) for name in SCORES}
+        if self._choice_probs:
+            found[CHOICE_PROBS] = record.extra.get(CHOICE_PROBS)
         if self._timings:
             timings = record.extra.get("timings") or [None] * len(TIMINGS)
             found |= dict(zip(TIMINGS, timings, strict=True))

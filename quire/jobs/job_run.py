@@ -279,6 +279,7 @@ def opening_message(manifest: Manifest, options: JobOptions) -> Message:
         "system": manifest.system,
         "few_shot": manifest.few_shot,
         "settings": [_params(s) for s in manifest.settings] or [dict(manifest.sampling)],
+        "choice_probs": manifest.choice_probs,
     }
 
 

@@ -39,7 +39,7 @@ _ABOUT_ROWS = (
         "sampling",
         "settings",
     ),
-    *("seed", "output_format", "output_column", "timings"),
+    *("seed", "output_format", "output_column", "timings", "choice_probs"),
 )
 _LONGEST_SHOWN = 60
 
@@ -79,6 +79,7 @@ class Manifest:
     output_format: str = "jsonl"
     output_column: str = "output"
     timings: bool = False
+    choice_probs: bool = False
     columns: tuple[str, ...] = ()  # those that the output has after the input's own
     num_rows: int | None = None  # of the output, once all of the input was read
     num_failed: int | None = None  # once finished

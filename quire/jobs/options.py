@@ -48,6 +48,7 @@ class JobOptions:
     schema_column: str | None = None  # with the schema of each row's own answer
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+    choice_probs: bool = False  # store how likely each choice is
     grammar: str | None = None
     id: str | None = None
     where: str | None = None
@@ -71,6 +72,8 @@ class JobOptions:
         _one_of("input", self.input or None, "rows", self.rows)
         if self.schema_column is not None and (self._structured() or self.continuations):
             raise _wrong("schema_column", "excludes the others that shape answers", None)
+        if self.choice_probs and self.choice is None:
+            raise _wrong("choice_probs", "goes with choice, whose probabilities are stored", None)
         if self.continuations is not None and self.prompt is None:
             raise _wrong("continuations", "goes with a prompt that they continue", None)
         if self.messages is not None and self.few_shot is not None:
@@ -128,6 +131,8 @@ class JobOptions:
         wanted = {name: value for name, value in given.items() if value is not None}
         if len(wanted) > 1:
             raise _wrong("schema", "excludes regex, choice and grammar", sorted(wanted))
+        if self.choice_probs:
+            wanted["choice_mode"] = "whole"  # token by token there are none
         return {"structured_outputs": wanted} if wanted else {}
 
     def selection(self) -> Selection:

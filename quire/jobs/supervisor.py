@@ -307,4 +307,5 @@ class Supervisor:
 
 def _extra(message: Message) -> Message:
     """What not every result has."""
-    return {name: message[name] for name in ("timings", "continuations", "body") if name in message}
+    names = ("timings", "continuations", "choice_probs", "body")
+    return {name: message[name] for name in names if name in message}

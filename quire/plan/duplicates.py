@@ -24,7 +24,8 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
     duplicates: dict[int, int] = {}
     for index, (request, prompt) in enumerate(zip(requests, first_equal.tolist(), strict=True)):
         params = request.params
-        if prompt not in repeated or request.continuations or not _is_repeatable(params):
+        scored = request.continuations and request.choices is None
+        if prompt not in repeated or scored or not _is_repeatable(params):
             continue
         if id(params) not in parameters:
             parameters[id(params)] = _parameters_key(params)

@@ -148,13 +148,17 @@ def _checked_limit(limit: Any) -> int | None:
 
 
 def _sampling(search: BeamSearchParams) -> SamplingParams:
-    """What a search has in common with any other request."""
+    """What a search has in common with any other request. It looks for choices, too, token by
+    token: it ranks whole answers anyway."""
+    shape = search.structured_outputs
+    if shape is not None and shape.choice is not None:
+        shape = replace(shape, choice_mode="tokens")
     return SamplingParams(
         temperature=0.0,
         max_tokens=search.max_tokens,
         ignore_eos=search.ignore_eos,
         include_stop_str_in_output=search.include_stop_str_in_output,
-        structured_outputs=search.structured_outputs,
+        structured_outputs=shape,
         logprobs=0,
         skip_special_tokens=False,
     )

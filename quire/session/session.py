@@ -90,6 +90,7 @@ class Session:
             llm_seed=config.seed,
             max_logprobs=config.max_logprobs,
             processors=RequestProcessors(config, model.spec.vocab_size).of,
+            edits_logits=bool(config.batch_processors),
         )
         self.intake = Intake(
             maker,

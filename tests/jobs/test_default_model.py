@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
+from quire.errors import InvalidOption, JobChanged
 from quire.jobs.job import Job
 from quire.jobs.journal import Journal
 from tests.jobs.driving import (
@@ -92,7 +94,36 @@ def test_structured_answers_and_a_plan(tmp_path: Path, default_model: Path) -> N
     plan = job.plan()
     assert "4 in 1 file" in plan and "output tokens/s" in plan
     job.run(progress=False)
-    assert {row["output"] for row in read_lines(output)} <= {"yes", "no"}
+    rows = read_lines(output)
+    assert {row["output"] for row in rows} <= {"yes", "no"}
+    assert "choice_probs" not in rows[0]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_the_chances_of_choices_are_stored(
+    tmp_path: Path, default_model: Path, ending: str
+) -> None:
+    source, output = questions(tmp_path / "in.jsonl", 3), tmp_path / f"out.{ending}"
+    options: dict[str, Any] = {"prompt": "Is {{ text }} good?", "choice": ["yes", "no", "maybe so"]}
+    Job(source, output, model=str(default_model), choice_probs=True, **options).run(progress=False)
+    if ending == "jsonl":
+        found = [(row["output"], row["choice_probs"]) for row in read_lines(output)]
+    else:
+        table = parquet.read_table(output).to_pylist()
+        found = [(row["output"], dict(row["choice_probs"])) for row in table]
+    for answer, probs in found:
+        assert list(probs) == options["choice"] and sum(probs.values()) == pytest.approx(
+            1, abs=1e-4
+        )
+        assert probs[answer] == max(probs.values())
+    with pytest.raises(JobChanged, match="choice_probs"):
+        Job(source, output, model=str(default_model), **options).run(progress=False)
+
+
+def test_chances_need_choices(tmp_path: Path) -> None:
+    source = questions(tmp_path / "in.jsonl", 1)
+    with pytest.raises(InvalidOption, match="choice_probs goes with choice"):
+        Job(source, tmp_path / "o.jsonl", model="m", prompt="{{ text }}", choice_probs=True)
 
 
 @pytest.mark.long

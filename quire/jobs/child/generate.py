@@ -36,13 +36,14 @@ class SessionEngine:
             chat=self._chat,
             max_model_len=session.model.config.max_model_len,
         )
+        self._with_probs = bool(opening.get("choice_probs"))
         self._driver = Driver(session, board)
 
     def facts(self) -> Message:
         return {**session_facts(self._session), "chat": self._chat, **self._files}
 
     def run(self, feed: Feed, send: Send) -> None:
-        self._driver.run(feed, send, lambda rows: self._asked(rows, send), _result)
+        self._driver.run(feed, send, lambda rows: self._asked(rows, send), self._result)
 
     def _asked(self, rows: Rows, send: Send) -> Iterator[Asked]:
         """One window of these rows; those that cannot be asked are answered at once."""
@@ -63,16 +64,22 @@ class SessionEngine:
         with self._session.turn():
             return self._session.plan(prompts, params, None, lambda: None).explain()
 
+    def _result(self, row: int, output: RequestOutput) -> Message:
+        if output.error is not None:
+            return failed(row, output.error)
+        probs = output.choice_probs if self._with_probs else None
+        return {
+            "kind": "result",
+            "row": row,
+            "outputs": [answer.text for answer in output.outputs],
+            "finish_reasons": [answer.finish_reason for answer in output.outputs],
+            "prompt_tokens": output.num_prompt_tokens,
+            "output_tokens": sum(len(answer.token_ids) for answer in output.outputs),
+            "timings": timings_of(output),
+            **({} if probs is None else {"choice_probs": _rounded(probs)}),
+        }
 
-def _result(row: int, output: RequestOutput) -> Message:
-    if output.error is not None:
-        return failed(row, output.error)
-    return {
-        "kind": "result",
-        "row": row,
-        "outputs": [answer.text for answer in output.outputs],
-        "finish_reasons": [answer.finish_reason for answer in output.outputs],
-        "prompt_tokens": output.num_prompt_tokens,
-        "output_tokens": sum(len(answer.token_ids) for answer in output.outputs),
-        "timings": timings_of(output),
-    }
+
+def _rounded(probs: dict[str, float]) -> dict[str, float]:
+    """To what a reader can use: further digits are noise of the arithmetic."""
+    return {text: float(f"{prob:.6g}") for text, prob in probs.items()}

@@ -1,0 +1,169 @@
+"""A list of choices -> what the model is asked to score, so that one of them is the answer.
+
+A choice is spelled in its canonical tokens: those that the tokenizer itself gives for it. An
+answer counts for the longest choice that it begins with: so it counts for one at most, also where
+one choice begins another ("a" and "ab"), and what the model would have added to it, a full stop or
+a reason, is not held against it. No end token is asked for: choices of one token are scored by
+the pass over the prompt alone.
+
+Some requests can only be honoured token by token, by masked decoding. They are, unless they say
+choice_mode="whole".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from quire.errors import InvalidParams, PromptTooLong
+from quire.inputs.tokenizer import Tokenizer
+from quire.request import Choices, Ints
+from quire.sampling_params import SamplingParams
+
+MOST_CHOICES = 16_384
+# Numbers of `logprobs` that one request may bring home: of every token of every choice.
+MOST_LOGPROBS = 2**22
+# What may stand before a choice, so that a tokenizer which begins every text with a space of its
+# own gives the tokens of the choice without it.
+_BEFORE = ("", "\n", ":")
+_KEPT = 64  # lists that were spelled, because many rows share one
+
+
+class ChoiceReader:
+    """Reads the choices of requests to one model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        most_tokens: int,
+        edits_logits: bool = False,
+    ) -> None:
+        """`most_tokens` are what a row may have; `edits_logits`: the LLM has logits processors
+        for all rows."""
+        self._vocab_size, self._most_tokens = vocab_size, most_tokens
+        self._edits_logits, self._has_tokenizer = edits_logits, tokenizer is not None
+
+        @lru_cache(maxsize=_KEPT)
+        def spelled(texts: tuple[str, ...]) -> Choices | str:
+            return "" if tokenizer is None else spell(texts, tokenizer, vocab_size)
+
+        self._spelled = spelled
+
+    def read(self, params: SamplingParams) -> Choices | None:
+        """The choices that are taken as a whole; None where there are none, or where a grammar is
+        to be followed token by token."""
+        wanted = params.structured_outputs
+        if wanted is None or wanted.choice is None or wanted.choice_mode == "tokens":
+            return None
+        if not self._has_tokenizer:
+            return None  # refused elsewhere, with all that is about text
+        texts = tuple(dict.fromkeys(wanted.choice))
+        if len(texts) > MOST_CHOICES:
+            _refuse_whole(params, f"there are {len(texts)}, more than {MOST_CHOICES}")
+            return None
+        choices = self._spelled(texts)
+        if isinstance(choices, str):
+            _refuse_whole(params, choices)
+            return None
+        asked = _asked_by_token(params, choices, self._vocab_size)
+        if asked is None and self._edits_logits:
+            asked = "LLM(logits_processors=...)"
+        if asked is not None:
+            _refuse_whole(params, f"{asked} goes token by token")
+            return None
+        return choices
+
+    def for_request(
+        self, choices: Choices | None, params: SamplingParams, num_prompt: int, processors: Any
+    ) -> Choices | None:
+        """The same for one request, whose logits these processors edit."""
+        if choices is None:
+            return None
+        if processors:
+            _refuse_whole(params, "logits_processors go token by token")
+            return None
+        longest = max(map(len, choices.token_ids))
+        if num_prompt + longest - 1 > self._most_tokens:  # the last token is not fed
+            raise PromptTooLong(
+                f"the prompt has {num_prompt} tokens and the longest choice {longest}; the model "
+                f"and the KV cache take {self._most_tokens} (max_model_len, "
+                "kv_cache_memory_bytes). Shorten one of them",
+                parameter="prompt",
+                value=num_prompt,
+            )
+        return choices
+
+
+def spell(texts: Sequence[str], tokenizer: Tokenizer, vocab_size: int) -> Choices | str:
+    """The choices in their canonical tokens, or why one has none."""
+    found: dict[int, Ints] = {}
+    for before in _BEFORE:
+        left = [i for i in range(len(texts)) if i not in found]
+        encoded = tokenizer.encode_batch([before + texts[i] for i in left], False)
+        for i, ids in zip(left, encoded, strict=True):
+            own = _ending(ids, texts[i].encode(), tokenizer, vocab_size)
+            if own is not None:
+                found[i] = own
+    for i, text in enumerate(texts):
+        if i not in found:
+            return f"the tokenizer has no plain tokens that spell {text!r}"
+    token_ids = tuple(found[i] for i in range(len(texts)))
+    return Choices(tuple(texts), token_ids, _longer(token_ids))
+
+
+def _ending(ids: Ints, wanted: bytes, tokenizer: Tokenizer, vocab_size: int) -> Ints | None:
+    """The last of these tokens that spell exactly `wanted`, as plain text."""
+    pieces, special = tokenizer.token_bytes.pieces(False, False), tokenizer.special_ids
+    size, first = 0, len(ids)
+    while first and size < len(wanted):
+        first -= 1
+        token = int(ids[first])
+        if token >= vocab_size or token in special:
+            return None
+        size += len(pieces[token])
+    own = ids[first:]
+    return own if b"".join(pieces[int(t)] for t in own) == wanted else None
+
+
+def _longer(token_ids: Sequence[Ints]) -> tuple[tuple[int, ...], ...]:
+    """Of each those that go on from it, with none between them. In their order, what begins
+    others stands right before all of these."""
+    listed = [ids.tolist() for ids in token_ids]
+    longer: list[list[int]] = [[] for _ in listed]
+    begun: list[int] = []  # each begins the next, and all of them what was last looked at
+    for i in sorted(range(len(listed)), key=lambda i: listed[i]):
+        while begun and listed[i][: len(listed[begun[-1]])] != listed[begun[-1]]:
+            begun.pop()
+        if begun:
+            longer[begun[-1]].append(i)
+        begun.append(i)
+    return tuple(map(tuple, longer))
+
+
+def _asked_by_token(params: SamplingParams, choices: Choices, vocab_size: int) -> str | None:
+    """The parameter that only drawing token by token can honour, if there is one."""
+    for name in ("logit_bias", "allowed_token_ids", "bad_words", "logits_processors"):
+        if getattr(params, name):
+            return name
+    for name in ("prompt_logprobs", "logprob_token_ids"):
+        if getattr(params, name) is not None:
+            return name
+    num_top, num_tokens = params.num_logprobs or 0, sum(map(len, choices.token_ids))
+    if num_tokens * (vocab_size if num_top == -1 else num_top) > MOST_LOGPROBS:
+        return f"logprobs={num_top} of {num_tokens} tokens"
+    return None
+
+
+def _refuse_whole(params: SamplingParams, why: str) -> None:
+    """The choice can only be drawn token by token: an error where that was ruled out."""
+    wanted = params.structured_outputs
+    if wanted is not None and wanted.choice_mode == "whole":
+        raise InvalidParams(
+            f"these choices cannot be taken as a whole: {why}; leave choice_mode out, and they are "
+            "drawn token by token",
+            parameter="choice_mode",
+            value=wanted.choice_mode,
+        )
