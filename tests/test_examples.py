@@ -102,7 +102,7 @@ def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: 
 def test_the_page_on_outputs_runs(default_model: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     script = tmp_path / "outputs.py"
     script.write_text("\n".join(blocks).replace('"smollm2"', repr(str(default_model))), "utf-8")
     run(script, cwd=tmp_path)

@@ -23,11 +23,11 @@ from tests.executor.harness import small_config, told
 WIDTHS = (2, 4, 3)
 
 
-def run(executor: Executor, depth: int, block_size: int = 4) -> list[Sequence]:
+def run(executor: Executor, depth: int, block_size: int = 4, num_rows: int = 16) -> list[Sequence]:
     """Searches and samples, by turns, after an engine ran them."""
     facts = executor.start()
     pool = BlockPool(facts.num_blocks, block_size=block_size)
-    limits = Limits(16, 48, max_repeat=4)
+    limits = Limits(num_rows, 48, max_repeat=4)
     engine = Engine(Scheduler(pool, limits), executor, depth=depth)
     found = []
     for order, request in enumerate(requests(PLAIN, count=12)):
@@ -57,10 +57,11 @@ def check_equal(found: list[Sequence], expected: list[Sequence], *, atol: float)
             assert np.allclose(told(a.logprobs)[1], told(b.logprobs)[1], atol=atol)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_cuda_runner_finds_the_same_beams(depth: int) -> None:
+@pytest.mark.parametrize(("depth", "num_rows"), [(1, 16), (2, 16), (1, 1), (2, 3)])
+def test_the_cuda_runner_finds_the_same_beams(depth: int, num_rows: int) -> None:
+    """Also where beams take turns, so that a row goes back to a position it had."""
     config = small_config(max_repeat=4, num_blocks=400)
-    plain = run(PlainExecutor(config, SPEC, WEIGHTS), depth)
+    plain = run(PlainExecutor(config, SPEC, WEIGHTS), depth, num_rows=num_rows)
     local = run(LocalExecutor(config, SPEC, dict(WEIGHTS)), depth)
     check_equal(plain, local, atol=1e-4)
 
