@@ -241,6 +241,8 @@ def computed(llm: LLM, params: SamplingParams, prompts: Any) -> int:
     executor, fed = llm._session.engine.executor, [0]
 
     class Counting:
+        handles = executor.handles
+
         def submit(self, plan: StepPlan) -> Any:
             fed[0] += plan.num_tokens
             return executor.submit(plan)
@@ -298,6 +300,8 @@ def test_bad_scores_end_their_own_row(llm: LLM) -> None:
     executor = llm._session.engine.executor
 
     class Spoiling:
+        handles = executor.handles
+
         def submit(self, plan: StepPlan) -> Any:
             pending = executor.submit(plan)
             bad = {

@@ -77,7 +77,8 @@ def check_group(sequence: Sequence, request: Request, rules: SearchRules) -> Non
     assert found == [(e.tokens, e.reason) for e in expected]
     assert [a.score for a in group.search.answers] == [e.score for e in expected]
     for answer in group.answers:
-        assert [entry.token_id for entry in answer.logprobs] == answer.output_ids.tolist()
+        told = [token for part in answer.logprobs for token in part.token_ids.tolist()]
+        assert told == answer.output_ids.tolist()
 
 
 def check_everything_returned(engine: Engine) -> None:
