@@ -7,7 +7,7 @@ A line is {"custom_id", "method": "POST", "url", "body"}, for /v1/chat/completio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,31 +21,44 @@ from quire.jobs.record import ResultRecord
 from quire.jobs.rows import BadRow
 from quire.jobs.segments import ResultIndex
 from quire.jobs.table import joined
+from quire.param_rules import show
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# Parameters that mean the same here, under the same name.
+# Parameters that mean the same here, under the same name; the engine checks their values.
 _SAME = (
     *("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("skip_special_tokens", "include_stop_str_in_output", "structured_outputs", "bad_words"),
-    *("allowed_token_ids", "truncate_prompt_tokens"),
+    *("allowed_token_ids", "truncate_prompt_tokens", "logit_bias"),
 )
-# Fields about accounts and transport: they change no answer.
-_IGNORED = frozenset(
-    {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-    | {"parallel_tool_calls", "stream_options"}
-)
-# Fields that ask for nothing when they have one of these values.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "stream": (False, None),
-    "logprobs": (False, None, 0),
-    "top_logprobs": (0, None),
-    "echo": (False, None),
-    "suffix": ("", None),
-    "best_of": (1, None),
-    "tool_choice": ("auto", "none", None),
-    "modalities": (["text"], None),
+# Fields about accounts and transport, which change no answer, and what they are.
+_MOOT: dict[str, type] = {
+    **{name: str for name in ("model", "user", "service_tier", "safety_identifier")},
+    **{"prompt_cache_key": str, "store": bool, "metadata": Mapping, "stream_options": Mapping},
 }
+# Fields that are read here, and what they are; the first ones in a chat alone, then in a text.
+_OF_CHATS: dict[str, type] = {
+    **{name: list for name in ("messages", "tools", "documents")},
+    **{"chat_template_kwargs": Mapping, "parallel_tool_calls": bool},
+    **{"add_generation_prompt": bool, "continue_final_message": bool},
+}
+_OF_TEXTS: dict[str, type] = {"prompt": object}
+_OF_BOTH: dict[str, type] = {
+    **{name: object for name in _SAME},  # refused, where need be, with all others of their kind
+    **{"max_tokens": object, "max_completion_tokens": object, "response_format": Mapping},
+}
+# Fields that ask for nothing when they have one of these values, or are null.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "tool_choice": ("auto", "none"),
+    "modalities": (["text"],),
+}
+_KINDS = {str: "text", bool: "true or false", list: "a list", Mapping: "an object"}
 
 
 class BatchAsking:
@@ -54,76 +67,70 @@ class BatchAsking:
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         url, body = row.get("url"), row.get("body")
         if row.get("method", "POST") != "POST":
-            raise _bad(f"the method is POST, not {row['method']!r}")
+            raise _bad(f"the method is POST, not {show(row['method'])}")
         if not isinstance(body, Mapping):
             raise _bad("the line has no body")
-        if url == CHAT:
-            asked = self._chat(body)
-        elif url == COMPLETIONS:
-            asked = self._completion(body)
-        else:
-            raise _bad(f"the url is {CHAT} or {COMPLETIONS}, not {url!r}")
-        asked["params"] = _params(body, is_chat=url == CHAT)
-        return asked
-
-    def _chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        messages = body.get("messages")
-        if not isinstance(messages, list):
-            raise _bad("the body has no list of messages")
-        options = {
-            name: body[name]
-            for name in ("tools", "documents", "chat_template_kwargs", "continue_final_message")
-            if body.get(name) is not None
-        }
-        if body.get("tool_choice") == "none":
-            options.pop("tools", None)
-        if "add_generation_prompt" in body:
-            options["add_generation_prompt"] = bool(body["add_generation_prompt"])
-        return {"messages": messages, "chat": options}
-
-    def _completion(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            return {"prompt": {"prompt_token_ids": prompt}}
-        if not isinstance(prompt, str):
-            raise _bad(
-                "the body's prompt is one text or one list of token ids; make a line of each"
-            )
-        return {"prompt": prompt}
+        if url not in (CHAT, COMPLETIONS):
+            raise _bad(f"the url is {CHAT} or {COMPLETIONS}, not {show(url)}")
+        is_chat = url == CHAT
+        _check_fields(body, is_chat=is_chat)
+        given = {name: value for name, value in body.items() if value is not None}
+        asked = _chat(given) if is_chat else _completion(given)
+        return {**asked, "params": _params(given, is_chat=is_chat)}
 
 
-_ASKED = frozenset(
-    {"messages", "prompt", "tools", "documents", "chat_template_kwargs", "response_format"}
-    | {"add_generation_prompt", "continue_final_message", "max_tokens", "max_completion_tokens"}
-    | {"logit_bias"}
-)
+def _check_fields(body: Mapping[str, Any], *, is_chat: bool) -> None:
+    """Every field is honoured, known to change nothing, or refused; none is left out in silence.
+    Null is what a field is that is not there."""
+    known = {**_MOOT, **_OF_BOTH, **(_OF_CHATS if is_chat else _OF_TEXTS)}
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in _HARMLESS:
+            if not any(type(value) is type(one) and value == one for one in _HARMLESS[name]):
+                raise _not_built(f"{name[:100]} is not built for batch files; leave it out")
+        elif name not in known:
+            raise _not_built(f"{name[:100]} is not built for batch files; leave it out")
+        elif not isinstance(value, known[name]):
+            raise _bad(f"{name} is {_KINDS[known[name]]}, not {show(value)}")
+    if body.get("parallel_tool_calls") is False and body.get("tools"):
+        raise _not_built("parallel_tool_calls=false is not built for batch files; leave it out")
+
+
+def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    if "messages" not in body:
+        raise _bad("the body has no list of messages")
+    names = ("tools", "documents", "chat_template_kwargs", "continue_final_message")
+    options = {name: body[name] for name in (*names, "add_generation_prompt") if name in body}
+    if body.get("tool_choice") == "none":
+        options.pop("tools", None)
+    return {"messages": body["messages"], "chat": options}
+
+
+def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        return {"prompt": {"prompt_token_ids": prompt}}
+    if not isinstance(prompt, str):
+        raise _bad("the body's prompt is one text or one list of token ids; make a line of each")
+    return {"prompt": prompt}
 
 
 def _params(body: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
-    """The sampling parameters of a body; what is not built is refused and not left out."""
-    for name, value in body.items():
-        if name in _HARMLESS and value in _HARMLESS[name]:
-            continue
-        if name not in _SAME and name not in _IGNORED and name not in _ASKED:
-            raise BadRow("not_supported", f"{name} is not built for batch files; leave it out")
-    params = {name: body[name] for name in _SAME if body.get(name) is not None}
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    """The sampling parameters of a body."""
+    params = {name: body[name] for name in _SAME if name in body}
+    limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if name in body]
+    if len(limits) == 2 and limits[0] != limits[1]:
+        raise _bad("max_tokens and max_completion_tokens say different things; give one of them")
     # As there: a chat answers as long as there is room, a completion says sixteen tokens.
-    params["max_tokens"] = limit if limit is not None or is_chat else 16
-    if isinstance(bias := body.get("logit_bias"), Mapping):
-        params["logit_bias"] = {int(token): value for token, value in _numbered(bias)}
+    params["max_tokens"] = limits[0] if limits else None if is_chat else 16
     if (wanted := _response_format(body.get("response_format"))) is not None:
+        if "structured_outputs" in params:
+            raise _bad("response_format and structured_outputs exclude each other")
         params["structured_outputs"] = wanted
     return params
-
-
-def _numbered(bias: Mapping[str, Any]) -> Iterator[tuple[int, Any]]:
-    for token, value in bias.items():
-        if not token.isdecimal():
-            raise _bad(f"logit_bias names tokens by number, not {token!r}")
-        yield int(token), value
 
 
 def _response_format(given: Any) -> dict[str, Any] | None:
@@ -140,6 +147,10 @@ def _response_format(given: Any) -> dict[str, Any] | None:
 
 def _bad(why: str) -> BadRow:
     return BadRow("invalid_request", why)
+
+
+def _not_built(why: str) -> BadRow:
+    return BadRow("not_supported", why)
 
 
 def errors_path(output: Path) -> Path:
@@ -224,19 +235,29 @@ def _text_choice(i: int, text: str, reason: str, body: Mapping[str, Any]) -> dic
 def _chat_choice(i: int, text: str, reason: str, body: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if body.get("tools") and body.get("tool_choice") != "none":
-        parsed = parse_tool_calls(text)
-        if parsed.tool_calls:
-            message = {
-                "role": "assistant",
-                "content": parsed.content or None,
-                "tool_calls": [
-                    {
-                        "id": f"call_{i}_{number}",
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                    }
-                    for number, call in enumerate(parsed.tool_calls)
-                ],
-            }
-            reason = "tool_calls"
+        called = _called(i, text)
+        if called is not None:
+            message, reason = called, "tool_calls"
     return {"index": i, "message": message, "logprobs": None, "finish_reason": reason}
+
+
+def _called(i: int, text: str) -> dict[str, Any] | None:
+    """The message with the tool calls that an answer makes; None if it makes none."""
+    try:
+        parsed = parse_tool_calls(text)
+        calls = [
+            {
+                "id": f"call_{i}_{number}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, allow_nan=False),
+                },
+            }
+            for number, call in enumerate(parsed.tool_calls)
+        ]
+    except Exception:  # a model may write anything: what does not come out as calls is its text
+        return None
+    if not calls:
+        return None
+    return {"role": "assistant", "content": parsed.content or None, "tool_calls": calls}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from quire.errors import CorruptJob, InvalidOption
 from quire.jobs.columns import ResultColumns
 from quire.jobs.durable import replacing
 from quire.jobs.manifest import Manifest
+from quire.jobs.plain import as_text
 from quire.jobs.segments import ResultIndex
 from quire.jobs.table import joined
 
@@ -58,13 +58,13 @@ def json_line(row: dict[str, Any]) -> bytes:
     """The row as a line of UTF-8. What JSON cannot hold is null (NaN and the infinities, which
     Arrow has), and what UTF-8 cannot hold is escaped."""
     try:
-        line = json.dumps(row, ensure_ascii=False, default=_plain, allow_nan=False) + "\n"
+        line = json.dumps(row, ensure_ascii=False, default=as_text, allow_nan=False) + "\n"
     except ValueError:
-        line = json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n"
+        line = json.dumps(_finite(row), ensure_ascii=False, default=as_text) + "\n"
     try:
         return line.encode()
     except UnicodeEncodeError:
-        return json.dumps(_finite(row), default=_plain).encode() + b"\n"
+        return json.dumps(_finite(row), default=as_text).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
@@ -73,13 +73,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no word for, in an Arrow input: bytes in base64, dates as ISO text."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _write_parquet(file: BinaryIO, job_dir: Path, manifest: Manifest, index: ResultIndex) -> int:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from quire.jobs.plain import as_text
 from quire.jobs.rows import BadRow
+from quire.jobs.strict_json import parse
 from quire.jobs.templates import RowTemplate
 
 if TYPE_CHECKING:
@@ -94,10 +96,10 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     if not isinstance(value, str):
         return value
     try:  # a CSV file holds lists as JSON text
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return parse(value)
+    except ValueError as error:
         raise BadRow(
-            "malformed_row", f"column {column!r} is text, and does not read as JSON"
+            "malformed_row", f"column {column!r} is text, and does not read as JSON: {error}"
         ) from None
 
 
@@ -156,9 +158,15 @@ def rendered_prompt(manifest: Manifest, row: Mapping[str, Any]) -> str:
     turns = preamble.before(messages) if messages else preamble.messages(asked.get("prompt", ""))
     if len(turns) == 1 and messages is None:
         return str(turns[0]["content"])
-    return "\n\n".join(f"{turn.get('role')}: {_content(turn)}" for turn in turns)
+    return "\n\n".join(f"{_role(turn)}: {_content(turn)}" for turn in turns)
+
+
+def _role(turn: Any) -> str:
+    return str(turn.get("role")) if isinstance(turn, Mapping) else "?"
 
 
 def _content(turn: Any) -> str:
     content = turn.get("content") if isinstance(turn, Mapping) else turn
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    if isinstance(content, str):
+        return content
+    return json.dumps(content, ensure_ascii=False, default=as_text)

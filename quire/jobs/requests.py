@@ -9,10 +9,12 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import (
     DoesNotFit,
+    EngineError,
     GrammarFailed,
     InvalidGrammar,
     InvalidLogits,
@@ -22,9 +24,11 @@ from quire.errors import (
     NotSupported,
     PromptTooLong,
     QuireError,
+    RowError,
 )
 from quire.jobs.prompts import Preamble
 from quire.jobs.wire import Message
+from quire.param_rules import show
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ _TYPES: tuple[tuple[type[QuireError], str], ...] = (
     (DoesNotFit, "does_not_fit"),
 )
 _INDEX = re.compile(r"\Aprompt \d+: ")
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
 def error_type(error: QuireError) -> str:
@@ -56,6 +61,20 @@ def error_text(error: QuireError) -> str:
     return _INDEX.sub("", str(error), count=1)
 
 
+def row_error(error: BaseException) -> QuireError:
+    """What went wrong while one row was made into a request, as the error of that row: the door
+    for whatever templates and tokenizers raise, a panic among it, which is no Exception. What is
+    about the process and not about a row is raised again."""
+    about_process = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, EngineError)
+    if isinstance(error, about_process):
+        raise error
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, RecursionError):
+        return InvalidPrompt("the row nests too deeply to be written out; make it flatter")
+    return RowError(f"the row cannot be made into a request: {type(error).__name__}: {error}")
+
+
 def failed(row: int, error: QuireError) -> Message:
     """The result of a row that ended with this error."""
     kind, text = error_type(error), error_text(error)
@@ -65,17 +84,11 @@ def failed(row: int, error: QuireError) -> Message:
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """Parameters from plain data; raises InvalidParams or NotSupported."""
     fields = dict(given)
-    wanted = fields.pop("structured_outputs", None)
-    if isinstance(wanted, Mapping):
-        try:
-            fields["structured_outputs"] = StructuredOutputsParams(**wanted)
-        except TypeError:
-            raise InvalidParams(
-                f"structured_outputs has no field among {sorted(wanted)}",
-                parameter="structured_outputs",
-            ) from None
-    elif wanted is not None:
-        fields["structured_outputs"] = wanted  # refused below, and never dropped
+    if (wanted := fields.pop("structured_outputs", None)) is not None:
+        fields["structured_outputs"] = _structured_outputs(wanted)
+    if isinstance(bias := fields.get("logit_bias"), Mapping):
+        # JSON can only write the ids as text; one of another form is refused as it stands.
+        fields["logit_bias"] = {_token(key): value for key, value in bias.items()}
     known = set(SamplingParams.__struct_fields__)
     if strange := sorted(fields.keys() - known):
         raise InvalidParams(
@@ -85,6 +98,22 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     params = SamplingParams(**fields)
     params.checked_copy()  # refuses what is not built now, and not when the row runs
     return params
+
+
+def _structured_outputs(wanted: Any) -> StructuredOutputsParams:
+    known = [field.name for field in dataclass_fields(StructuredOutputsParams)]
+    if not isinstance(wanted, Mapping) or not set(wanted) <= set(known):
+        raise InvalidParams(
+            f"structured_outputs is an object with fields among {', '.join(known)}, not "
+            f"{show(wanted)}",
+            parameter="structured_outputs",
+            value=wanted,
+        )
+    return StructuredOutputsParams(**wanted)
+
+
+def _token(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
 
 
 def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> None:
@@ -133,12 +162,11 @@ class RequestReader:
         chats: list[tuple[int, str]] = []
         for i, row in enumerate(rows):
             try:
-                params = self._params(row)
-                prompt = self._prompt(row)
+                params, prompt = self._params(row), self._prompt(row)
                 if params.truncate_prompt_tokens is None:
                     self._check_length(prompt)
-            except (InvalidRequest, NotSupported) as error:
-                made.append(error)
+            except BaseException as error:
+                made.append(row_error(error))
                 continue
             if isinstance(prompt, _Rendered):
                 chats.append((i, prompt.text))
@@ -190,14 +218,29 @@ class RequestReader:
         self, chats: Sequence[tuple[int, str]], made: list[EngineRequest | QuireError]
     ) -> None:
         """Chats hold their own beginning tokens, so they are encoded without adding any."""
-        if self._tokenizer is None or not chats:
+        if not chats:
             return
-        encoded = self._tokenizer.encode_batch([text for _, text in chats], False)
-        for (i, text), ids in zip(chats, encoded, strict=True):
+        for (i, text), ids in zip(chats, self._ids([text for _, text in chats]), strict=True):
             request = made[i]
             if isinstance(request, EngineRequest):
-                prompt = {"prompt_token_ids": ids.tolist(), "prompt": text}
-                made[i] = EngineRequest(request.row, prompt, request.params)
+                made[i] = (
+                    ids
+                    if isinstance(ids, QuireError)
+                    else EngineRequest(
+                        request.row, {"prompt_token_ids": ids, "prompt": text}, request.params
+                    )
+                )
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int] | QuireError]:
+        """The tokens of each text, encoded together; if that fails one by one, to find whose fault
+        it is."""
+        if self._tokenizer is None:
+            return [NotSupported("a conversation needs a tokenizer") for _ in texts]
+        try:
+            return [ids.tolist() for ids in self._tokenizer.encode_batch(texts, False)]
+        except BaseException as error:
+            found = row_error(error)
+            return [found] if len(texts) == 1 else [self._ids([text])[0] for text in texts]
 
 
 @dataclass(frozen=True, slots=True)

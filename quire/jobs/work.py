@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 from quire.jobs.input.files import InputFile, read_rows
 from quire.jobs.keys import ContentHash, KeyTable, row_seed
+from quire.jobs.plain import askable
 from quire.jobs.rows import BadRow, InputRow
 from quire.jobs.templates import RowTest
+from quire.param_rules import show
 
 
 class Asking(Protocol):
@@ -146,6 +148,8 @@ class Work:
                 self._check_columns(values)
             except BadRow as bad:
                 error = bad
+            except Exception as strange:  # the door for what a row may hold: it costs that row
+                error = _unforeseen(strange)
         self.num_selected += 1
         for i, setting in enumerate(self._settings):
             number = row.number * len(self._settings) + i
@@ -160,12 +164,12 @@ class Work:
             return WorkRow(number, key, "", {}, error)
         seed = row_seed(self._seed, key) if self._settings[i].draws else None
         try:
-            asked = self._asking.ask(values)
+            asked = askable(self._asking.ask(values))
             content, size = self._hashes[i].of(asked, seed)
         except BadRow as bad:
             return WorkRow(number, key, "", {}, bad)
-        except RecursionError:
-            return WorkRow(number, key, "", {}, BadRow("malformed_row", "it nests too deeply"))
+        except Exception as strange:  # as above
+            return WorkRow(number, key, "", {}, _unforeseen(strange))
         if i or len(self._settings) > 1:
             asked = {**asked, "setting": i}
         if seed is not None:
@@ -180,7 +184,7 @@ class Work:
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
             raise BadRow("missing_id", f"column {column!r} has no text or whole number to name it")
         if self._ids.put(str(found), row.number):
-            raise BadRow("duplicate_id", f"an earlier row has the same {column!r}: {found!r}")
+            raise BadRow("duplicate_id", f"an earlier row has the same {column!r}: {show(found)}")
         return str(found)
 
     def _check_columns(self, values: Mapping[str, Any]) -> None:
@@ -190,3 +194,8 @@ class Work:
                 f"the row has a column {clash[0]!r}, which the output adds; rename it, or set "
                 "--output-column",
             )
+
+
+def _unforeseen(error: Exception) -> BadRow:
+    """What nobody thought of, as the error of the row that it is about."""
+    return BadRow("row_error", f"the row cannot be asked: {type(error).__name__}: {error}")

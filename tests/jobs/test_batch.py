@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.jobs import batch as batch_file
 from quire.jobs.batch import CHAT, COMPLETIONS, BatchAsking, _chat_choice
 from quire.jobs.rows import BadRow
 from tests.jobs.driving import command, read_lines, run
@@ -88,7 +89,7 @@ def test_lines_are_answered_in_order_and_bad_ones_go_to_the_error_file(tmp_path:
         (chat("x"), {"max_tokens": None}),
         (chat("x", max_tokens=7, top_p=0.5), {"max_tokens": 7, "top_p": 0.5}),
         (chat("x", stream=False, user="me"), {"max_tokens": None}),
-        (chat("x", logit_bias={"5": 1}), {"max_tokens": None, "logit_bias": {5: 1}}),
+        (chat("x", logit_bias={"5": 1}), {"max_tokens": None, "logit_bias": {"5": 1}}),
         (
             chat("x", response_format={"type": "json_object"}),
             {"max_tokens": None, "structured_outputs": {"json_object": True}},
@@ -111,12 +112,111 @@ def test_what_a_body_means(body: dict[str, Any], params: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     "more",
-    [{"stream": True}, {"logprobs": True}, {"tool_choice": "required"}, {"frobnicate": 1}],
+    [
+        *({"stream": True}, {"stream": 0}, {"stream": "no"}, {"stream": []}),
+        *({"logprobs": True}, {"logprobs": 0}, {"top_logprobs": False}, {"modalities": "text"}),
+        *({"tool_choice": "required"}, {"tool_choice": 1}, {"tool_choice": {"type": "function"}}),
+        *({"frobnicate": 1}, {"prompt": "x"}, {"echo": 0}, {"suffix": "x"}, {"best_of": True}),
+        {"parallel_tool_calls": False, "tools": [{"type": "function"}]},
+    ],
 )
 def test_what_is_not_built_is_refused_and_not_left_out(more: dict[str, Any]) -> None:
     with pytest.raises(BadRow) as refused:
         BatchAsking().ask({"url": CHAT, "body": chat("x", **more)})
     assert refused.value.kind == "not_supported" and next(iter(more)) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 5) for name in ("model", "user", "service_tier", "safety_identifier")),
+        *((name, "x") for name in ("messages", "tools", "documents", "chat_template_kwargs")),
+        *((name, "false") for name in ("add_generation_prompt", "continue_final_message")),
+        *(("parallel_tool_calls", 1), ("prompt_cache_key", []), ("store", "yes")),
+        *(("metadata", "x"), ("stream_options", 1), ("response_format", "json_object")),
+        *(("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"})),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(BadRow) as refused:
+        BatchAsking().ask({"url": CHAT, "body": {**chat("x"), name: value}})
+    assert refused.value.kind == "invalid_request" and name in refused.value.message
+
+
+@pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
+def test_a_field_that_is_null_is_one_that_is_not_there(url: str) -> None:
+    own = chat("x") if url == CHAT else {"prompt": "x"}
+    names = {**batch_file._MOOT, **batch_file._OF_BOTH, **batch_file._HARMLESS}
+    asked = BatchAsking().ask({"url": url, "body": {**dict.fromkeys(names), **own}})
+    assert asked == BatchAsking().ask({"url": url, "body": own})
+    both = {"max_completion_tokens": None, "max_tokens": 5}
+    assert BatchAsking().ask({"url": url, "body": {**own, **both}})["params"]["max_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 3, "max_completion_tokens": 4},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+    ],
+)
+def test_two_fields_that_say_different_things_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(BadRow) as refused:
+        BatchAsking().ask({"url": CHAT, "body": chat("x", **more)})
+    assert all(name in refused.value.message for name in more)
+
+
+WRONG_PARAMS: dict[str, tuple[Any, ...]] = {
+    "structured_outputs": ('{"regex": "a"}', ["a"], 5, {}, {"rejex": "a"}, {"regex": 5}),
+    "logit_bias": ([5, 1], "5", {"x": 1}, {"05": 1}, {"-1": 1}, {"9" * 5000: 1}, {"5": "a lot"}),
+    **{name: ("x", [], {}, True) for name in ("temperature", "top_p", "presence_penalty")},
+    **{name: ("x", [], {}, True) for name in ("frequency_penalty", "min_p", "repetition_penalty")},
+    **{name: ("x", [], {}, 1.5, True, 9**99) for name in ("n", "seed", "min_tokens")},
+    **{name: ("x", [], {}, 1.5, True) for name in ("max_tokens", "truncate_prompt_tokens")},
+    "top_k": ("x", [], {}, 1.5, True, -2),
+    **{name: ("true", 1, []) for name in ("ignore_eos", "skip_special_tokens")},
+    "include_stop_str_in_output": ("true", 1, []),
+    "stop": (5, {}, [5], [[]], [""], "\ud800"),
+    "bad_words": ("x", 5, [5], [""]),
+    **{name: ("x", 5, ["x"], [-1], [2**40]) for name in ("stop_token_ids", "allowed_token_ids")},
+}
+
+
+def test_every_parameter_is_honoured_or_refused_and_never_left_out(tmp_path: Path) -> None:
+    """The real engine's own checks, each as an error of its line and of no other."""
+    wrong = [(name, value) for name, values in WRONG_PARAMS.items() for value in values]
+    assert {name for name, _ in wrong} | {"max_tokens"} == {*batch_file._SAME, "max_tokens"}
+    lines = [
+        line(f"{i}", chat("hello", **{"max_tokens": 2, name: value}))
+        for i, (name, value) in enumerate(wrong)
+    ]
+    right = chat("hello", max_tokens=2, temperature=0, logit_bias={"300": 1e20})
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, line("right", right)]) + "\n")
+    done = batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert done.returncode == 3, done.stderr
+    errors = read_lines(tmp_path / "out.errors.jsonl")
+    assert [wrong[e["error"]["line"] - 1][0] for e in errors] == [name for name, _ in wrong]
+    for error in errors:
+        name, _ = wrong[error["error"]["line"] - 1]
+        assert error["error"]["code"] == "invalid_params"
+        assert name in error["error"]["message"] or name == "structured_outputs"
+    assert [a["custom_id"] for a in read_lines(tmp_path / "out.jsonl")] == ["right"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"x": %s}}</tool_call>' % ("9" * 5000),
+        '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"x": %s}}</tool_call>' % ("[" * 5000 + "]" * 5000),
+        "[f(x=%s)]" % ("9" * 5000),
+        "[f(x=1e999)]",
+        "[f(x=%s)]" % ("[" * 3000 + "]" * 3000),
+    ],
+)
+def test_an_answer_that_is_no_call_after_all_stays_text(text: str) -> None:
+    choice = _chat_choice(0, text, "stop", {"tools": [{"type": "function"}]})
+    assert choice["message"]["content"] == text and choice["finish_reason"] == "stop"
 
 
 def test_tool_calls_are_taken_out_of_the_text() -> None:

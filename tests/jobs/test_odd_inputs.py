@@ -57,22 +57,52 @@ def test_an_empty_array_has_no_rows(tmp_path: Path, text: str) -> None:
     assert values(tmp_path / "a.json") == []
 
 
+@pytest.mark.parametrize("chunk", [1, 1 << 16])
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("elements", "words"),
     [
-        ('[{"a": 1}, {"a": oops}]', "Expecting value"),
-        ('[{"a": 1} {"a": 2}]', "',' was expected"),
-        ('[{"a": 1}, ', "in the middle"),
-        ('[{"a": "never ends', "Unterminated"),
-        ("[" * 100_000, "nests too deeply"),
+        ('{"a": oops}', "at character 10 is not JSON: Expecting value"),
+        ('{"a": 1} {"a": 2}', "Extra data"),
+        ('{"a": 1]}', "Expecting ',' delimiter"),
+        ("", "Expecting value"),
+        ('{"a": NaN}', "NaN is not a JSON value"),
+        ('{"a": ' + "9" * 5000 + "}", "4300 digits"),
+        ('{"a": 1e999}', "more than a double"),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "more than 128 levels"),
+        ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "more than 128 levels"),
+        ('{"a": "\udcff"}', "at character 10 is not UTF-8"),
+        ('"' + "x" * 1000 + '"', "longer than a row may be: 900"),
+        ('{"a": "never closed}', "is never closed, or the file was cut"),
+        ('{"a": {"b": 1}', "is never closed, or the file was cut"),
+        ("5] [", "all that follows is behind the array"),
     ],
 )
-def test_an_array_that_is_none_is_told_with_its_place(
-    tmp_path: Path, text: str, words: str
+def test_a_bad_element_of_an_array_costs_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, elements: str, words: str
 ) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(InvalidOption, match=words):
-        values(tmp_path / "a.json")
+    monkeypatch.setattr(json_array, "_CHUNK", chunk)
+    if "longer" in words:
+        monkeypatch.setattr(json_array, "LONGEST_ROW", 900)
+    text = f'[{{"a": 0}},{elements}, {{"a": 1}}]'
+    (tmp_path / "a.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = list(read_rows(find_files([str(tmp_path / "a.json")])))
+    assert found[0].values == {"a": 0}
+    errors = [row.error for row in found if row.error is not None]
+    assert words in errors[-1].message
+    reaches_on = "never closed" in words or "behind" in words
+    assert reaches_on or [row.values for row in found[2:]] == [{"a": 1}]
+
+
+def test_an_array_that_was_cut_says_so(tmp_path: Path) -> None:
+    for text in ('[{"a": 1}, ', '[{"a": 1}', '[{"a": 1}, {"a": "x'):
+        (tmp_path / "a.json").write_text(text)
+        assert values(tmp_path / "a.json")[-1] == "malformed_row"
+
+
+def test_a_long_text_of_an_array_may_lie_across_what_is_read_at_once(tmp_path: Path) -> None:
+    rows = [{"text": 'long "text" \\ ' * 200, "n": n} for n in range(100)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    assert values(tmp_path / "a.json") == rows
 
 
 def test_the_rows_of_an_array_are_not_guessed_from_its_lines(tmp_path: Path) -> None:

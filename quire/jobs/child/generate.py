@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
@@ -11,11 +11,13 @@ from quire.jobs.child.driving import Asked, Driver, timings_of
 from quire.jobs.child.feed import Feed, Rows, Send
 from quire.jobs.child.tally import session_facts
 from quire.jobs.prompts import Preamble
-from quire.jobs.requests import RequestReader, failed
+from quire.jobs.requests import EngineRequest, RequestReader, failed, row_error
 from quire.jobs.wire import Message
 
 if TYPE_CHECKING:
     from quire.outputs import RequestOutput
+    from quire.request import Request
+    from quire.run import Refused
     from quire.session.session import Session
 
 
@@ -53,10 +55,22 @@ class SessionEngine:
                 send(failed(row["row"], request))
             else:
                 made.append(request)
-        window = self._session.intake.window(
-            [request.prompt for request in made], [request.params for request in made]
-        )
-        yield [(request.row, item) for request, item in zip(made, window, strict=True)]
+        asked: Asked = []
+        for request, item in zip(made, self._window(made), strict=True):
+            if isinstance(item, QuireError):
+                send(failed(request.row, item))
+            else:
+                asked.append((request.row, item))
+        yield asked
+
+    def _window(self, made: list[EngineRequest]) -> Sequence[Request | Refused | QuireError]:
+        """The session's own request for each; if that fails for all of them one by one, to find
+        whose fault it is."""
+        try:
+            return self._session.intake.window([r.prompt for r in made], [r.params for r in made])
+        except BaseException as error:
+            found = row_error(error)
+            return [found] if len(made) == 1 else [self._window([each])[0] for each in made]
 
     def plan(self, rows: Rows) -> str:
         made = [r for r in self._reader.read(rows) if not isinstance(r, QuireError)]

@@ -1,110 +1,161 @@
-"""Parquet and Arrow files, by batches of records; pyarrow is imported when one is opened."""
+"""Parquet and Arrow files, by batches of records; pyarrow is imported when one is opened.
+
+Files are read and never mapped: one that is cut while it is read is a read error, where a mapped
+one would end the process.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption
+from quire.jobs.input.jsonl import Values
+from quire.jobs.rows import BadRow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
 
-BATCH_ROWS = 1024
+BATCH_ROWS, BATCH_BYTES = 1024, 16 << 20
 _ARROW_FILE = b"ARROW1"
 
 
-def read_arrow(path: Path, wanted: Callable[[int], bool]) -> Iterator[dict[str, Any] | None]:
+def read_arrow(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
     """The rows of the file as Python values; None for those that are not wanted."""
+    from quire.jobs.input.arrow_values import values_of
+
     first = 0
     for batch in read_batches(path):
         picked = [i for i in range(batch.num_rows) if wanted(first + i)]
         first += batch.num_rows
-        values = iter(_values(batch, picked))
+        values = iter(values_of(batch, picked))
         here = set(picked)
         for i in range(batch.num_rows):
             yield next(values) if i in here else None
 
 
-def _values(batch: RecordBatch, picked: list[int]) -> list[Any]:
-    if not picked:
-        return []
-    try:
-        rows = batch if len(picked) == batch.num_rows else batch.take(picked)
-        found: list[Any] = rows.to_pylist()
-        return found
-    except (ValueError, ArithmeticError):
-        return [_single(batch, i) for i in picked]
-
-
-def _single(batch: RecordBatch, i: int) -> dict[str, Any]:
-    """One row; a value that Python has no type for (a nanosecond, say) becomes text."""
-    return {name: _value(batch.column(name)[i]) for name in batch.schema.names}
-
-
-def _value(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except (ValueError, ArithmeticError):
-        return str(scalar.cast("string"))
-
-
 def read_batches(path: Path) -> Iterator[RecordBatch]:
     """The file's batches, of at most BATCH_ROWS rows."""
-    import pyarrow as pa
-    from pyarrow import ipc, parquet
-
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            with parquet.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=BATCH_ROWS)
-            return
-        with pa.memory_map(str(path)) as source:
-            yield from _cut(ipc.open_file(source) if _is_file(path) else ipc.open_stream(source))
-    except pa.ArrowInvalid as error:
-        raise _not_arrow(path, error) from None
+    with _opened(path) as file:
+        batches = iter(file.batches())
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as error:  # pyarrow has errors of every family for a damaged file
+                raise _damaged(path, error) from None
+            if batch is None:
+                return
+            yield from _cut(batch)
 
 
-def _cut(reader: Any) -> Iterator[RecordBatch]:
-    count = getattr(reader, "num_record_batches", None)
-    batches = reader if count is None else (reader.get_batch(i) for i in range(count))
-    for batch in batches:
-        for start in range(0, batch.num_rows, BATCH_ROWS):
-            yield batch.slice(start, BATCH_ROWS)
+def _cut(batch: RecordBatch) -> Iterator[RecordBatch]:
+    size = max(1, batch.get_total_buffer_size())
+    step = max(1, min(BATCH_ROWS, batch.num_rows * BATCH_BYTES // size))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
 
 
 def count_rows(path: Path) -> int:
-    if path.suffix.lower() in (".parquet", ".pq"):
-        from pyarrow import parquet
-
-        return int(parquet.read_metadata(path).num_rows)
-    return sum(batch.num_rows for batch in read_batches(path))
+    with _opened(path) as file:
+        try:
+            return file.count_rows()
+        except Exception as error:  # as above
+            raise _damaged(path, error) from None
 
 
 def read_schema(path: Path) -> Schema:
-    import pyarrow as pa
-    from pyarrow import ipc, parquet
+    with _opened(path) as file:
+        return file.schema
 
+
+class _Parquet:
+    def __init__(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        self._file = parquet.ParquetFile(path)
+        self.schema: Schema = self._file.schema_arrow
+
+    def batches(self) -> Iterator[RecordBatch]:
+        return self._file.iter_batches(batch_size=BATCH_ROWS)  # type: ignore[no-any-return]
+
+    def count_rows(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Ipc:
+    """What Arrow writes by itself: a file with an index of its batches, or a stream of them."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import ipc
+
+        with open(path, "rb") as file:
+            self._is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        self._source = pa.OSFile(str(path))
+        self._reader: Any = (ipc.open_file if self._is_file else ipc.open_stream)(self._source)
+        self.schema: Schema = self._reader.schema
+
+    def batches(self) -> Iterator[RecordBatch]:
+        if not self._is_file:
+            return iter(self._reader)
+        return (self._reader.get_batch(i) for i in range(self._reader.num_record_batches))
+
+    def count_rows(self) -> int:
+        if self._is_file:
+            return int(self._reader.count_rows())
+        return sum(batch.num_rows for batch in self._reader)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Parquet | _Ipc]:
+    """The file, once its schema was read; a name that two columns have would hide one of them."""
     try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return parquet.read_schema(path)
-        with pa.memory_map(str(path)) as source:
-            return (ipc.open_file(source) if _is_file(path) else ipc.open_stream(source)).schema
-    except pa.ArrowInvalid as error:
+        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+        file = _Parquet(path) if is_parquet else _Ipc(path)
+        names = list(file.schema.names)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # as above
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise _not_arrow(path, error) from None
+    try:
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidOption(
+                f"{path} names {repeated} twice; every column needs a name of its own. Rename one.",
+                parameter="input",
+                value=str(path),
+            )
+        yield file
+    finally:
+        file.close()
 
 
-def _is_file(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(_ARROW_FILE)) == _ARROW_FILE
+def _damaged(path: Path, error: Exception) -> OSError:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return OSError(
+        errno.EIO, f"it is damaged, or was cut while it was read ({_reason(error)})", str(path)
+    )
 
 
 def _not_arrow(path: Path, error: Exception) -> InvalidOption:
-    reason = str(error).rstrip(".")
     return InvalidOption(
-        f"{path} does not read as {path.suffix or 'Arrow'}: {reason}. Name its format with "
+        f"{path} does not read as {path.suffix or 'Arrow'}: {_reason(error)}. Name its format with "
         "--format if the ending is wrong.",
         parameter="input",
         value=str(path),
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__

@@ -1,76 +1,201 @@
-"""CSV and TSV with a header line; every value is text, a row with other columns costs itself."""
+"""CSV and TSV with a header line; every value is text, a row with other columns costs itself.
+
+Where the quotes of a row do not come out, nobody can be certain which line breaks belong to it,
+so there is a rule. Its lines are those up to where the quotes come out if one that ends no field
+is taken for text, else those up to where they went wrong. But if all lines behind its first are
+rows by themselves, then only the first is bad. The error names the lines.
+"""
 
 from __future__ import annotations
 
-import csv
 import gzip
+import re
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from quire.errors import InvalidOption
+from quire.jobs.input.fields import Fields, NotDelimited, are_rows, without_end
 from quire.jobs.input.jsonl import LONGEST_ROW
-from quire.jobs.input.packed import is_packed, unpacking
+from quire.jobs.input.packed import is_packed, open_bytes, unpacking
 from quire.jobs.rows import BadRow
 
 Row = dict[str, str] | BadRow
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+# How far to look for the end of a row that went wrong, so that a file of such rows takes no longer
+# than it must.
+_LOOK_LINES, _LOOK_SIZE = 100, 1 << 16
 
 
 def read_delimited(
     path: Path, wanted: Callable[[int], bool], delimiter: str = ","
 ) -> Iterator[Row | None]:
     """The rows of the file; None for those that are not wanted."""
-    csv.field_size_limit(LONGEST_ROW)
     with unpacking(path), _opened(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        header = _header(reader, path)
+        rows = _Rows(file, delimiter)
+        rows.read_header(path)
         number = 0
-        while True:
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                row: dict[str, str] | BadRow = BadRow(
-                    "malformed_row", f"the row is no CSV: {error}"
-                )
-            else:
-                if not fields:
-                    continue
-                row = _row(header, fields)
+        while (row := rows.next()) is not None:
             yield row if wanted(number) else None
             number += 1
 
 
 def _opened(path: Path) -> IO[str]:
+    """The file as text. A carriage return ends lines only where nothing else does: programs leave
+    it unquoted inside of fields."""
+    with open_bytes(path) as file:
+        beginning = file.read(1 << 16)
+    newline = "\r" if b"\r" in beginning and b"\n" not in beginning else "\n"
     # Bytes that are no UTF-8 come through as lone surrogates, and are told from text below.
-    if is_packed(path):
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="")
-    return open(path, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    open_text = gzip.open if is_packed(path) else open
+    return open_text(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-def _header(reader: Iterator[list[str]], path: Path) -> list[str]:
-    try:
-        header = next(reader, [])
-    except csv.Error as error:
-        raise InvalidOption(f"the header of {path} is no CSV: {error}", parameter="input") from None
-    repeated = {name for name in header if header.count(name) > 1}
-    if not header or repeated:
-        what = f"names {sorted(repeated)} twice" if repeated else "is missing"
-        raise InvalidOption(
-            f"the header of {path} {what}; its first line gives every column a name of its own",
-            parameter="input",
-            value=str(path),
-        )
-    return header
+class _Lines:
+    """The lines of a file, numbered from 1; those that were read too far can be put back."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._back: deque[str] = deque()
+        self.number = 0  # of the line that was taken last
+
+    def take(self) -> str | None:
+        """The next line with its end, or the beginning of one that is too long for a row."""
+        line = self._back.popleft() if self._back else self._file.readline(LONGEST_ROW + 1)
+        self.number += bool(line)
+        return line or None
+
+    def skip_rest(self) -> None:
+        """Pass over what is left of a line that was not read whole."""
+        while (more := self._file.readline(LONGEST_ROW)) and not more.endswith(("\n", "\r")):
+            pass
+
+    def put_back(self, lines: list[str]) -> None:
+        self._back.extendleft(reversed(lines))
+        self.number -= len(lines)
 
 
-def _row(header: list[str], fields: list[str]) -> Row:
-    if len(fields) != len(header):
+class _Rows:
+    """Lines made into rows."""
+
+    def __init__(self, file: IO[str], delimiter: str) -> None:
+        self._lines, self._delimiter = _Lines(file), delimiter
+        self._header: list[str] = []
+
+    def read_header(self, path: Path) -> None:
+        fields, line = Fields(self._delimiter), self._lines.take()
+        try:
+            while line is not None and not fields.feed(line):
+                line = self._lines.take() if self._lines.number < _LOOK_LINES else None
+        except NotDelimited as error:
+            raise _no_header(path, f"is no CSV: {error}") from None
+        header = fields.found if line is not None and without_end(line) else []
+        repeated = sorted({name for name in header if header.count(name) > 1})
+        if not header or repeated:
+            raise _no_header(path, f"names {repeated} twice" if repeated else "is missing")
+        if any(_NOT_UTF8.search(name) for name in header):
+            raise _no_header(path, "is not UTF-8")
+        self._header = header
+
+    def next(self) -> Row | None:
+        """The next row, None at the end of the file."""
+        line = self._lines.take()
+        while line is not None and not without_end(line):
+            line = self._lines.take()
+        if line is None:
+            return None
+        taken, fields, size, wrong = [line], Fields(self._delimiter), len(line), ""
+        try:
+            while size <= LONGEST_ROW and not fields.feed(taken[-1]):
+                more = self._lines.take()
+                if more is None:
+                    raise NotDelimited("a quote is never closed")
+                taken.append(more)
+                size += len(more)
+        except NotDelimited as error:
+            return self._misread(taken, str(error))
+        if size > LONGEST_ROW:
+            return self._too_long(taken, fields)
+        if len(fields.found) != len(self._header):
+            wrong = f"it has {len(fields.found)} fields, and the header {len(self._header)}"
+            return self._misread(taken, wrong) if len(taken) > 1 else self._bad(1, wrong)
+        return self._row(fields.found, len(taken))
+
+    def _row(self, found: list[str], num_lines: int) -> Row:
+        for name, field in zip(self._header, found, strict=True):
+            if not field.isascii() and _NOT_UTF8.search(field):
+                return self._bad(num_lines, f"column {name!r} is not UTF-8")
+        return dict(zip(self._header, found, strict=True))
+
+    def _bad(self, num_lines: int, wrong: str) -> BadRow:
+        """What is wrong with the last `num_lines` lines."""
+        last = self._lines.number
+        named = f"line {last}" if num_lines == 1 else f"lines {last - num_lines + 1} to {last}"
+        return BadRow("malformed_row", f"the row in {named} is no CSV: {wrong}")
+
+    def _misread(self, taken: list[str], wrong: str) -> BadRow:
+        """A row that went wrong within these lines: decide which of them are its own."""
+        went_wrong = len(taken)
+        num_lines = self._lenient_end(taken) or went_wrong
+        self._lines.put_back(taken[num_lines:])
+        behind = taken[1:num_lines]
+        if behind and are_rows(behind, len(self._header), self._delimiter):
+            self._lines.put_back(behind)
+            num_lines = 1
+        return self._bad(num_lines, wrong)
+
+    def _lenient_end(self, taken: list[str]) -> int | None:
+        """How many lines the row has if a quote that ends no field is text; None if it still does
+        not come out. Lines that were looked at are added to `taken`."""
+        fields, size, at = Fields(self._delimiter, lenient=True), 0, 0
+        while True:
+            if at == len(taken):
+                more = self._lines.take() if at < _LOOK_LINES and size < _LOOK_SIZE else None
+                if more is None:
+                    return None
+                taken.append(more)
+            size += len(taken[at])
+            at += 1
+            if fields.feed(taken[at - 1]):
+                return at if len(fields.found) == len(self._header) else None
+
+    def _too_long(self, taken: list[str], fields: Fields) -> BadRow:
+        """Pass over a row that is not held, to where it ends."""
+        behind, line = taken[1:], taken[-1]
+        if (
+            behind
+            and not _is_cut(line)
+            and are_rows(behind, len(self._header), self._delimiter)
+        ):
+            self._lines.put_back(behind)
+            return self._bad(1, "a quote is never closed")
+        first = self._lines.number - len(behind)
+        with suppress(NotDelimited):
+            while not _is_cut(line) and not fields.feed(line):
+                fields.forget()
+                more = self._lines.take()
+                if more is None:
+                    break
+                line = more
+        if _is_cut(line):
+            self._lines.skip_rest()
         return BadRow(
-            "malformed_row", f"the row has {len(fields)} fields, and the header {len(header)}"
+            "row_too_long",
+            f"the row in lines {first} to {self._lines.number} is longer than a row may be: "
+            f"{LONGEST_ROW}; its quote may be one that is never closed",
         )
-    for name, field in zip(header, fields, strict=True):
-        if not field.isascii() and any("\udc80" <= c <= "\udcff" for c in field):
-            return BadRow("malformed_row", f"column {name!r} is not UTF-8")
-    return dict(zip(header, fields, strict=True))
+
+
+def _is_cut(line: str) -> bool:
+    """Whether this is only the beginning of a line."""
+    return len(line) > LONGEST_ROW and not line.endswith(("\n", "\r"))
+
+
+def _no_header(path: Path, what: str) -> InvalidOption:
+    return InvalidOption(
+        f"the header of {path} {what}; its first line gives every column a name of its own",
+        parameter="input",
+        value=str(path),
+    )

@@ -1,20 +1,27 @@
-"""A JSON file that is one array of objects: its elements are the rows, read one after the other."""
+"""A JSON file that is one array of objects: its elements are the rows, read one after the other.
+
+An element is what lies between two commas of the array itself, whatever it is: one that is no
+JSON costs its own row. One that never closes reaches to the end of the file, and says so.
+"""
 
 from __future__ import annotations
 
 import codecs
-import json
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from quire.errors import InvalidOption
-from quire.jobs.input.jsonl import DECODER, LONGEST_ROW, Values, row_of
+from quire.jobs.input.jsonl import LONGEST_ROW, Values, row_of
 from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.rows import BadRow
+from quire.jobs.strict_json import parse
 
 _CHUNK = 1 << 16
-_SPACE = " \t\r\n"
+_SIGNS = re.compile(r'["\[\]{},]')
+_INNER_SIGNS = re.compile(r'["\[\]{}]')  # a comma deeper down separates nothing here
+_STRING_END = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def is_array(path: Path) -> bool:
@@ -30,77 +37,119 @@ def is_array(path: Path) -> bool:
 def read_array(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
     """The rows of the file; None for those that are not wanted."""
     with unpacking(path), open_bytes(path) as file:
-        text = _Text(path, iter(lambda: file.read(_CHUNK), b""))
-        text.skip("[")
-        number = 0
-        while text.peek() != "]":
-            if number:
-                text.skip(",")
-            value = text.value()
-            yield row_of(value, "the element") if wanted(number) else None
-            number += 1
+        # Bytes that are no UTF-8 come through as lone surrogates, and cost their element.
+        decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+        chunks = iter(lambda: file.read(_CHUNK), b"")
+        scanner = _Scanner(decoder.decode(chunk) for chunk in chunks)
+        for number, element in enumerate(scanner.elements()):
+            yield _row(element) if wanted(number) else None
 
 
-class _Text:
-    """The part of the file that is not read yet, as far as it was needed."""
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """The text between two commas. `start` is its place in the file, in characters; `text` is None
+    where it is longer than a row may be; `wrong` is what the brackets around it say."""
 
-    def __init__(self, path: Path, chunks: Iterator[bytes]) -> None:
-        self._path, self._chunks = path, chunks
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    start: int
+    text: str | None
+    wrong: str | None = None
+
+
+def _row(element: _Element) -> Values | BadRow:
+    what = f"the element at character {element.start}"
+    if element.wrong is not None:
+        return BadRow("malformed_row", f"{what} {element.wrong}")
+    if element.text is None:
+        return BadRow("row_too_long", f"{what} is longer than a row may be: {LONGEST_ROW}")
+    if not element.text.isascii() and _NOT_UTF8.search(element.text):
+        return BadRow("malformed_row", f"{what} is not UTF-8")
+    try:
+        return row_of(parse(element.text), what)
+    except ValueError as error:
+        return BadRow("malformed_row", f"{what} is not JSON: {error}")
+
+
+class _Scanner:
+    """Finds where elements end by strings and brackets alone, each character once."""
+
+    def __init__(self, chunks: Iterator[str]) -> None:
+        self._chunks = chunks
         self._text, self._at, self._passed = "", 0, 0
+        self._begin = 0  # of the element, in `_text`
+        self._parts: list[str] = []  # of the element, from before `_text`
+        self._size = 0  # of these parts, those that were dropped too
 
-    def peek(self) -> str:
-        """The next character that is no space."""
-        while True:
-            while self._at < len(self._text) and self._text[self._at] in _SPACE:
-                self._at += 1
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._more():
-                raise self._wrong("it ends in the middle of the array")
-
-    def skip(self, expected: str) -> None:
-        if self.peek() != expected:
-            raise self._wrong(f"{expected!r} was expected, not {self.peek()!r}")
-        self._at += 1
-
-    def value(self) -> Any:
-        """The next element. What is there is tried again with twice as much until it is whole."""
-        self.peek()
-        while True:
-            try:
-                found, end = DECODER.raw_decode(self._text, self._at)
-                # A number at the end of what was read may go on.
-                if end < len(self._text) or not self._more():
-                    self._at = end
-                    return found
-            except RecursionError:
-                raise self._wrong("an element nests too deeply") from None
-            except ValueError as error:
-                size = len(self._text) - self._at
-                whole = isinstance(error, json.JSONDecodeError) and error.pos < len(self._text) - 16
-                if whole or size > LONGEST_ROW or not self._more(size):
-                    raise self._wrong(str(error)) from None
-
-    def _more(self, size: int = 0) -> bool:
-        """Read on by at least `size` characters; whether there was anything."""
-        parts, count = [self._text[self._at :]], 0
-        self._passed += self._at
-        for chunk in self._chunks:
-            try:
-                parts.append(self._decoder.decode(chunk))
-            except UnicodeDecodeError as error:
-                raise self._wrong(f"it is not UTF-8: {error.reason}") from None
-            count += len(parts[-1])
-            if count > size:
+    def elements(self) -> Iterator[_Element]:
+        """Every element of the array whose bracket is the file's first sign."""
+        while "[" not in self._text and self._more():
+            pass
+        self._at = self._text.find("[") + 1
+        end = ","
+        while end == ",":
+            self._parts, self._size, self._begin = [], 0, self._at
+            start = self._passed + self._at
+            end = self._find_end()
+            text = self._taken(len(end))
+            if text == "" and end == "]":  # of an empty array, or behind a last comma
                 break
-        self._text, self._at = "".join(parts), 0
-        return count > 0
+            wrong = None if end else "is never closed, or the file was cut; it reaches to its end"
+            yield _Element(start, text, wrong)
+        while end and not self._text[self._at :].strip() and self._more():
+            pass
+        if end and self._text[self._at :].strip():
+            yield _Element(self._passed + self._at, None, "and all that follows is behind the array")
 
-    def _wrong(self, what: str) -> InvalidOption:
-        return InvalidOption(
-            f"{self._path} is no JSON array of rows: {what} (about character "
-            f"{self._passed + self._at}). Give JSON lines, one object per line, if it holds those.",
-            parameter="input",
-            value=str(self._path),
-        )
+    def _find_end(self) -> str:
+        """Go behind the comma or bracket that ends the element, and tell it; "" if none does."""
+        depth = 0
+        while True:
+            found = (_INNER_SIGNS if depth else _SIGNS).search(self._text, self._at)
+            if found is None:
+                self._at = len(self._text)
+                if not self._more():
+                    return ""
+                continue
+            sign, self._at = found.group(), found.end()
+            if sign == '"':
+                if not self._pass_string():
+                    return ""
+            elif depth == 0 and sign in ",]":
+                return sign
+            elif sign in "[{":
+                depth += 1
+            elif depth:
+                depth -= 1
+
+    def _pass_string(self) -> bool:
+        """Go behind the quote that ends a string; whether there is one."""
+        while (found := _STRING_END.match(self._text, self._at)) is None:
+            read = self._text[self._at :]
+            # Half an escape stays, to be read with what follows.
+            self._at = len(self._text) - (len(read) - len(read.rstrip("\\"))) % 2
+            if not self._more():
+                return False
+        self._at = found.end()
+        return True
+
+    def _taken(self, end: int) -> str | None:
+        """The element's text, without the sign that ended it; None if it is too long."""
+        text = self._text[self._begin : self._at - end]
+        if self._size + len(text) > LONGEST_ROW:
+            return None
+        return "".join([*self._parts, text]).strip()
+
+    def _more(self) -> bool:
+        """Read on, with what was looked at put aside; whether there was anything."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            return False
+        part = self._text[self._begin : self._at]
+        self._size += len(part)
+        if self._size <= LONGEST_ROW:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+        self._passed += self._at
+        self._text = self._text[self._at :] + chunk
+        self._at = self._begin = 0
+        return True

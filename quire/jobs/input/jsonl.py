@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.rows import BadRow
+from quire.jobs.strict_json import parse
 
 LONGEST_ROW = 32 << 20  # bytes
 _BOM = b"\xef\xbb\xbf"
@@ -53,14 +53,11 @@ def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | BadRow]:
 def parse_line(line: bytes) -> Values | BadRow:
     """The object on a line, or what keeps it from being one."""
     try:
-        found = DECODER.decode(line.decode("utf-8").strip())
+        return row_of(parse(line.decode("utf-8").strip()), "the line")
     except UnicodeDecodeError as error:
         return BadRow("malformed_row", f"the line is not UTF-8: {error.reason} at {error.start}")
-    except RecursionError:
-        return BadRow("malformed_row", "the line nests too deeply")
     except ValueError as error:
         return BadRow("malformed_row", f"the line is not JSON: {error}")
-    return row_of(found, "the line")
 
 
 def row_of(found: Any, what: str) -> Values | BadRow:
@@ -68,17 +65,3 @@ def row_of(found: Any, what: str) -> Values | BadRow:
     if not isinstance(found, dict):
         return BadRow("malformed_row", f"{what} is JSON, but a {type(found).__name__}, no object")
     return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:20]} is more than a double holds")
-    return value
-
-
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)

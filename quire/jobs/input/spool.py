@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from quire.errors import InvalidOption
 from quire.jobs.durable import replacing
+from quire.jobs.input.arrow import BATCH_ROWS
 
 STEM = "input"
 
@@ -51,7 +52,9 @@ def _spool_table(table: Any, job_dir: Path) -> Path:
         reader = pa.RecordBatchReader.from_stream(table)
         with pa.ipc.new_stream(file, reader.schema) as writer:
             for batch in reader:
-                writer.write_batch(batch)
+                # In pieces: whoever reads it later holds one of them at a time.
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    writer.write_batch(batch.slice(start, BATCH_ROWS))
     return path
 
 
