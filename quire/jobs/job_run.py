@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import beginning, secrets
+from quire.jobs.ahead import Ahead
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.engine_process import COMMAND, EngineProcess
 from quire.jobs.failures import Failures, failures_of
@@ -34,7 +35,7 @@ from quire.jobs.stamps import FileStamp, Hashing
 from quire.jobs.stopping import StopSignals
 from quire.jobs.supervisor import Supervisor
 from quire.jobs.wire import Message
-from quire.jobs.work import Asking, Done, Work
+from quire.jobs.work import Asking, Done, Work, WorkRow
 
 _HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
 
@@ -120,12 +121,14 @@ class JobRun:
             journal = self._opened_journal()
             work = make_work(self._options, self._manifest, self._files, journal.index)
             self._work, self._counting = work, Counting(self._files)
-            supervisor = self._supervisor(journal, work, opening, signals, engine_command, engine)
+            rows = self._rows(journal, work)
+            supervisor = self._supervisor(journal, rows, opening, signals, engine_command, engine)
             try:
                 supervisor.run()
             finally:
+                rows.close()
                 journal.close()
-            num_failed = self._finish(journal, work)
+            num_failed = self._finish(journal, work, signals)
             return JobReport(
                 Path(self._manifest.output),
                 self._job_dir,
@@ -164,22 +167,19 @@ class JobRun:
         self._hash("inputs", manifest.inputs)
         return journal
 
+    def _rows(self, journal: Journal, work: Work) -> Ahead[WorkRow | ResultRecord]:
+        rows = reused(work.rows(), self._job_dir, journal.older, self._lock.epoch)
+        return Ahead(rows, work.patience)
+
     def _supervisor(
         self,
         journal: Journal,
-        work: Work,
+        rows: Ahead[WorkRow | ResultRecord],
         opening: Message,
         signals: StopSignals,
         engine_command: Sequence[str],
         engine: EngineProcess,
     ) -> Supervisor:
-        def keep(record: ResultRecord) -> None:
-            journal.append(record)
-            self._progress.before += 1
-
-        rows = work.rows()
-        if journal.older:
-            rows = reused(rows, self._job_dir, journal.older, keep, self._lock.epoch)
         return Supervisor(
             journal,
             rows,
@@ -192,10 +192,11 @@ class JobRun:
             engine=engine,
         )
 
-    def _finish(self, journal: Journal, work: Work) -> int:
+    def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
         """Write the output and close the books; how many rows failed."""
         write = write_batch if self._manifest.kind == "batch" else write_output
-        write(self._job_dir, self._manifest, journal.index, work.num_rows)
+        with signals.at_once():
+            write(self._job_dir, self._manifest, journal.index, work.num_rows)
         num_failed = journal.index.counts()[1]
         deadline = time.monotonic() + _HASH_PATIENCE
         for hashing in self._hashing.values():
@@ -254,6 +255,9 @@ class JobRun:
 
     def result(self, record: ResultRecord) -> None:
         self._progress.result(record)
+
+    def reused(self, record: ResultRecord) -> None:
+        self._progress.before += 1
 
     def metrics(self, message: Message) -> None:
         self._progress.metrics(message)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from quire.errors import ModelError
 from quire.jobs import beginning
+from quire.jobs.ahead import Ahead
 from quire.jobs.engine_process import COMMAND, EngineProcess, told
 from quire.jobs.job_run import make_work, opening_message
 from quire.jobs.options import JobOptions
@@ -29,11 +31,12 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
             work = make_work(options, manifest, files, ())
             rows: list[WorkRow] = []
             num_bad = 0
-            for row in work.rows():
-                if row.error is not None:
-                    num_bad += 1
-                elif len(rows) < PLANNED_ROWS:
-                    rows.append(row)
+            with closing(Ahead(work.rows(), work.patience)) as ahead:
+                for row in ahead.wait():
+                    if row.error is not None:
+                        num_bad += 1
+                    elif len(rows) < PLANNED_ROWS:
+                        rows.append(row)
             lines = [f"Job\n  rows       {work.num_rows:,} in {len(files)} file(s)"]
             if num_bad:
                 lines.append(f"  bad rows   {num_bad:,}, each of which costs itself")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +13,9 @@ from quire.jobs.work import WorkRow
 
 
 def reused(
-    rows: Iterator[WorkRow],
-    job_dir: Path,
-    older: Iterable[int],
-    keep: Callable[[ResultRecord], None],
-    epoch: int,
-) -> Iterator[WorkRow]:
-    """The rows that no older record answers; the others are handed to `keep`, as of now.
+    rows: Iterator[WorkRow], job_dir: Path, older: Iterable[int], epoch: int
+) -> Generator[WorkRow | ResultRecord]:
+    """The rows, and in place of those that an older record answers that record, as of now.
 
     A row is found by its content alone, so rows may have moved. Where answers depend on noise the
     row's seed is part of its content, and only a row of the same key is the same.
@@ -32,6 +28,6 @@ def reused(
             place = places.get(row.content) if row.error is None else None
             record = None if place is None else reader.read(place)
             if record is not None and record.content == row.content:
-                keep(replace(record, row=row.row, key=row.key, epoch=epoch))
+                yield replace(record, row=row.row, key=row.key, epoch=epoch)
             else:
                 yield row

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+from quire.errors import JobStopped
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -18,6 +22,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._at_once = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -31,9 +36,22 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
+        if self._at_once:
+            raise _stopped()
 
     def asked(self) -> bool:
         return self.received is not None
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Stop wherever it is in this block, which leaves nothing half done if it is left."""
+        self._at_once = True
+        try:
+            if self.asked():
+                raise _stopped()
+            yield
+        finally:
+            self._at_once = False
 
     def __exit__(
         self,
@@ -43,3 +61,7 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _stopped() -> JobStopped:
+    return JobStopped("stopped cleanly")

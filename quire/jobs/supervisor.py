@@ -28,6 +28,8 @@ MOST_FALLS = 16  # in a row, without a single result
 MOST_LOAD_FALLS = 3
 MOST_GUILTY = 3  # in a row: then it is not the rows
 _LONGEST_WAIT = 0.2
+_SHORT_WAIT = 0.02  # while rows are being made ready that the engine could have
+LONGEST_ERROR = 4000  # characters of a row's error that are kept
 
 
 class Watcher(Protocol):
@@ -36,6 +38,8 @@ class Watcher(Protocol):
     def note(self, line: str) -> None: ...
 
     def result(self, record: ResultRecord) -> None: ...
+
+    def reused(self, record: ResultRecord) -> None: ...
 
     def metrics(self, message: Message) -> None: ...
 
@@ -48,7 +52,7 @@ class Supervisor:
     def __init__(
         self,
         journal: Journal,
-        rows: Iterator[WorkRow],
+        rows: Iterator[WorkRow | ResultRecord | None],
         opening: Message,
         *,
         epoch: int,
@@ -58,7 +62,8 @@ class Supervisor:
         command: Sequence[str] = COMMAND,
         engine: EngineProcess | None = None,
     ) -> None:
-        """`engine` may have been started already, with the same opening, to save time."""
+        """`rows` gives work, a result of before that still counts, or None while the next one is
+        not ready. `engine` may have been started already, with the same opening, to save time."""
         self._journal, self._source, self._opening = journal, rows, opening
         self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
         self._should_stop, self._command = should_stop, command
@@ -71,6 +76,7 @@ class Supervisor:
         self._again: deque[WorkRow] = deque()
         self._suspects, self._guilty = Suspects(), list[ResultRecord]()
         self._run_open = self._trial = self._end_sent = self._exhausted = False
+        self._starved = False  # the source had nothing ready when it was last asked
         self._falls = 0
         self.num_restarts = 0
 
@@ -104,7 +110,8 @@ class Supervisor:
             return
         fed = self._feed(engine)
         due = self._journal.seconds_left
-        wait = 0.0 if fed else _LONGEST_WAIT if due is None else min(due, _LONGEST_WAIT)
+        longest = _SHORT_WAIT if self._starved else _LONGEST_WAIT
+        wait = 0.0 if fed else longest if due is None else min(due, longest)
         for message in engine.poll(wait):
             self._take(message)
         self._journal.commit_if_due()
@@ -145,13 +152,19 @@ class Supervisor:
         rows: list[WorkRow] = []
         num_bytes = 0
         room = max(64, IN_FLIGHT_WINDOWS * int(self._facts["capacity"])) - len(self._in_flight)
+        num_taken, self._starved = 0, False
         for _ in range(min(TURN_ROWS, room)):
             if num_bytes > TURN_BYTES or self._in_flight.num_bytes > IN_FLIGHT_BYTES:
                 break
             row = self._next_row()
             if row is None:
+                self._starved = not self._exhausted
                 break
-            if row.error is None:
+            num_taken += 1
+            if isinstance(row, ResultRecord):
+                self._journal.append(row)
+                self._watcher.reused(row)
+            elif row.error is None:
                 rows.append(row)
                 num_bytes += row.size
             else:
@@ -160,14 +173,17 @@ class Supervisor:
             self._send(engine, rows)
         if self._exhausted and not self._again and self._run_open:
             self._end(engine)
-        return bool(rows)
+        return num_taken > 0
 
-    def _next_row(self) -> WorkRow | None:
+    def _next_row(self) -> WorkRow | ResultRecord | None:
+        """The next one; None if it is not ready, or if there are no more."""
         if self._again:
             return self._again.popleft()
-        row = next(self._source, None)
-        self._exhausted = self._exhausted or row is None
-        return row
+        try:
+            return next(self._source)
+        except StopIteration:
+            self._exhausted = True
+            return None
 
     def _send(self, engine: EngineProcess, rows: Sequence[WorkRow]) -> None:
         engine.send({"kind": "rows", "rows": [{"row": r.row, **r.asked} for r in rows]})
@@ -220,6 +236,8 @@ class Supervisor:
         )
 
     def _failed(self, row: WorkRow, kind: str, text: str) -> ResultRecord:
+        if len(text) > LONGEST_ERROR:  # it quotes the row, which may be of any size
+            text = f"{text[:LONGEST_ERROR]}… ({len(text)} characters)"
         return ResultRecord(row.row, row.key, row.content, self._epoch, error=text, error_type=kind)
 
     def _keep(self, record: ResultRecord) -> None:

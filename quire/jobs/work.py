@@ -6,12 +6,13 @@ being parsed; the whole input is never held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.jobs.input.files import InputFile, read_rows
 from quire.jobs.keys import ContentHash, KeyTable, row_seed
+from quire.jobs.patience import Patience
 from quire.jobs.plain import askable
 from quire.jobs.rows import BadRow, InputRow
 from quire.jobs.templates import RowTest
@@ -97,6 +98,7 @@ class Work:
         self._reserved = reserved
         self._where = None if selection.where is None else RowTest(selection.where, "--where")
         self._ids = None if selection.id_column is None else KeyTable()
+        self.patience = Patience()  # with each evaluation over a row
         self.num_selected = 0  # input rows so far
         self.finished = False
 
@@ -105,7 +107,7 @@ class Work:
         """Work rows so far, the done ones included."""
         return self.num_selected * len(self._settings)
 
-    def rows(self) -> Iterator[WorkRow]:
+    def rows(self) -> Generator[WorkRow]:
         """The rows that are left, in the order of the input."""
         limit = self._selection.limit
         for row in read_rows(self._files, self._wanted):
@@ -142,7 +144,7 @@ class Work:
         error, key, values = row.error, row.key, row.values or {}
         if error is None:
             try:
-                if self._where is not None and not self._where.holds(values):
+                if not self._counts(values):
                     return
                 key = self._key(row, values)
                 self._check_columns(values)
@@ -157,6 +159,10 @@ class Work:
                 named = key if setting.name is None else f"{key}#{setting.name}"
                 yield self._work_row(number, named, values, i, error)
 
+    def _counts(self, values: Mapping[str, Any]) -> bool:
+        where = self._where
+        return where is None or self.patience.allow(lambda: where.holds(values))
+
     def _work_row(
         self, number: int, key: str, values: Mapping[str, Any], i: int, error: BadRow | None
     ) -> WorkRow:
@@ -164,7 +170,7 @@ class Work:
             return WorkRow(number, key, "", {}, error)
         seed = row_seed(self._seed, key) if self._settings[i].draws else None
         try:
-            asked = askable(self._asking.ask(values))
+            asked = self.patience.allow(lambda: askable(self._asking.ask(values)))
             content, size = self._hashes[i].of(asked, seed)
         except BadRow as bad:
             return WorkRow(number, key, "", {}, bad)

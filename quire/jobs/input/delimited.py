@@ -164,11 +164,7 @@ class _Rows:
     def _too_long(self, taken: list[str], fields: Fields) -> BadRow:
         """Pass over a row that is not held, to where it ends."""
         behind, line = taken[1:], taken[-1]
-        if (
-            behind
-            and not _is_cut(line)
-            and are_rows(behind, len(self._header), self._delimiter)
-        ):
+        if behind and not _is_cut(line) and are_rows(behind, len(self._header), self._delimiter):
             self._lines.put_back(behind)
             return self._bad(1, "a quote is never closed")
         first = self._lines.number - len(behind)

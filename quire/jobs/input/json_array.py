@@ -97,7 +97,9 @@ class _Scanner:
         while end and not self._text[self._at :].strip() and self._more():
             pass
         if end and self._text[self._at :].strip():
-            yield _Element(self._passed + self._at, None, "and all that follows is behind the array")
+            yield _Element(
+                self._passed + self._at, None, "and all that follows is behind the array"
+            )
 
     def _find_end(self) -> str:
         """Go behind the comma or bracket that ends the element, and tell it; "" if none does."""
