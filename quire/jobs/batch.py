@@ -33,19 +33,29 @@ _SAME = (
 )
 # Fields about accounts and transport, which change no answer, and what they are.
 _MOOT: dict[str, type] = {
-    **{name: str for name in ("model", "user", "service_tier", "safety_identifier")},
-    **{"prompt_cache_key": str, "store": bool, "metadata": Mapping, "stream_options": Mapping},
+    "model": str,
+    "user": str,
+    "service_tier": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "store": bool,
+    "metadata": Mapping,
+    "stream_options": Mapping,
 }
-# Fields that are read here, and what they are; the first ones in a chat alone, then in a text.
+# Fields that are read here, and what they are: of a chat, of a text, of both.
 _OF_CHATS: dict[str, type] = {
-    **{name: list for name in ("messages", "tools", "documents")},
-    **{"chat_template_kwargs": Mapping, "parallel_tool_calls": bool},
-    **{"add_generation_prompt": bool, "continue_final_message": bool},
+    "messages": list,
+    "tools": list,
+    "documents": list,
+    "chat_template_kwargs": Mapping,
+    "parallel_tool_calls": bool,
+    "add_generation_prompt": bool,
+    "continue_final_message": bool,
 }
 _OF_TEXTS: dict[str, type] = {"prompt": object}
 _OF_BOTH: dict[str, type] = {
-    **{name: object for name in _SAME},  # refused, where need be, with all others of their kind
-    **{"max_tokens": object, "max_completion_tokens": object, "response_format": Mapping},
+    **dict.fromkeys((*_SAME, "max_tokens", "max_completion_tokens"), object),
+    "response_format": Mapping,
 }
 # Fields that ask for nothing when they have one of these values, or are null.
 _HARMLESS: dict[str, tuple[Any, ...]] = {

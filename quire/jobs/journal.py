@@ -16,7 +16,7 @@ from pathlib import Path
 from quire.errors import JobStopped
 from quire.jobs.durable import open_own, sync_directory
 from quire.jobs.lock import JobLock
-from quire.jobs.record import ResultRecord, encode
+from quire.jobs.record import ResultRecord, fitted
 from quire.jobs.segments import (
     Damage,
     ResultIndex,
@@ -97,15 +97,18 @@ class Journal:
         sync_directory(self._job_dir)
         return _Segment(number, file, end)
 
-    def append(self, record: ResultRecord) -> None:
-        """Take a result in; it is acknowledged at the next commit, which may be now."""
+    def append(self, record: ResultRecord) -> ResultRecord:
+        """Take a result in, and return it as it is kept; it is acknowledged at the next commit,
+        which may be now."""
+        record, line = fitted(record)
         segment = self._errors if record.failed else self._results
-        segment.pending.append((record.row, encode(record)))
+        segment.pending.append((record.row, line))
         self._num_pending += 1
         if self._oldest_pending is None:
             self._oldest_pending = self._clock()
         if self._num_pending >= GROUP:
             self.commit()
+        return record
 
     @property
     def seconds_left(self) -> float | None:

@@ -54,9 +54,9 @@ def _write_lines(file: BinaryIO, job_dir: Path, manifest: Manifest, index: Resul
     return written
 
 
-def json_line(row: dict[str, Any]) -> bytes:
-    """The row as a line of UTF-8. What JSON cannot hold is null (NaN and the infinities, which
-    Arrow has), and what UTF-8 cannot hold is escaped."""
+def json_line(row: Any) -> bytes:
+    """The row, or any other value, as a line of UTF-8. What JSON cannot hold is null (NaN and the
+    infinities, which Arrow has), and what UTF-8 cannot hold is escaped."""
     try:
         line = json.dumps(row, ensure_ascii=False, default=as_text, allow_nan=False) + "\n"
     except ValueError:
@@ -76,16 +76,25 @@ def _finite(value: Any) -> Any:
 
 
 def _write_parquet(file: BinaryIO, job_dir: Path, manifest: Manifest, index: ResultIndex) -> int:
-    from pyarrow import Table, parquet
+    from pyarrow import ArrowException, Table, parquet
 
     from quire.jobs.arrow_table import batches
 
-    schema, found = batches(job_dir, manifest, index)
     written = 0
-    with parquet.ParquetWriter(file, schema, compression="zstd", version="2.6") as writer:
-        for group in _groups(found):
-            writer.write_table(Table.from_batches(group, schema), row_group_size=ROW_GROUP)
-            written += sum(batch.num_rows for batch in group)
+    try:
+        schema, found = batches(job_dir, manifest, index)
+        with parquet.ParquetWriter(file, schema, compression="zstd", version="2.6") as writer:
+            for group in _groups(found):
+                writer.write_table(Table.from_batches(group, schema), row_group_size=ROW_GROUP)
+                written += sum(batch.num_rows for batch in group)
+    except ArrowException as error:
+        raise InvalidOption(
+            f"the table does not go into Parquet: {error}. No result is lost: the same command "
+            f"with an OUTPUT that ends in .jsonl, --job {job_dir} and --reuse writes them as lines "
+            "of JSON.",
+            parameter="output",
+            value=manifest.output,
+        ) from error
     return written
 
 

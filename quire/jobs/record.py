@@ -16,6 +16,9 @@ from typing import Any
 
 _HEAD = b'{"crc":"'
 _BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a quote, a comma
+LONGEST_LINE = 64 << 20
+MOST_ROWS = 1 << 40  # also of tokens and epochs
+_COUNTS = ("row", "epoch", "prompt_tokens", "output_tokens")
 
 
 class DamagedRecord(ValueError):
@@ -50,6 +53,24 @@ class ResultRecord:
         return self.error_type is not None
 
 
+def fitted(record: ResultRecord) -> tuple[ResultRecord, bytes]:
+    """The record and its line. A result that is longer than a line may be, since whoever reads it
+    has to hold it, is the error that says so."""
+    line = encode(record)
+    if len(line) <= LONGEST_LINE:
+        return record, line
+    error = f"its result takes {len(line)} bytes, and may take {LONGEST_LINE}; ask for less"
+    short = ResultRecord(
+        record.row,
+        record.key,
+        record.content,
+        record.epoch,
+        error=error,
+        error_type="result_too_long",
+    )
+    return short, encode(short)
+
+
 def encode(record: ResultRecord) -> bytes:
     """The record as a line of ASCII, so that any text, even broken text, comes back as it was."""
     fields: dict[str, Any] = {
@@ -73,22 +94,19 @@ def encode(record: ResultRecord) -> bytes:
 def decode(line: bytes) -> ResultRecord:
     """The record on a line (with its newline); raises DamagedRecord for anything else."""
     fields = decode_fields(line)
-    try:
-        return ResultRecord(
-            row=fields["row"],
-            key=fields["key"],
-            content=fields["content"],
-            epoch=fields["epoch"],
-            outputs=tuple(fields["outputs"]),
-            finish_reasons=tuple(fields["finish_reasons"]),
-            prompt_tokens=fields["prompt_tokens"],
-            output_tokens=fields["output_tokens"],
-            error=fields.get("error"),
-            error_type=fields.get("error_type"),
-            extra=fields.get("extra", {}),
-        )
-    except KeyError as error:
-        raise DamagedRecord(f"the line has no {error}") from None
+    return ResultRecord(
+        row=fields["row"],
+        key=fields["key"],
+        content=fields["content"],
+        epoch=fields["epoch"],
+        outputs=tuple(fields["outputs"]),
+        finish_reasons=tuple(fields["finish_reasons"]),
+        prompt_tokens=fields["prompt_tokens"],
+        output_tokens=fields["output_tokens"],
+        error=fields.get("error"),
+        error_type=fields.get("error_type"),
+        extra=fields.get("extra", {}),
+    )
 
 
 def decode_fields(line: bytes) -> dict[str, Any]:
@@ -98,5 +116,30 @@ def decode_fields(line: bytes) -> dict[str, Any]:
         raise DamagedRecord("the line is cut, or is no record")
     if line[_BODY - 10 : _BODY - 2] != b"%08x" % zlib.crc32(body):
         raise DamagedRecord("the checksum does not agree with the line")
-    fields: dict[str, Any] = json.loads(b"{" + body)
+    # A checksum proves no author: what somebody else made up is no record either.
+    try:
+        fields: dict[str, Any] = json.loads(b"{" + body)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecord(f"the line is no JSON: {error}") from None
+    if not _is_record(fields):
+        raise DamagedRecord("the line lacks a field, or has one of another type")
     return fields
+
+
+def _is_record(fields: dict[str, Any]) -> bool:
+    for name in _COUNTS:
+        if type(found := fields.get(name)) is not int or not 0 <= found < MOST_ROWS:
+            return False
+    outputs, reasons = fields.get("outputs"), fields.get("finish_reasons")
+    if not isinstance(outputs, list) or not isinstance(reasons, list):
+        return False
+    failed = isinstance(fields.get("error_type"), str) and isinstance(fields.get("error"), str)
+    answered = "error_type" not in fields and len(outputs) == len(reasons) > 0
+    return (
+        (failed or answered)
+        and isinstance(fields.get("key"), str)
+        and isinstance(fields.get("content"), str)
+        and isinstance(fields.get("extra", {}), dict)
+        and all(isinstance(text, str) for text in outputs)
+        and all(isinstance(reason, str | None) for reason in reasons)
+    )

@@ -6,21 +6,24 @@ file with the failed rows.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.jobs.record import DamagedRecord, ResultRecord, decode, decode_fields
+from quire.jobs.record import LONGEST_LINE, DamagedRecord, ResultRecord, decode, decode_fields
 
 ERRORS = "errors.jsonl"
-_SEGMENT = re.compile(r"results-(\d{5,})\.jsonl")
+_SEGMENT = re.compile(r"results-([0-9]{5,7})\.jsonl")
 _OFFSET_BITS = 40  # a segment of up to a terabyte
 _OFFSET = (1 << _OFFSET_BITS) - 1
-_LONGEST_LINE = 1 << 30
+_PAGE_BITS = 8
+_PAGE, _IN_PAGE = 1 << _PAGE_BITS, (1 << _PAGE_BITS) - 1
 
 
 def segment_name(number: int) -> str:
@@ -52,14 +55,15 @@ def position_of(segment: int, start: int) -> int:
 
 
 def lines(job_dir: Path, segment: int) -> Iterator[Line]:
-    """Every line of a segment, the damaged ones too; nothing if there is no such file."""
+    """Every line of a segment, the damaged ones too; nothing if there is no such file. One that is
+    longer than a record comes in parts, none of which is one."""
     try:
-        file = open(job_dir / segment_name(segment), "rb")  # noqa: SIM115
+        number = _opened(job_dir, segment)
     except FileNotFoundError:
         return
-    with file:
+    with open(number, "rb") as file:
         start = 0
-        while line := file.readline(_LONGEST_LINE):
+        while line := file.readline(LONGEST_LINE):
             end = start + len(line)
             try:
                 fields = decode_fields(line)
@@ -69,9 +73,19 @@ def lines(job_dir: Path, segment: int) -> Iterator[Line]:
             start = end
 
 
+def _opened(job_dir: Path, segment: int) -> int:
+    """The file's number. Only of a file: a pipe of that name would keep whoever reads waiting."""
+    path = job_dir / segment_name(segment)
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is no file, and so no part of a job", str(path))
+    return number
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A line that is not what was written, with something good after it."""
+    """Lines that are not what was written, with something good after them."""
 
     segment: int
     start: int
@@ -82,25 +96,28 @@ class Damage:
 
 
 class ResultIndex:
-    """Which rows are done, and where their records are: eight bytes a row.
+    """Which rows are done, and where their records are: eight bytes a row, where rows are close.
 
     A success wins over a failure; among equals the later one wins.
     """
 
     def __init__(self) -> None:
-        self._places = array("Q")  # position + 1, 0 = not done
+        # Pages of rows, made where there are any: a single far row takes no more than a near one.
+        # A place is position + 1, and 0 = not done.
+        self._pages: dict[int, array[int]] = {}
 
     def put(self, row: int, position: int) -> None:
-        places = self._places
-        if row >= len(places):
-            places.frombytes(bytes(8 * (row + 1 - len(places) + len(places) // 8)))
-        failed, known = position <= _OFFSET, places[row]
+        page = self._pages.get(row >> _PAGE_BITS)
+        if page is None:
+            page = self._pages[row >> _PAGE_BITS] = array("Q", bytes(8 * _PAGE))
+        failed, known = position <= _OFFSET, page[row & _IN_PAGE]
         if failed and known > _OFFSET + 1:
             return
-        places[row] = position + 1
+        page[row & _IN_PAGE] = position + 1
 
     def position(self, row: int) -> int | None:
-        place = self._places[row] if row < len(self._places) else 0
+        page = self._pages.get(row >> _PAGE_BITS)
+        place = page[row & _IN_PAGE] if page is not None else 0
         return place - 1 if place else None
 
     def failed(self, row: int) -> bool:
@@ -108,17 +125,21 @@ class ResultIndex:
         return position is not None and position <= _OFFSET
 
     def __contains__(self, row: int) -> bool:
-        return row < len(self._places) and self._places[row] != 0
+        page = self._pages.get(row >> _PAGE_BITS)
+        return page is not None and page[row & _IN_PAGE] != 0
 
     def counts(self) -> tuple[int, int]:
         """How many rows are done well, and how many failed."""
-        done = len(self._places) - self._places.count(0)
-        failed = sum(1 for place in self._places if 0 < place <= _OFFSET + 1)
+        done = sum(_PAGE - page.count(0) for page in self._pages.values())
+        failed = sum(
+            1 for page in self._pages.values() for place in page if 0 < place <= _OFFSET + 1
+        )
         return done - failed, failed
 
     def positions(self) -> Iterator[int]:
         """The position of each done row, in the order of rows."""
-        return (place - 1 for place in self._places if place)
+        for number in sorted(self._pages):
+            yield from (place - 1 for place in self._pages[number] if place)
 
 
 class RecordReader:
@@ -132,17 +153,16 @@ class RecordReader:
         """The record there; raises DamagedRecord if the file changed since it was scanned."""
         segment, start = position >> _OFFSET_BITS, position & _OFFSET
         if segment not in self._files:
-            path = self._job_dir / segment_name(segment)
-            self._files[segment] = os.open(path, os.O_RDONLY)
+            self._files[segment] = _opened(self._job_dir, segment)
         number, size = self._files[segment], 1 << 12
-        while size <= _LONGEST_LINE:
+        while True:
             data = os.pread(number, size, start)
             end = data.find(b"\n")
             if end >= 0:
                 return decode(data[: end + 1])
-            if len(data) < size:
+            if len(data) < size or size >= LONGEST_LINE:
                 break
-            size *= 16
+            size = min(16 * size, LONGEST_LINE)
         raise DamagedRecord(f"no record at byte {start} of {segment_name(segment)}")
 
     def close(self) -> None:
@@ -183,13 +203,12 @@ def scan(
     last_epoch = 0
     for segment in [0, *segments(job_dir)]:
         ends[segment] = 0
-        bad: list[Damage] = []
         for line in lines(job_dir, segment):
             if line.fields is None:
-                bad.append(Damage(segment, line.start, line.end))
                 continue
-            damages += bad
-            bad, ends[segment] = [], line.end
+            if line.start > ends[segment]:
+                damages.append(Damage(segment, ends[segment], line.start))
+            ends[segment] = line.end
             epoch, row = line.fields["epoch"], line.fields["row"]
             if not isinstance(epoch, int) or not isinstance(row, int):
                 continue

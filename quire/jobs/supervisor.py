@@ -241,8 +241,7 @@ class Supervisor:
         return ResultRecord(row.row, row.key, row.content, self._epoch, error=text, error_type=kind)
 
     def _keep(self, record: ResultRecord) -> None:
-        self._journal.append(record)
-        self._watcher.result(record)
+        self._watcher.result(self._journal.append(record))
 
     def _engine_failed(self, message: Message) -> None:
         """It said why it cannot go on. What no restart can mend ends the job."""

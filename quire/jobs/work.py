@@ -18,6 +18,8 @@ from quire.jobs.rows import BadRow, InputRow
 from quire.jobs.templates import RowTest
 from quire.param_rules import show
 
+LONGEST_ID = 1 << 16  # characters that name a row
+
 
 class Asking(Protocol):
     """What makes a request of a row; raises BadRow."""
@@ -189,9 +191,14 @@ class Work:
         found = values.get(column)
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
             raise BadRow("missing_id", f"column {column!r} has no text or whole number to name it")
-        if self._ids.put(str(found), row.number):
+        if len(named := str(found)) > LONGEST_ID:
+            raise BadRow(
+                "missing_id",
+                f"column {column!r} has {len(named)} characters; a name may have {LONGEST_ID}",
+            )
+        if self._ids.put(named, row.number):
             raise BadRow("duplicate_id", f"an earlier row has the same {column!r}: {show(found)}")
-        return str(found)
+        return named
 
     def _check_columns(self, values: Mapping[str, Any]) -> None:
         if clash := sorted(self._reserved & values.keys()):
