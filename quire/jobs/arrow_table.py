@@ -57,10 +57,12 @@ def _storable(field: pa.Field) -> pa.Field:
     return field if _is_storable(field.type) else pa.field(field.name, pa.string())
 
 
-def _is_storable(kind: pa.DataType) -> bool:
+def _is_storable(kind: pa.DataType, values: pa.Array | None = None) -> bool:
+    """Whether Parquet holds this type, and these values of it."""
     try:
         file = io.BytesIO()
-        parquet.write_table(pa.Table.from_batches([], pa.schema([("column", kind)])), file)
+        column = pa.chunked_array([] if values is None else [values], kind)
+        parquet.write_table(pa.table({"column": column}), file)
         parquet.read_schema(file)  # which takes fewer levels than can be written
     except (pa.ArrowException, OSError):  # a type that it cannot write is an OSError sometimes
         return False
@@ -117,12 +119,23 @@ def _taken(batch: pa.RecordBatch, picked: list[int], schema: pa.Schema) -> list[
         is_kept = column.type.equals(kind)
         if is_kept and is_sound(alone):
             with suppress(pa.ArrowNotImplementedError):  # there is no taking from a view, say
-                taken.append(column.take(pa.array(picked)))
+                taken.append(_in_range(column.take(pa.array(picked))))
                 continue
         rows = values_of(alone, picked)
         values = [None if isinstance(row, BadRow) else row[name] for row in rows]
         taken.append(_filled(values if is_kept else [_as_json(v) for v in values], kind))
     return taken
+
+
+def _in_range(column: pa.Array) -> pa.Array:
+    """The column, with null for moments that Parquet, which counts in milliseconds where Arrow
+    counts in seconds, has no number for."""
+    if "[s" not in str(column.type) or _is_storable(column.type, column):
+        return column
+    if len(column) == 1:
+        return pa.nulls(1, column.type)
+    half = len(column) // 2
+    return pa.concat_arrays([_in_range(column.slice(0, half)), _in_range(column.slice(half))])
 
 
 def _filled(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -215,7 +228,9 @@ class _Types:
             values = [row.get(name) for row in rows]
             if kind is None:
                 values = [v if isinstance(v, str | None) else _as_json(v) for v in values]
-            made.append(_array(values, pa.string() if kind in (None, pa.null()) else kind))
+            made.append(
+                _in_range(_array(values, pa.string() if kind in (None, pa.null()) else kind))
+            )
         return made
 
 

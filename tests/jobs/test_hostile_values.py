@@ -1,0 +1,138 @@
+"""More than 700 values that nobody means well with, from the file to the output: each costs its
+own row at most, with an error of a known type, and never the engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import ipc
+
+from quire.jobs.job import Job
+from tests.jobs import drive, hostile
+from tests.jobs.instant import InstantEngine
+
+TYPES = {
+    *("malformed_row", "row_too_long", "missing_column", "template_error", "row_error"),
+    *("invalid_prompt", "prompt_too_long", "invalid_params", "invalid_grammar", "not_supported"),
+    *("invalid_request", "grammar_failed", None),
+}
+GOOD = b'{"value": "good", "talk": [{"role": "user", "content": "good"}]}'
+
+
+def answered(source: Path | list[Path], output: Path, **options: Any) -> list[dict[str, Any]]:
+    """The rows of the output; the engine never fell, and nothing is there that nobody foresaw."""
+    job = Job(source, output, model="fake:chat=1", max_tokens=2, **options)
+    job._engine_command = drive.command()
+    report = job.run(progress=False)
+    assert report.num_restarts == 0
+    rows = [] if options.get("batch") else read_lines(output)
+    assert {row["error_type"] for row in rows} <= TYPES
+    return rows
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """By line feeds alone: a text may hold any other sign that ends a line elsewhere."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def write(path: Path, lines: list[bytes]) -> Path:
+    path.write_bytes(b"\n".join([GOOD, *lines, GOOD]) + b"\n")
+    return path
+
+
+def test_json_of_every_kind_in_a_prompt(tmp_path: Path) -> None:
+    lines = [f'{{"value": {value}}}'.encode() for value in hostile.JSON_VALUES]
+    lines += [line for line in hostile.LINES if line.strip()]
+    source = write(tmp_path / "in.jsonl", lines)
+    rows = answered(source, tmp_path / "o.jsonl", prompt="{{ value }}")
+    assert len(rows) == len(lines) + 2
+    assert rows[0]["error"] is None and rows[-1]["output"] == rows[0]["output"]
+    assert sum(row["error"] is None for row in rows) >= 60
+    array = tmp_path / "in.json"
+    array.write_text("[" + ", ".join(f'{{"value": {v}}}' for v in hostile.JSON_VALUES) + "]")
+    elements = answered(array, tmp_path / "a.jsonl", prompt="{{ value }}")
+    both = zip(rows[1:], elements, strict=False)
+    assert all(one["error_type"] == other["error_type"] for one, other in both)
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_json_of_every_kind_in_a_conversation(tmp_path: Path, as_text: bool) -> None:
+    """Objects of the row, and JSON text in a column, as CSV files have it."""
+    values = hostile.JSON_VALUES[:: 3 if as_text else 1]
+    talks = [place % value for place in hostile.PLACES for value in values]
+    lines = [f'{{"talk": {json.dumps(talk) if as_text else talk}}}'.encode() for talk in talks]
+    source = write(tmp_path / "in.jsonl", lines)
+    rows = answered(source, tmp_path / "o.jsonl", messages="talk")
+    assert len(rows) == len(lines) + 2 and (as_text or len(lines) >= 700)
+    assert rows[0]["error"] is None and rows[-1]["output"] == rows[0]["output"]
+
+
+def test_every_field_of_a_batch_line(tmp_path: Path) -> None:
+    chat = '"messages": [{"role": "user", "content": "x"}]'
+    lines = [
+        f'{{"custom_id": "{name} {i}", "url": "/v1/chat/completions", "body": '
+        f'{{{chat}, "max_tokens": 2, "temperature": 0, "{name}": {value}}}}}'
+        for name in hostile.FIELDS
+        for i, value in enumerate(hostile.FIELD_VALUES)
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "o.jsonl"
+    source.write_text("\n".join(lines) + "\n")
+    answered(source, output, batch=True, id="custom_id")
+    errors = read_lines(tmp_path / "o.errors.jsonl")
+    assert {error["error"]["code"] for error in errors} <= TYPES
+    assert len(errors) + len(read_lines(output)) == len(lines) >= 700
+
+
+def write_arrow(path: Path, column: pa.Array, name: str = "value") -> Path:
+    """Beside a column of good text, in a file that no check was made of."""
+    batch = pa.RecordBatch.from_arrays([pa.array(["a", "b", "c"]), column], names=["text", name])
+    with ipc.new_file(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    return path
+
+
+def test_arrow_of_every_kind_in_a_prompt_and_beside_it(tmp_path: Path) -> None:
+    columns = hostile.arrow_values().values()
+    files = [write_arrow(tmp_path / f"{i:03}.arrow", c) for i, c in enumerate(columns)]
+    for prompt in ("{{ value }}", "{{ text }}", "{{ row }}"):
+        name = f"{len(prompt)}{'v' in prompt}.jsonl"
+        rows = answered(files, tmp_path / name, prompt=prompt)
+        assert len(rows) == 3 * len(files)
+        assert sum(row["error"] is None for row in rows) > 100
+
+
+def test_arrow_of_every_kind_in_a_conversation(tmp_path: Path) -> None:
+    files = []
+    for i, column in enumerate(hostile.arrow_values().values()):
+        users = pa.array(["user"] * 3)
+        for j, names in enumerate((["role", "content"], ["role", "content", "more"])):
+            parts = [users, column] if j == 0 else [users, users, column]
+            message = pa.StructArray.from_arrays(parts, names=names)
+            talk = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), message)
+            files.append(write_arrow(tmp_path / f"{i:03}-{j}.arrow", talk, "talk"))
+    rows = answered(files, tmp_path / "o.jsonl", messages="talk")
+    assert len(rows) == 3 * len(files)
+    kinds = [row["error_type"] for row in rows]
+    assert kinds.count(None) > 100 and "invalid_prompt" in kinds and "malformed_row" in kinds
+
+
+@pytest.mark.parametrize("name", sorted(hostile.arrow_values()))
+def test_any_column_goes_into_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Alone, where it is kept as it is, and after a file of another schema, by its values."""
+    monkeypatch.setattr("quire.jobs.job_run.EngineProcess", InstantEngine)
+    one = write_arrow(tmp_path / "one.arrow", hostile.arrow_values()[name])
+    other = write_arrow(tmp_path / "other.arrow", pa.array([1, 2, 3]), "number")
+    for files in ([one], [one, other]):
+        output = tmp_path / f"{len(files)}.parquet"
+        Job(files, output, model="m", prompt="{{ text }}").run(progress=False)
+        table = pq.read_table(output)
+        assert table.num_rows == 3 * len(files)
+        table.validate(full=True)
+        assert "value" in table.column_names or len(files) == 2  # all its values are damaged
