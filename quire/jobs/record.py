@@ -17,7 +17,7 @@ from typing import Any
 _HEAD = b'{"crc":"'
 _BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a quote, a comma
 LONGEST_LINE = 64 << 20
-MOST_ROWS = 1 << 40  # also of tokens and epochs
+MOST_ROWS = 1 << 48  # also of tokens and epochs
 _COUNTS = ("row", "epoch", "prompt_tokens", "output_tokens")
 
 
@@ -111,9 +111,9 @@ def decode(line: bytes) -> ResultRecord:
 
 def decode_fields(line: bytes) -> dict[str, Any]:
     """The checked fields of a line, as they were written."""
-    body = line[_BODY:-1]
     if line[-1:] != b"\n" or line[: _BODY - 10] != _HEAD or line[_BODY - 2 : _BODY] != b'",':
         raise DamagedRecord("the line is cut, or is no record")
+    body = line[_BODY:-1]
     if line[_BODY - 10 : _BODY - 2] != b"%08x" % zlib.crc32(body):
         raise DamagedRecord("the checksum does not agree with the line")
     # A checksum proves no author: what somebody else made up is no record either.

@@ -19,6 +19,10 @@ def nested(levels: int, kind: str = "[]") -> str:
     return opening * levels + ("" if kind == "[]" else "1") + kind[1] * levels
 
 
+def put(text: str, value: str) -> str:
+    return text.replace("%s", value)
+
+
 # As JSON text, since not all of it is something that Python can write.
 JSON_VALUES: tuple[str, ...] = (
     *("null", "true", "false", "0", "-0", "-1", "1.5", "-0.0", "1e308", "5e-324", "1e-400"),
@@ -57,6 +61,8 @@ JSON_VALUES: tuple[str, ...] = (
     *('{"a": 1, "a": 2}', '{"\\u0000": 1}', '{"\\ud800": 1}', '{"__class__": 1}', '{"self": 1}'),
     *('{"role": "user"}', '[{"role": "user", "content": "x"}]', '{"type": "text", "text": "x"}'),
     *('{"type": "image_url"}', '{"bytes": "AA=="}', "[[1, 2], [3]]", json.dumps([0] * 5000)),
+    *(json.dumps(put('{"x": %s}', value)) for value in ("9" * 5000, "NaN", "1e999", nested(700))),
+    *(json.dumps(value) for value in ("[" * 5000, "{", '{"x": "\\ud800"}', "[]", "null")),
     *(nested(100), nested(127), nested(200), nested(700), nested(5000), nested(90_000)),
     *(nested(100, "{}"), nested(200, "{}"), nested(700, "{}"), nested(5000, "{}"), "[1,]", "{,}"),
 )
@@ -115,9 +121,14 @@ FIELD_VALUES = (
         "{}",
     ),
     *('{"5": 1}', '{"%s": 1}' % ("9" * 5000), '[""]', "[-1]", nested(120), nested(700, "{}")),
-    *('{"type": "json_schema", "json_schema": {"schema": %s}}' % nested(90, "{}"), "[[[]]]"),
-    *('[{"type": "function", "function": {"name": %s}}]' % value for value in ("0", nested(700))),
-    *('{"json": %s}' % value for value in ('"{"', "[]", '{"type": "\\ud800"}', nested(120, "{}"))),
+    put('{"type": "json_schema", "json_schema": {"schema": %s}}', nested(90, "{}")),
+    "[[[]]]",
+    put('[{"type": "function", "function": {"name": %s}}]', nested(700)),
+    put('[{"type": "function", "function": {"name": %s}}]', "0"),
+    *(
+        put('{"json": %s}', value)
+        for value in ('"{"', "[]", '{"type": "\\ud800"}', nested(120, "{}"))
+    ),
 )
 
 

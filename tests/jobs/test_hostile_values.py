@@ -136,3 +136,52 @@ def test_any_column_goes_into_parquet(
         assert table.num_rows == 3 * len(files)
         table.validate(full=True)
         assert "value" in table.column_names or len(files) == 2  # all its values are damaged
+
+
+LATER: dict[str, list[Any]] = {
+    "floats after whole numbers that no float holds": [2**60] * 1100 + [1.5],
+    "numbers after text": ["a"] * 1100 + [1],
+    "flags after numbers": [1] * 1100 + [True],
+    "negative after unsigned": [2**63] * 1100 + [-1],
+    "another shape": [[1]] * 1100 + [{"a": 1}],
+    "the same, inside": [{"a": 2**60}] * 1100 + [{"a": 0.5}],
+    "objects without fields": [{}] * 3 + [[{}]],
+    "names that are no text": [dict(zip(("\ud800", "\udfff"), (1, 2), strict=True))],
+    "deeper than Parquet goes": [hostile.DEEP_LIST],
+    "text that is none": ["a", "\ud800"],
+    "numbers without end": [10**30, [10**30]],
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_column_of_json_goes_into_parquet_without_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As itself, or as JSON text where it has no one type that Parquet holds."""
+    monkeypatch.setattr("quire.jobs.job_run.EngineProcess", InstantEngine)
+    source, output = tmp_path / "in.jsonl", tmp_path / "o.parquet"
+    rows = [{"text": "x", "value": value, "\ud800": 1} for value in LATER[name]]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+    table = pq.read_table(output)
+    found = table.column("value").to_pylist()
+    for value, kept in zip(LATER[name], found, strict=True):
+        if isinstance(value, str):
+            assert kept == value.replace("\ud800", "\ufffd" * 3)
+        else:
+            assert (json.loads(kept) if isinstance(kept, str) else kept) == value
+    assert table.column("\\ud800").to_pylist() == [1] * len(rows)
+
+
+def test_results_that_went_into_parquet_come_out_as_lines_without_being_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.jobs.job_run.EngineProcess", InstantEngine)
+    monkeypatch.setattr(InstantEngine, "asked", [])
+    source = write(tmp_path / "in.jsonl", [])
+    first, second = tmp_path / "o.parquet", tmp_path / "o.jsonl"
+    Job(source, first, model="m", prompt="{{ value }}").run(progress=False)
+    job_dir = tmp_path / "o.parquet.quire"
+    again = Job(source, second, model="m", prompt="{{ value }}", job=job_dir, reuse=True)
+    assert again.run(progress=False).num_before == 2
+    assert len(InstantEngine.asked) == 2 and len(read_lines(second)) == 2

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,11 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.errors import InvalidOption
-from quire.jobs.input import jsonl
+from quire.jobs.input import arrow_values, delimited, jsonl
 from quire.jobs.input.files import find_files, read_rows
 from quire.jobs.input.spool import spool_stream
 
@@ -70,6 +76,102 @@ def test_delimited_files_are_text_and_a_bad_row_costs_itself(tmp_path: Path) -> 
     ]
     (tmp_path / "a.tsv").write_text("text\tn\na\t1\n")
     assert values(tmp_path / "a.tsv") == [{"text": "a", "n": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        # A quote that is never closed: the lines behind it are rows, so it costs its own.
+        ('"x,1\ny,2\nz,3\n', ["line 2", "y2", "z3"]),
+        ('x,1\n"y,2\nz,3\n"a","4"\nb,5\n', ["x1", "line 3", "z3", "a4", "b5"]),
+        ('"x,1\ny,2\n"two\nlines",3\nz,4\n', ["line 2", "y2", "two\nlines3", "z4"]),
+        # The lines behind it are no rows: they are one bad row together.
+        ('"x,1\nprose, with, commas\nand more\n', ["lines 2 to 4"]),
+        ('"one\ntwo" three,1\nz,3\n', ["lines 2 to 3", "z3"]),
+        ('"He said "no" and\nleft",1\nz,3\n', ["lines 2 to 3", "z3"]),
+        ('"x\ny"\nz,3\n', ["lines 2 to 3", "z3"]),
+        # Within a line.
+        ('"q"uote,1\nz,3\n', ["line 2", "z3"]),
+        ("x\n1,2,3\n\nz,3\n", ["line 2", "line 3", "z3"]),
+        ('5" pipe,1\n"say ""hi""",2\n"",3\n', ['5" pipe1', 'say "hi"2', "3"]),
+        ("a\rb,1\r\nz,3\n", ["a\rb1", "z3"]),
+        ("x\0y,1\n", ["x\0y1"]),
+    ],
+)
+def test_a_row_whose_quotes_are_wrong_eats_and_invents_no_others(
+    tmp_path: Path, text: str, rows: list[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n" + text, newline="")
+    found = list(read_rows(find_files([str(tmp_path / "a.csv")])))
+    assert len(found) == len(rows)
+    for row, expected in zip(found, rows, strict=True):
+        if row.error is None:
+            assert "".join((row.values or {}).values()) == expected
+        else:
+            assert f"the row in {expected} is" in row.error.message
+
+
+def test_a_delimited_row_without_end_is_skipped_without_being_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "LONGEST_ROW", 1000)
+    long = '"' + "x\n" * 2000 + '",1\n'
+    for text, rows in {
+        long + "z,2\n": ["row_too_long", {"a": "z", "b": "2"}],
+        "x" * 5000 + ",1\nz,2\n": ["row_too_long", {"a": "z", "b": "2"}],
+        '"' + "x\n" * 2000: ["row_too_long"],
+        '"x,1\n' + "y,2\n" * 2000: ["malformed_row", *[{"a": "y", "b": "2"}] * 2000],
+    }.items():
+        (tmp_path / "a.csv").write_text("a,b\n" + text)
+        assert values(tmp_path / "a.csv") == rows
+
+
+def test_lines_may_end_as_they_did_on_an_old_mac(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'a,b\rx,1\r"y\rz",2\r')
+    assert values(tmp_path / "a.csv") == [{"a": "x", "b": "1"}, {"a": "y\rz", "b": "2"}]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(*[st.text('ab",\n\r x\t', max_size=5)] * 3), max_size=5))
+def test_whatever_python_writes_as_csv_is_read_as_it_was(rows: list[tuple[str, ...]]) -> None:
+    written = io.StringIO(newline="")
+    writer = csv.writer(written)
+    writer.writerows([("a", "b", "c"), *rows])
+    with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="") as file:
+        file.write(written.getvalue())
+        file.flush()
+        assert [tuple(row.values()) for row in values(file.name)] == rows
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        with pytest.raises(InvalidOption, match=r"names \['a'\] twice"):
+            values(tmp_path / name)
+
+
+@pytest.mark.parametrize("new", [ipc.new_file, ipc.new_stream])
+def test_a_table_that_is_cut_while_it_is_read_is_a_read_error(tmp_path: Path, new: Any) -> None:
+    """Mapped, it would end the process with SIGBUS."""
+    table = pa.table({"text": [f"{i} " * 50 for i in range(20_000)]})
+    path = tmp_path / "a.arrow"
+    with new(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    rows = read_rows(find_files([str(path)]))
+    next(rows)
+    os.truncate(path, path.stat().st_size // 3)
+    with pytest.raises(OSError, match="cut while it was read") as caught:
+        list(rows)
+    assert caught.value.filename == str(path)
+
+
+def test_a_row_of_arrow_has_a_longest_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_values, "LONGEST_ROW", 1000)
+    pq.write_table(pa.table({"text": ["a", "x" * 2000, "b"]}), tmp_path / "a.parquet")
+    assert values(tmp_path / "a.parquet") == [{"text": "a"}, "row_too_long", {"text": "b"}]
 
 
 @pytest.mark.parametrize("header", ["", "a,a\n"])
