@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-m", "quire.jobs.child")
 SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
 ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
 _CHUNK = 1 << 16
-_LAST_WORDS = 20  # lines of its stderr that are kept
+_LAST_WORDS, _LONGEST_WORDS = 20, 1 << 16  # lines of its stderr that are kept, and their bytes
 
 
 class EngineProcess:
@@ -107,7 +107,7 @@ class EngineProcess:
             self.ended = True
         try:
             return self._lines.feed(data or b"")
-        except ValueError:
+        except (ValueError, RecursionError):
             # Half a message and then something else: it is not in its right mind any more.
             self.kill()
             self.ended = True
@@ -118,9 +118,10 @@ class EngineProcess:
         data = _available(self._err)
         if data == b"" and self._err in self._selector.get_map():
             self._selector.unregister(self._err)
-        *lines, self._half_line = (self._half_line + (data or b"")).split(b"\n")
+        *lines, half = (self._half_line + (data or b"")).split(b"\n")
+        self._half_line = half[-_LONGEST_WORDS:]
         for line in lines:
-            text = line.decode(errors="replace")
+            text = line[-_LONGEST_WORDS:].decode(errors="replace")
             self._last_words.append(text)
             self._hear(text)
         return bool(data)

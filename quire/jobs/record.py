@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.errors import CorruptJob
+
 _HEAD = b'{"crc":"'
 _BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a quote, a comma
 LONGEST_LINE = 64 << 20
@@ -21,7 +23,7 @@ MOST_ROWS = 1 << 48  # also of tokens and epochs
 _COUNTS = ("row", "epoch", "prompt_tokens", "output_tokens")
 
 
-class DamagedRecord(ValueError):
+class DamagedRecord(CorruptJob):
     """A line of the journal that is not what was written."""
 
 

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import tempfile
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from hypothesis import strategies as st
 from quire.errors import InvalidOption
 from quire.jobs.input import arrow_values, delimited, jsonl
 from quire.jobs.input.files import find_files, read_rows
-from quire.jobs.input.spool import spool_stream
+from quire.jobs.input.spool import spool_rows, spool_stream
 
 ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}, {"text": "ü", "n": 3}]
 
@@ -237,6 +239,30 @@ def test_a_data_set_that_was_saved_to_disk(tmp_path: Path) -> None:
     assert values(folder) == ROWS
     with pytest.raises(InvalidOption, match="saved/train"):
         values(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *(b"", b"[]", b"{}", b"\xff", b'{"_data_files": 5}', b'{"_data_files": [{}]}', b"[" * 9000),
+        *(b'{"_data_files": [{"filename": "../a.arrow"}]}', b'{"_data_files": ["a"]}'),
+        b'{"_data_files": [{"filename": "/etc/passwd"}]}',
+    ],
+)
+def test_a_saved_data_set_that_is_none_is_refused(tmp_path: Path, state: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(state)
+    with pytest.raises(InvalidOption, match=r"state\.json is not what"):
+        values(tmp_path)
+
+
+def test_rows_of_a_program_may_hold_what_json_lacks(tmp_path: Path) -> None:
+    rows = [{"at": date(2020, 1, 2), "x": float("nan"), "many": (Decimal("1.5"), None)}]
+    assert values(spool_rows(rows, tmp_path)) == [
+        {"at": "2020-01-02", "x": None, "many": ["1.5", None]}
+    ]
+    for row in ({"x": object()}, {"x": b"bytes"}, {"x": {1, 2}}):
+        with pytest.raises(InvalidOption, match="row 0 of the input does not go into JSON"):
+            spool_rows([row], tmp_path)
 
 
 def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

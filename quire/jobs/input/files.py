@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from quire.jobs.input.hub import PREFIX, files_of_hub
 from quire.jobs.input.json_array import is_array, read_array
 from quire.jobs.input.jsonl import read_jsonl
 from quire.jobs.rows import BadRow, InputRow
+from quire.jobs.strict_json import parse
 
 Format = Literal["jsonl", "csv", "tsv", "arrow"]
 _FORMATS: dict[str, Format] = {
@@ -30,6 +30,7 @@ _FORMATS: dict[str, Format] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+_LONGEST_STATE = 16 << 20  # bytes of what a saved data set says about itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def _paths(name: str) -> list[Path]:
 def _in_folder(folder: Path) -> list[Path]:
     """The files of a data set that was saved to disk, or all files of one known kind."""
     if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_bytes()).get("splits", [])
+        splits = _saved(folder, "dataset_dict.json", lambda found: list(map(str, found["splits"])))
         raise InvalidOption(
             f"{folder} holds several splits; give one: "
             + ", ".join(str(folder / split) for split in splits),
@@ -117,8 +118,13 @@ def _in_folder(folder: Path) -> list[Path]:
             value=str(folder),
         )
     if (folder / "state.json").exists():
-        state = json.loads((folder / "state.json").read_bytes())
-        return [folder / each["filename"] for each in state["_data_files"]]
+        names = _saved(
+            folder, "state.json", lambda found: [str(f["filename"]) for f in found["_data_files"]]
+        )
+        for name in names:
+            if Path(name).name != name:  # nobody's data set is a way out of its own folder
+                raise _not_saved(folder / "state.json", f"{name[:100]!r} is no file beside it")
+        return [folder / name for name in names]
     found = sorted(path for path in folder.iterdir() if _suffix(path) in _FORMATS)
     kinds = {_FORMATS[_suffix(path)] for path in found}
     if len(kinds) != 1:
@@ -129,6 +135,26 @@ def _in_folder(folder: Path) -> list[Path]:
             value=str(folder),
         )
     return found
+
+
+def _saved(folder: Path, name: str, read: Callable[[Any], list[str]]) -> list[str]:
+    """What a file about a saved data set says."""
+    with open(folder / name, "rb") as file:
+        data = file.read(_LONGEST_STATE + 1)
+    try:
+        if len(data) > _LONGEST_STATE:
+            raise ValueError(f"it is longer than {_LONGEST_STATE} bytes")
+        return read(parse(data.decode()))
+    except (ValueError, TypeError, LookupError) as error:
+        raise _not_saved(folder / name, f"{type(error).__name__}: {error}") from None
+
+
+def _not_saved(path: Path, reason: str) -> InvalidOption:
+    return InvalidOption(
+        f"{path} is not what `datasets` writes ({reason}); give the files themselves",
+        parameter="input",
+        value=str(path),
+    )
 
 
 def _suffix(path: Path) -> str:

@@ -15,6 +15,8 @@ from typing import IO, Any
 from quire.errors import InvalidOption
 from quire.jobs.durable import replacing
 from quire.jobs.input.arrow import BATCH_ROWS
+from quire.jobs.plain import askable
+from quire.jobs.rows import BadRow
 
 STEM = "input"
 
@@ -66,8 +68,8 @@ def _line(row: Any, number: int) -> bytes:
             value=row,
         )
     try:
-        return json.dumps(dict(row), allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps(askable(row)).encode() + b"\n"
+    except (BadRow, TypeError, ValueError, RecursionError) as error:
         raise InvalidOption(
             f"row {number} of the input does not go into JSON: {error}. Save the table as Parquet "
             "and give its path.",
