@@ -139,12 +139,12 @@ def test_any_column_goes_into_parquet(
 
 
 LATER: dict[str, list[Any]] = {
-    "floats after whole numbers that no float holds": [2**60] * 1100 + [1.5],
-    "numbers after text": ["a"] * 1100 + [1],
-    "flags after numbers": [1] * 1100 + [True],
-    "negative after unsigned": [2**63] * 1100 + [-1],
-    "another shape": [[1]] * 1100 + [{"a": 1}],
-    "the same, inside": [{"a": 2**60}] * 1100 + [{"a": 0.5}],
+    "floats after whole numbers that no float holds": [2**60] * 1024 + [1.5],
+    "numbers after text": ["a"] * 1024 + [1],
+    "flags after numbers": [1] * 1024 + [True],
+    "negative after unsigned": [2**63] * 1024 + [-1],
+    "another shape": [[1]] * 1024 + [{"a": 1}],
+    "the same, inside": [{"a": 2**60}] * 1024 + [{"a": 0.5}],
     "objects without fields": [{}] * 3 + [[{}]],
     "names that are no text": [dict(zip(("\ud800", "\udfff"), (1, 2), strict=True))],
     "deeper than Parquet goes": [hostile.DEEP_LIST],
