@@ -23,9 +23,9 @@ class Ahead(Generic[Item]):
     def __init__(self, items: Generator[Item], patience: Patience) -> None:
         self._items, self._patience = items, patience
         self._ready: deque[Item] = deque()
-        self._num_bytes = 0
-        self._changed = threading.Condition()
-        self._closed = self._ended = False
+        self._bytes_made = self._bytes_taken = 0  # each written by one side alone
+        self._changed = threading.Condition()  # for a thread that sleeps until there is room
+        self._asleep = self._closed = self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="quire-rows", daemon=True)
         self._thread.start()
@@ -34,21 +34,22 @@ class Ahead(Generic[Item]):
         return self
 
     def __next__(self) -> Item | None:
-        with self._changed:
-            if self._ready:
-                item = self._ready.popleft()
-                self._num_bytes -= _size(item)
-                # Not for each: the thread shall make many before it sleeps again.
-                if len(self._ready) <= MOST_ITEMS // 2 and self._num_bytes <= MOST_BYTES // 2:
-                    self._changed.notify()
-                return item
-            ended, error, self._error = self._ended, self._error, None
+        ended = self._ended  # before looking: what it made last is there then
+        if self._ready:
+            item = self._ready.popleft()
+            self._bytes_taken += _size(item)
+            if self._asleep and self._has_room(2):
+                self._wake()
+            return item
+        if not ended:
+            if self._asleep:
+                self._wake()
+            self._patience.look()
+            return None
+        error, self._error = self._error, None
         if error is not None:
             raise error
-        if ended:
-            raise StopIteration
-        self._patience.look()
-        return None
+        raise StopIteration
 
     def wait(self) -> Iterator[Item]:
         """The items, for whoever has nothing else to do."""
@@ -60,33 +61,44 @@ class Ahead(Generic[Item]):
 
     def close(self) -> None:
         """Make no more of them. Twice is fine."""
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify()
+        self._closed = True
         deadline = time.monotonic() + _FAREWELL
         while self._thread.is_alive() and time.monotonic() < deadline:
+            self._wake()
             self._patience.look(at_once=True)
             self._thread.join(0.05)
+        self._ready.clear()
 
     def _make(self) -> None:
         try:
             for item in self._items:
-                with self._changed:
-                    while self._is_full() and not self._closed:
-                        self._changed.wait()
-                    if self._closed:
-                        break
-                    self._ready.append(item)
-                    self._num_bytes += _size(item)
+                self._ready.append(item)
+                self._bytes_made += _size(item)
+                if not self._has_room(1):
+                    self._sleep()
+                if self._closed:
+                    break
         except BaseException as error:  # whoever takes the items is told, wherever it happened
             self._error = error
         finally:
             self._ended = True
             self._items.close()
 
-    def _is_full(self) -> bool:
-        return len(self._ready) >= MOST_ITEMS or self._num_bytes > MOST_BYTES
+    def _has_room(self, parts: int) -> bool:
+        """Whether less lies ready than this part of what may."""
+        size = self._bytes_made - self._bytes_taken
+        return len(self._ready) < MOST_ITEMS // parts and size <= MOST_BYTES // parts
+
+    def _sleep(self) -> None:
+        with self._changed:
+            self._asleep = True
+            while not self._has_room(2) and not self._closed:
+                self._changed.wait()
+            self._asleep = False
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
 
 def _size(item: object) -> int:
