@@ -73,6 +73,7 @@ def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(
     assert len(output.read_text().splitlines()) == 300
 
 
+@pytest.mark.long
 def test_tests_do_not_depend_on_how_the_shell_was_started(ignored: None) -> None:
     """The tests that send Ctrl-C, in a process that was born with it ignored."""
     chosen = "tests/test_llm.py::test_ctrl_c_hands_over_what_was_finished_and_leaves_the_llm_usable"
