@@ -7,6 +7,7 @@ with the rule, the value and, as `hint`, the way out. A bool is never a number h
 
 from __future__ import annotations
 
+import inspect
 import math
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
@@ -104,7 +105,7 @@ def truth(error: ErrorType, name: str, value: Any) -> bool:
 
 
 def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
-    """A list of non-empty strings that a tokenizer can read."""
+    """A list of non-empty strings that a tokenizer can read, each once."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         fail(error, name, "a list of strings", value, hint)
     for word in value:
@@ -112,14 +113,15 @@ def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
             fail(error, name, "made of non-empty strings", word, hint)
         if has_lone_surrogate(word):
             fail(error, name, "valid Unicode, without lone surrogates", word, hint)
-    return list(value)
+    return list(dict.fromkeys(value))
 
 
 def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
-    """A list of token ids that a device integer can hold; which exist, the model says later."""
+    """A list of token ids that a device integer can hold, each once; which exist, the model says
+    later."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         fail(error, name, "a list of token ids", value)
-    return [whole(error, name, token, low=0, high=MAX_INT32) for token in value]
+    return list(dict.fromkeys(whole(error, name, token, low=0, high=MAX_INT32) for token in value))
 
 
 def token_bias(
@@ -142,6 +144,15 @@ def one_of(error: ErrorType, name: str, value: Any, choices: Sequence[str], hint
         rule = "one of " + ", ".join(repr(choice) for choice in choices)
         fail(error, name, rule, value, hint)
     return value
+
+
+def sign_as_made(factory: Any, made: type) -> None:
+    """Let a class method that takes what the constructor takes say so: programs look there for
+    what they may pass."""
+    parameters = inspect.signature(made).parameters.values()
+    leading = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    factory.__func__.__signature__ = inspect.Signature([leading, *keywords])
 
 
 def has_lone_surrogate(text: str) -> bool:

@@ -24,6 +24,7 @@ from quire.param_rules import (
     fail,
     number,
     show,
+    sign_as_made,
     token_bias,
     token_ids,
     truth,
@@ -214,8 +215,8 @@ class SamplingParams:
             fail(e, "logprobs", rule, self.logprobs)
 
     def _check_kinds(self) -> None:
-        kinds: dict[str, type | tuple[type, ...]] = {
-            "output_kind": RequestOutputKind,
+        kinds: dict[str, tuple[type, ...]] = {
+            "output_kind": (RequestOutputKind,),
             "structured_outputs": (StructuredOutputsParams, type(None)),
             "guided_decoding": (StructuredOutputsParams, type(None)),
             "repetition_detection": (RepetitionDetectionParams, type(None)),
@@ -225,8 +226,7 @@ class SamplingParams:
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                wanted = kind if isinstance(kind, tuple) else (kind,)
-                names = [t.__name__ for t in wanted if t is not type(None)]
+                names = [t.__name__ for t in kind if t is not type(None)]
                 fail(InvalidParams, name, "a " + " or ".join(names), value)
         for processor in self.logits_processors or ():
             if not callable(processor):
@@ -278,11 +278,10 @@ class SamplingParams:
 
     def __repr__(self) -> str:
         """Only what differs from the defaults."""
-        default = _DEFAULT
         shown = [
             f"{name}={getattr(self, name)!r}"
             for name in self.__struct_fields__
-            if getattr(self, name) != getattr(default, name)
+            if getattr(self, name) != getattr(_DEFAULT, name)
         ]
         return f"SamplingParams({', '.join(shown)})"
 
@@ -298,6 +297,7 @@ def _asks_nothing(params: SamplingParams, name: str) -> bool:
 
 
 SamplingParams.__struct_fields__ = tuple(f.name for f in fields(SamplingParams) if f.init)
+sign_as_made(SamplingParams.from_optional, SamplingParams)
 _DEFAULT = SamplingParams()
 
 
