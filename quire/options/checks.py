@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import InvalidOption, NotSupported
+from quire.notes import warn
+from quire.options.plugins import installed
 from quire.param_rules import MAX_SEED, MIN_SEED, fail, number, one_of, show, truth, whole
 
 Check = Callable[[str, Any], Any]
+
+FIT_TO_MEMORY = -1  # max_model_len: what the model and the KV cache allow
 
 DTYPES = {
     "half": "float16",
@@ -124,12 +128,20 @@ def share(name: str, value: Any) -> float:
     return number(InvalidOption, name, value, low=0.0, high=1.0, above=True, hint=hint)
 
 
-def max_model_len(name: str, value: Any) -> int | None:
-    """As long as the model allows for "auto" and -1; what outgrows the KV pool fails alone."""
-    if value == "auto" or (value == -1 and not isinstance(value, float)):
-        return None
-    hint = "-1 or 'auto' is the model's own length."
+def max_model_len(name: str, value: Any) -> int:
+    """FIT_TO_MEMORY for "auto" and -1."""
+    if value == "auto" or (value == FIT_TO_MEMORY and not isinstance(value, float)):
+        return FIT_TO_MEMORY
+    hint = "-1 or 'auto' is as long as the model and the KV cache allow."
     return whole(InvalidOption, name, value, low=1, high=2**31 - 1, hint=hint)
+
+
+def num_devices(name: str, value: Any) -> int:
+    """How many devices; 0 is what torch counts on a machine without a GPU."""
+    count = whole(InvalidOption, name, value, low=0, high=2**20)
+    if count == 0:
+        warn(f"{name}=0 is taken as 1: the model runs on the CPU where there is no GPU.")
+    return max(count, 1)
 
 
 def seed(name: str, value: Any) -> int:
@@ -137,7 +149,8 @@ def seed(name: str, value: Any) -> int:
 
 
 def processors(name: str, value: Any) -> tuple[type[Any], ...]:
-    """Classes of logits processors, or where to find them: "my_module:MyProcessor"."""
+    """Classes of logits processors, or where to find them: "my_module:MyProcessor", or the name
+    of an entry point that an installed package offers."""
     if isinstance(value, str) or not isinstance(value, list | tuple):
         fail(InvalidOption, name, 'a list of classes or of "module:Class"', value)
     return tuple(_processor(name, one) for one in value)
@@ -157,6 +170,8 @@ def _processor(name: str, given: Any) -> type[Any]:
 
 def _imported(name: str, given: str) -> Any:
     module, _, path = given.partition(":")
+    if not path:
+        return _offered(name, given)
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
@@ -164,6 +179,18 @@ def _imported(name: str, given: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         fail(InvalidOption, name, 'made of "module:Class" that can be imported', given, f"{error}.")
     return found
+
+
+def _offered(name: str, given: str) -> Any:
+    offers = installed()
+    if given not in offers:
+        rule = 'made of "module:Class" or of names of installed processors'
+        names = f"There are {', '.join(sorted(offers))}." if offers else "None is installed."
+        fail(InvalidOption, name, rule, given, names)
+    try:
+        return offers[given].load()
+    except (ImportError, AttributeError) as error:
+        fail(InvalidOption, name, "made of processors that can be imported", given, f"{error}.")
 
 
 def hf_token(name: str, value: Any) -> bool | str:

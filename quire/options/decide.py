@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
+from quire.options.checks import FIT_TO_MEMORY
 from quire.options.parse import Options
 from quire.options.speculation import speculation_for
 from quire.param_rules import fail
@@ -216,7 +217,8 @@ def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tup
 
 
 def _max_model_len(options: Options, spec: ModelSpec) -> int:
-    if options.max_model_len is None:
+    """What was asked for, or the model's; one that fits the memory is found when that is known."""
+    if options.max_model_len in (None, FIT_TO_MEMORY):
         return spec.max_model_len
     if options.max_model_len > spec.max_model_len:
         rule = f"at most {spec.max_model_len}, the length the model was made for"

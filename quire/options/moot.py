@@ -131,6 +131,10 @@ MOOT: dict[str, dict[str, Any]] = {
         "shutdown_timeout": 0,
         "fail_on_environ_validation": False,
     },
+    "sleep() and wake_up() always work.": {
+        "enable_sleep_mode": False,
+        "sleep_mode_backend": "cumem",
+    },
     "No family with experts is built, so there are none to place.": {
         "enable_expert_parallel": False,
         "enable_ep_weight_filter": False,

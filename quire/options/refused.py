@@ -87,9 +87,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "use_fp64_gumbel": False,
         "enable_trace_replay": False,
     },
-    "close() the LLM to free its memory and make it again.": {
-        "enable_sleep_mode": False,
-        "sleep_mode_backend": "cumem",
+    "Exchange weights by name: LLM.collective_rpc with a function that calls load_weights.": {
         "weight_transfer_config": None,
     },
     "quire runs no classes of its caller inside the engine.": {

@@ -5,15 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config import Speculation
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import InvalidOption
+from quire.notes import warn
 from quire.options.checks import mapping
-from quire.param_rules import fail, show
+from quire.param_rules import fail
 
 # Where nothing is said. A single token that agrees is enough, because each guess has to be worth
 # its cost anyway; copies of a text go on for longer than any guess.
 USUAL = Speculation(num_tokens=16, shortest=1, longest=8)
 MOST_TOKENS, MOST_AGREEING = 64, 64
-_KEYS = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+_NGRAM = (None, "ngram", "[ngram]", "ngram_gpu")
+# Methods that draft with another model, with heads of their own or with a tree of past answers.
+_DRAFTS = (
+    *("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix", "dflash"),
+    *("custom_class", "extract_hidden_states", "dspark"),
+)
+# Limits on guessing, and how a draft is run: none of it changes a text.
+_LIMITS = (
+    *("disable_by_batch_size", "speculative_disable_by_batch_size", "disable_logprobs"),
+    *("disable_mqa_scorer", "disable_padded_drafter_batch", "draft_tensor_parallel_size"),
+    *("tensor_parallel_size", "max_model_len", "enforce_eager", "quantization", "revision"),
+    *("code_revision", "acceptance_method", "typical_acceptance_sampler_posterior_threshold"),
+    *("typical_acceptance_sampler_posterior_alpha", "posterior_threshold", "posterior_alpha"),
+    *("rejection_sample_method", "draft_sample_method", "speculative_token_tree"),
+    *("parallel_drafting", "attention_backend", "moe_backend", "kv_cache_dtype", "load_config"),
+    *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
+    *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+)
 _OFF = "{'num_speculative_tokens': 0} turns guessing off."
 
 
@@ -21,16 +40,20 @@ def speculation(name: str, value: Any) -> Speculation | None:
     """{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3} and the like;
     0 tokens turn it off, an empty dict says nothing."""
     given = {key: one for key, one in mapping(name, value).items() if one is not None}
-    if not given:
-        return None
-    method = given.get("method", "ngram")
-    others = [key for key in given if key not in _KEYS]
-    if method != "ngram" or others:
-        what = f"{others[0]!r} in it" if method == "ngram" else f"method {show(method)}"
-        raise NotSupported(
-            f"{name} with {what} is not built: tokens are guessed from a row's own text alone. "
-            f"Use method 'ngram' with {', '.join(_KEYS[1:])}, or leave it out. {_OFF}"
+    for key in given:
+        if key not in _KEYS and key not in _LIMITS:
+            rule = f"a dict of {', '.join(_KEYS)}"
+            fail(InvalidOption, name, rule, key, _OFF)
+    if moot := [key for key in given if key in _LIMITS]:
+        warn(f"{', '.join(moot)} in {name} has no effect: the text is the same without it.")
+    if _is_draft(name, given) and given.get("num_speculative_tokens") != 0:
+        warn(
+            f"{name} with a draft model has no effect: tokens are guessed from a row's own text "
+            "alone. The text is the same without it."
         )
+        return None
+    if not any(key in given for key in _KEYS):
+        return None
 
     def number(key: str, usual: int, low: int, high: int) -> int:
         one = given.get(key, usual)
@@ -50,6 +73,17 @@ def speculation(name: str, value: Any) -> Speculation | None:
     return Speculation(num_tokens, shortest, longest)
 
 
+def _is_draft(name: str, given: dict[str, Any]) -> bool:
+    method, model = given.get("method"), given.get("model")
+    if method in _NGRAM[1:]:
+        return False
+    known = isinstance(method, str) and (method in _DRAFTS or method.endswith("mtp"))
+    if method is not None and not known:
+        rule = "a dict whose method is 'ngram' or one that drafts with a model"
+        fail(InvalidOption, name, rule, method, _OFF)
+    return known or model not in _NGRAM
+
+
 def speculation_for(
     asked: Speculation | None,
     *,
@@ -65,16 +99,12 @@ def speculation_for(
         return USUAL if unseen else None
     if asked.num_tokens == 0:
         return None
-    if device != "cpu":
-        raise NotSupported(
-            "speculative_config is built for CPUs. Leave it out, or set device='cpu'; the text is "
-            "the same without it."
-        )
-    if has_processors:
-        raise NotSupported(
-            "speculative_config beside logits_processors: these see each token before the next is "
-            "drawn. Leave one of the two out."
-        )
+    if device != "cpu" or has_processors:
+        why = "it is built for CPUs"
+        if device == "cpu":
+            why = "logits_processors see each token before the next is drawn"
+        notes.append(f"speculative_config is not followed: {why}; the text is the same without it")
+        return None
     if not batch_invariant:
         notes.append(
             "tokens are guessed ahead: near ties may fall differently, as they do from batch to "

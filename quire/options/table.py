@@ -122,7 +122,8 @@ HONOURED: tuple[Option, ...] = (
         "max_model_len",
         None,
         checks.max_model_len,
-        'Prompt and answer together; None, -1 and "auto" are the model\'s length.',
+        "Prompt and answer together. None: the model's length, and a row that outgrows the KV "
+        'cache fails alone; -1 or "auto": at most what the KV cache holds.',
     ),
     _honoured("max_num_seqs", None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB), else 256."),
     _honoured(
@@ -182,8 +183,10 @@ HONOURED: tuple[Option, ...] = (
         "logits_processors",
         None,
         checks.processors,
-        'Classes (or "module:Class") that edit the logits of every row; one that derives from '
-        "AdapterLogitsProcessor gives single requests a function of their own.",
+        'Classes (or "module:Class", or the name of an entry point in the group '
+        "vllm.logits_processors) that edit the logits of every row; one that derives from "
+        "AdapterLogitsProcessor gives single requests a function of their own. Installed ones that "
+        "are not named are not loaded, and a note says so.",
     ),
     _honoured(
         "speculative_config",
@@ -192,7 +195,8 @@ HONOURED: tuple[Option, ...] = (
         'On a CPU: {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": .., '
         '"prompt_lookup_max": ..} guesses at most k tokens of a row at once, from what followed '
         "when its last tokens occurred before, wherever measured times say that it pays; the text "
-        "is the same. None: so where bits do not depend on the batch; k = 0: never.",
+        "is the same. None: so where bits do not depend on the batch; k = 0: never. A draft model "
+        "and further limits have no effect, with a warning; on a GPU nothing is guessed.",
     ),
     _honoured(
         "reasoning_parser",
@@ -238,16 +242,17 @@ HONOURED: tuple[Option, ...] = (
     ),
 )
 
-# Values of refused options that ask for nothing new, and options whose values are still checked.
+# Values of other options that ask for nothing new, and options whose values are still checked.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "runner": ("generate",),
     "convert": ("none",),
     "task": ("generate",),
     "model_impl": ("vllm",),
     "config_format": ("hf",),
+    "enable_sleep_mode": (True,),
 }
 _CHECKED = {
-    "tensor_parallel_size": _SIZE,
+    "tensor_parallel_size": checks.num_devices,
     "pipeline_parallel_size": _SIZE,
     "data_parallel_size": _SIZE,
     "enable_chunked_prefill": checks.flag,

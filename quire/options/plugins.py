@@ -1,0 +1,34 @@
+"""Logits processors that installed packages offer by entry points.
+
+They are loaded by name only. A package that happens to be installed beside quire must not change
+what a script generates; but a script that counted on it must not lose it without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUPS = ("quire.logits_processors", "vllm.logits_processors")
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Every processor on offer, by its name."""
+    from importlib.metadata import entry_points  # a start of options alone need not wait for it
+
+    return {point.name: point for group in reversed(GROUPS) for point in entry_points(group=group)}
+
+
+def unused_line(used: Iterable[type]) -> str:
+    """What to say about installed processors that are not among `used`; empty for nothing."""
+    names = {f"{one.__module__}:{one.__qualname__}" for one in used}
+    unused = sorted(name for name, point in installed().items() if point.value not in names)
+    if not unused:
+        return ""
+    return (
+        f"logits processors are installed and not used: {', '.join(unused)}. To use them, pass "
+        f"logits_processors={unused}."
+    )
