@@ -63,10 +63,11 @@ def check(budget: Budget, only: Sequence[str]) -> None:
         import pytest  # noqa: F401
     except ImportError:
         stand_in_for_pytest()
-    from tests.executor.cuda import test_gpu
+    from tests.executor.cuda import test_gpu, test_gpu_sleep
 
     results = {}
-    tests = [t for name, t in vars(test_gpu).items() if name.startswith("test_")]
+    both = {**vars(test_gpu), **vars(test_gpu_sleep)}
+    tests = [t for name, t in both.items() if name.startswith("test_")]
     if only:
         tests = [t for t in tests if any(word in t.__name__ for word in only)]
     for test in tests:

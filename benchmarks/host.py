@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def make_llm() -> tuple[LLM, Instant]:
         spec = locate(shape.path, weights=False).spec(None)
         config = resolve(parse_options(shape.options), spec, GPU)
     executor = Instant()
-    model = LoadedModel("none", spec, config, executor, executor.start(), None, {})
+    model = LoadedModel("none", spec, config, cast(Any, executor), executor.start(), None, {})
     llm = LLM.__new__(LLM)
     llm._session, llm._queued = Session(model), []
     return llm, executor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,9 +16,11 @@ from quire.executor.cuda_memory import num_cuda_blocks
 from quire.executor.cuda_runner import CudaRunner
 from quire.executor.cuda_step import CudaStep
 from quire.executor.device_rows import DeviceColumns
-from quire.executor.executor import ExecutorFacts
+from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.local import DTYPES
 from quire.executor.memory import longest_sequence, make_cache
+from quire.executor.new_weights import NewWeights
+from quire.executor.offload import HostCopies
 from quire.executor.prompts import most_captured
 from quire.executor.samplers import sampler_for
 from quire.executor.warmup import Warmup
@@ -63,19 +65,25 @@ class CudaExecutor:
         spec: ModelSpec,
         weights: Weights,
         warmup: Warmup | None = None,
+        *,
+        read_again: Callable[[], Weights] | None = None,
     ) -> None:
-        """`warmup`: kernels that are being compiled, if that was begun before."""
+        """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
+        the same weights once more, after a sleep that dropped them."""
         if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
             )
-        self.config, self.spec = config, spec
+        self.config, self.spec, self._read_again = config, spec, read_again
         self.handles = Handles()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._weights: Weights | None = weights
         self._warmup = warmup
+        self._model: Decoder | None = None
+        self._on_host: HostCopies | None = None
         self._runner: CudaRunner | None = None
+        self._num_blocks = 0
 
     def start(self) -> ExecutorFacts:
         """Build the model, size the KV pool, and say what came of it."""
@@ -84,9 +92,7 @@ class CudaExecutor:
         weights, self._weights = self._weights, None
         config, dtype = self.config, DTYPES[self.config.dtype]
         with self._errors("while starting"):
-            fp8_kv = config.kv_cache_dtype == "fp8"
-            shape = head_shape(self.spec, config.block_size, dtype, fp8_kv=fp8_kv)
-            model = self._build(weights, shape)
+            self._model = model = self._build(weights)
             _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
                 self._warmup.wait()
@@ -94,11 +100,9 @@ class CudaExecutor:
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
-            longest = longest_sequence(config, count)
-            model.rotary.reach(longest)
-            cache = make_cache(self.spec, count, config.block_size, shape.kv_dtype, self._device)
-            self._runner = self._make_runner(model, cache, shape, longest)
-        size = cache.nbytes / (1 << 30)
+            self._num_blocks = count
+            self._runner = self._make_runner(model)
+        size = self._runner.cache.nbytes / (1 << 30)
         name = torch.cuda.get_device_name(self._device)
         return ExecutorFacts(
             num_blocks=count,
@@ -125,7 +129,41 @@ class CudaExecutor:
             self._warmup.stop()
         if self._runner is not None:
             self._runner.close()
-        self._runner = self._weights = None
+        self._runner = self._model = self._weights = self._on_host = None
+        self._give_back()
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the KV cache with all that was captured over it, and the GPU's memory of the
+        weights; those to be kept wait in main memory."""
+        with self._errors("while going to sleep"):
+            if self._runner is not None:
+                self._runner.close()
+            self._runner = None
+            if not keep_weights:
+                self._model = self._on_host = None
+            elif self._model is not None and self._on_host is None:
+                self._on_host = HostCopies(self._model)
+            self._give_back()
+
+    def wake_up(self, part: Part) -> None:
+        with self._errors("while waking up"):
+            if self._on_host is not None:
+                self._on_host.bring_back()
+                self._on_host = None
+            if self._model is None:
+                if self._read_again is None:
+                    raise EngineClosed("the weights were dropped, and nothing can read them.")
+                self._model = self._build(self._read_again())
+            if part == "kv_cache" and self._runner is None:
+                self._runner = self._make_runner(self._model)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        if self._model is None or self._on_host is not None:
+            raise EngineClosed("this executor has no weights that could be exchanged.")
+        with self._errors("while taking other weights"):
+            return NewWeights(self._model, self.spec).load(named)
+
+    def _give_back(self) -> None:
         # Layers and closures hold each other in cycles.
         gc.collect()
         torch.cuda.empty_cache()
@@ -138,10 +176,16 @@ class CudaExecutor:
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _build(self, weights: Weights, shape: HeadShape) -> Decoder:
+    @property
+    def _shape(self) -> HeadShape:
+        config = self.config
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        return head_shape(self.spec, config.block_size, DTYPES[config.dtype], fp8_kv=fp8_kv)
+
+    def _build(self, weights: Weights) -> Decoder:
         from quire.layers.fused_attention import FusedAttention
 
-        config = self.config
+        config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
         model = build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
         model.layers = tuple(
@@ -153,13 +197,14 @@ class CudaExecutor:
             round_early(model)
         return model
 
-    def _make_runner(
-        self, model: Decoder, cache: Tensor, shape: HeadShape, longest: int
-    ) -> CudaRunner:
+    def _make_runner(self, model: Decoder) -> CudaRunner:
         from quire.executor.thin_pass import ThinPass
         from quire.executor.triton_ops import TritonOps
 
-        config, spec, device = self.config, self.spec, self._device
+        config, spec, device, shape = self.config, self.spec, self._device, self._shape
+        cache = make_cache(spec, self._num_blocks, config.block_size, shape.kv_dtype, device)
+        longest = longest_sequence(config, self._num_blocks)
+        model.rotary.reach(longest)
         width = -(-longest // config.block_size) + 3 & ~3  # 16 bytes divide a line
         columns = DeviceColumns(
             config.max_num_seqs,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 from quire.handles import Handles
 from quire.step import StepPlan, StepResult
@@ -41,3 +45,22 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the device memory; called once, after every pending result was read or dropped."""
+
+
+Part = Literal["weights", "kv_cache"]
+PARTS: tuple[Part, ...] = ("weights", "kv_cache")
+
+
+class ModelExecutor(Executor, Protocol):
+    """An executor that can give its memory back for a while, and take other weights. All of it
+    while no plan is on its way and no row has begun."""
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the KV cache and the device's memory of the weights. Weights that are not kept
+        elsewhere are read again when they are woken."""
+
+    def wake_up(self, part: Part) -> None:
+        """Bring a part back that sleeps: the weights before the KV cache."""
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Exchange weights, by the names of Hugging Face checkpoints; see new_weights.py."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
-from quire.executor.executor import ExecutorFacts
+from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.memory import block_bytes, longest_sequence, make_cache, num_blocks
+from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.rows import DeviceRows
 from quire.executor.runner import Runner
 from quire.executor.samplers import sampler_for
 from quire.handles import Handles
 from quire.kernels.native.kernels import cache_dtype_beside_int8
-from quire.kernels.ops import kernels_for
-from quire.models.decoder import Weights, head_shape
+from quire.kernels.ops import HeadShape, kernels_for
+from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
@@ -45,16 +48,26 @@ class LocalExecutor:
     lies in memory twice.
     """
 
-    def __init__(self, config: EngineConfig, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        read_again: Callable[[], Weights] | None = None,
+    ) -> None:
+        """`read_again` reads the same weights once more, after a sleep that dropped them."""
         if config.kv_cache_dtype not in ("auto", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}). Leave it at 'auto'."
             )
-        self.config, self.spec = config, spec
+        self.config, self.spec, self._read_again = config, spec, read_again
         self.handles = Handles()
         self._weights: Weights | None = weights
+        self._model: Decoder | None = None
         self._runner: Runner | None = None
+        self._num_blocks = 0
 
     def start(self) -> ExecutorFacts:
         """Build the model, size the KV pool, and say what came of it."""
@@ -62,30 +75,13 @@ class LocalExecutor:
             raise EngineClosed("this executor was started or closed before; make a new one.")
         config, spec = self.config, self.spec
         weights, self._weights = self._weights, None
-        device, dtype = torch.device(config.device), DTYPES[config.dtype]
         _limit_threads()
-        shape = head_shape(spec, config.block_size, dtype)
-        kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
-        model = build_model(spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
-        cache_dtype = dtype
-        if config.quantization == "int8" and config.kv_cache_dtype == "auto":
-            cache_dtype = cache_dtype_beside_int8(kernels, shape)
-        count = num_blocks(config, spec, cache_dtype, available_memory())
-        model.rotary.reach(longest_sequence(config, count))
-        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
-        cache = make_cache(spec, count, config.block_size, cache_dtype, device)
-        rows = DeviceRows(config.max_num_seqs, device)
-        self._runner = Runner(
-            model,
-            cache,
-            rows,
-            sampler,
-            config.block_size,
-            handles=self.handles,
-            scores_as_logits=config.logprobs_mode.endswith("_logits"),
-        )
+        self._model = model = self._build(weights)
+        cache_dtype = self._cache_dtype(model)
+        self._num_blocks = count = num_blocks(config, spec, cache_dtype, available_memory())
+        self._runner = self._make_runner(model)
         size = count * block_bytes(spec, config.block_size, cache_dtype) / (1 << 20)
-        how = "" if cache_dtype == dtype else " in bfloat16"
+        how = "" if cache_dtype == DTYPES[config.dtype] else " in bfloat16"
         return ExecutorFacts(
             num_blocks=count,
             device=config.device,
@@ -95,6 +91,54 @@ class LocalExecutor:
                 f"{torch.get_num_threads()} threads",
             ),
         )
+
+    @property
+    def _shape(self) -> HeadShape:
+        return head_shape(self.spec, self.config.block_size, DTYPES[self.config.dtype])
+
+    def _build(self, weights: Weights) -> Decoder:
+        config, shape = self.config, self._shape
+        kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
+        return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+
+    def _cache_dtype(self, model: Decoder) -> torch.dtype:
+        if self.config.quantization == "int8" and self.config.kv_cache_dtype == "auto":
+            return cache_dtype_beside_int8(model.kernels, self._shape)
+        return DTYPES[self.config.dtype]
+
+    def _make_runner(self, model: Decoder) -> Runner:
+        config, spec, device = self.config, self.spec, torch.device(self.config.device)
+        cache_dtype = self._cache_dtype(model)
+        model.rotary.reach(longest_sequence(config, self._num_blocks))
+        return Runner(
+            model,
+            make_cache(spec, self._num_blocks, config.block_size, cache_dtype, device),
+            DeviceRows(config.max_num_seqs, device),
+            sampler_for(config, spec.vocab_size, device, self.handles),
+            config.block_size,
+            handles=self.handles,
+            scores_as_logits=config.logprobs_mode.endswith("_logits"),
+        )
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Drop the KV cache, and the weights too unless they are to be kept: they lie in main
+        memory already."""
+        self._runner = None
+        if not keep_weights:
+            self._model = None
+
+    def wake_up(self, part: Part) -> None:
+        if self._model is None:
+            if self._read_again is None:
+                raise EngineClosed("the weights were dropped, and there is no way to read them.")
+            self._model = self._build(self._read_again())
+        if part == "kv_cache" and self._runner is None:
+            self._runner = self._make_runner(self._model)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        if self._model is None:
+            raise EngineClosed("this executor has no weights that could be exchanged.")
+        return NewWeights(self._model, self.spec).load(named)
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         if self._runner is None:
@@ -108,8 +152,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Drop the model and the KV cache; their memory goes back at once."""
-        self._runner = None
-        self._weights = None
+        self._runner = self._model = self._weights = None
 
 
 def _limit_threads() -> None:

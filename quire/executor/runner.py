@@ -7,6 +7,7 @@ neither what a row wants from sampling nor why a plan is as it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -66,7 +67,10 @@ class Runner:
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         self.block_size, self.handles = block_size, handles
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
-        self.scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
+        # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
+        # until a full collection.
+        logits = partial(_logits, model)
+        self.scorer = Scorer(logits, num_lines=num_lines, as_logits=scores_as_logits)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -133,13 +137,6 @@ class Runner:
             self.model.kernels.clear_blocks(self.cache, batch.fresh_blocks)
         return self.model(batch, self.cache)
 
-    def _logits(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Logits of some tokens of the pass. [len(tokens), V]"""
-        count = tokens.shape[0]
-        extra = self.model.kernels.padded(count) - count
-        chosen = hidden.index_select(0, torch.cat([tokens, tokens.new_zeros(extra)]))
-        return self.model.logits(chosen)[:count]
-
     def _draw(
         self,
         batch: Batch,
@@ -150,7 +147,7 @@ class Runner:
         draws: Draws,
     ) -> None:
         """A token for each row, from the logits it reads; several where guesses were right."""
-        logits = self._logits(hidden, batch.logit_tokens)
+        logits = _logits(self.model, hidden, batch.logit_tokens)
         if len(batch.draws) != logits.shape[0]:
             logits = logits.index_select(0, batch.draws)
         beams = np.flatnonzero(np.isin(rows, plan.searched))
@@ -187,6 +184,14 @@ class Runner:
             drawn = np.setdiff1d(np.arange(len(rows)), list(sampled.held))
             self.rows.accept(rows[drawn], sampled.tokens[drawn], failed[drawn])
         made.add(entries, sampled)
+
+
+def _logits(model: Decoder, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Logits of some tokens of a pass. [len(tokens), V]"""
+    count = tokens.shape[0]
+    extra = model.kernels.padded(count) - count
+    chosen = hidden.index_select(0, torch.cat([tokens, tokens.new_zeros(extra)]))
+    return model.logits(chosen)[:count]
 
 
 class _Made:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quire.errors import NotSupported
 
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
+
+
+@runtime_checkable
+class WeightRows(Protocol):
+    """A weight that can be exchanged where it lies; the LinearOps of every device can."""
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """Rows first, first + 1, ... of the weight become these, of any type and device."""
+
+
+def write_rows(op: object, first: int, rows: Tensor) -> None:
+    """Write into the weight of an op; NotSupported if it keeps none that can be written to."""
+    if not isinstance(op, WeightRows):
+        raise NotSupported(
+            f"{type(op).__name__} takes no other weights once it is built: make a new LLM."
+        )
+    op.write_rows(first, rows)
 
 
 @dataclass(frozen=True, slots=True)

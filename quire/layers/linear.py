@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.int8 import Int8Matrix
 from quire.kernels.fp8 import Fp8Matrix
-from quire.kernels.ops import Kernels
+from quire.kernels.ops import Kernels, write_rows
 
 Matrix = Tensor | Int8Matrix | Fp8Matrix
 
@@ -15,7 +15,7 @@ class Linear:
     """x [T, K] -> [T, N]."""
 
     def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None = None) -> None:
-        self.out_features = weight.shape[0]
+        self.out_features, self.bias = weight.shape[0], bias
         if isinstance(weight, Tensor):
             self.multiply = kernels.make_linear(weight, bias)
         else:
@@ -23,3 +23,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiply(x)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """Rows first, first + 1, ... of the weight become these."""
+        write_rows(self.multiply, first, rows)

@@ -125,8 +125,7 @@ def _fill_all(
     if only is None:
         _check_unused(plan, stored, spec, files)
     _check_memory([weight for weight, _ in plan], dtype, device)
-    # Only llama.cpp's converter for its "llama" architecture rearranges rows, for its own RoPE.
-    rearranged = files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
+    rearranged = _rearranges_rows(files)
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), 8), "quire-load")
     try:
         filling: list[Future[None]] = []
@@ -146,6 +145,23 @@ def _fill_all(
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, one at a time: for
+    a model that is built already. Each is checked before the first is read."""
+    stored = files.stored_tensors()
+    plan = [(weight, _sources(weight, stored, files)) for weight in weights_of(spec)]
+    for weight, sources in plan:
+        for part, source in zip(weight.parts, sources, strict=True):
+            out = torch.empty(part.rows, *weight.shape[1:])
+            _fill(out, source, part.heads if _rearranges_rows(files) else 0)
+            yield part.hf, out
+
+
+def _rearranges_rows(files: ModelFiles) -> bool:
+    """Only llama.cpp's converter for its "llama" architecture does, for its own RoPE."""
+    return files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
 
 
 def dummy_weights(

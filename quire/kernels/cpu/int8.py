@@ -81,6 +81,10 @@ class Int8Matrix:
     def pack(self, rows: Tensor, first: int) -> None:
         self.arithmetic.pack(self, rows, first)
 
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """Rows of any type and device, packed; see kernels.ops.WeightRows."""
+        self.pack(rows.to("cpu", torch.float32).contiguous(), first)
+
     def linear(self, bias: Tensor | None) -> LinearOp:
         return self.arithmetic.linear(self, bias)
 
@@ -128,17 +132,25 @@ class TorchInt8:
         matrix.sums[place] = whole.sum(-1, dtype=torch.int32)
 
     def linear(self, matrix: Int8Matrix, bias: Tensor | None) -> LinearOp:
-        channels = matrix.shape[0]
-        transposed, scales = matrix.packed.t(), matrix.scales[:channels]
-
-        def multiply(x: Tensor) -> Tensor:
-            whole, scale = rounded(turned(padded(x, matrix.depth)))
-            sums = torch._int_mm(whole, transposed)[:, :channels]
-            made = (sums.float() * scale).mul_(scales)
-            return made if bias is None else made.add_(bias)
-
-        return multiply
+        return TorchLinear(matrix, bias)
 
     def look_up(self, matrix: Int8Matrix, ids: Tensor) -> Tensor:
         back = turned(matrix.packed[ids].float())[:, : matrix.shape[1]]
         return back * matrix.scales[ids][:, None]
+
+
+class TorchLinear:
+    """x [T, K] -> [T, N] by torch's product of bytes."""
+
+    def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
+        self.matrix, self.bias = matrix, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        matrix, channels = self.matrix, self.matrix.shape[0]
+        whole, scale = rounded(turned(padded(x, matrix.depth)))
+        sums = torch._int_mm(whole, matrix.packed.t())[:, :channels]
+        made = (sums.float() * scale).mul_(matrix.scales[:channels])
+        return made if self.bias is None else made.add_(self.bias)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.matrix.write_rows(first, rows)

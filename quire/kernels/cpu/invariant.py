@@ -25,7 +25,13 @@ from quire.errors import NotSupported
 from quire.kernels.cpu.attention import KvStore, Scratch
 from quire.kernels.cpu.fast import CpuKernels
 from quire.kernels.cpu.linear import make_linear
-from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
+from quire.kernels.ops import (
+    AttentionInputs,
+    AttentionStep,
+    HeadShape,
+    LinearOp,
+    write_rows,
+)
 
 Longs = npt.NDArray[np.int64]
 
@@ -135,6 +141,9 @@ class InvariantLinear:
         if len(cut) == 1:
             return self.op(x)
         return torch.cat([self.op(part) for part in torch.split(x, cut)])
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        write_rows(self.op, first, rows)
 
 
 def query_rows(shape: HeadShape) -> tuple[int, int]:

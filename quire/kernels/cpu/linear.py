@@ -49,6 +49,9 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.weight[first : first + len(rows)] = rows
+
 
 class PackedLinear:
     """The weight in oneDNN's own layout."""
@@ -61,3 +64,8 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = self.multiply(x, self.packed, self.bias, "none", [], "")
         return product
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        plain = self.packed.to_dense()
+        plain[first : first + len(rows)] = rows
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(plain, None)

@@ -155,3 +155,6 @@ class NativeLinear:
         if not self.multiply(*source, BLOCK, path, self.address):
             raise RuntimeError(f"path {path} of 8-bit products is not there on this processor")
         return y
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.matrix.write_rows(first, rows)

@@ -39,10 +39,9 @@ class NativeLinear:
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self.library, self.bias = library, bias
         self.columns, self.depth = weight.shape
-        weight = weight.contiguous()
         num_panels = -(-self.columns // PANEL)
         self.packed = torch.empty(num_panels, self.depth, PANEL)
-        library.quire_pack(weight.data_ptr(), self.columns, self.depth, self.packed.data_ptr())
+        self._pack(weight.contiguous())
         self.work = _Product(
             columns=self.columns,
             depth=self.depth,
@@ -59,6 +58,18 @@ class NativeLinear:
         work.x, work.out = x.data_ptr(), out.data_ptr()
         self.library.quire_multiply(work)
         return out
+
+    def _pack(self, weight: Tensor) -> None:
+        packed = self.packed.data_ptr()
+        self.library.quire_pack(weight.data_ptr(), self.columns, self.depth, packed)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        if len(rows) < self.columns:
+            plain = self.look_up(torch.arange(self.columns))
+            plain[first : first + len(rows)] = rows
+        else:
+            plain = rows.to("cpu", torch.float32).contiguous()
+        self._pack(plain)
 
     def look_up(self, rows: Tensor) -> Tensor:
         """Rows of the weight: [T] -> [T, K]."""

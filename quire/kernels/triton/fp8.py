@@ -48,6 +48,9 @@ class Fp8Linear:
         scale_lines(made, rows.scales, matrix.scales, bias)
         return made
 
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.matrix.pack(rows.to(self.matrix.device), first)
+
 
 def round_rows(x: Tensor) -> Fp8Rows:
     """x [T, K], which may be a view with contiguous rows."""

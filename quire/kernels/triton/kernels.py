@@ -93,6 +93,10 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """In place, where captured passes read them."""
+        self.weight[first : first + len(rows)] = rows
+
 
 class TritonAttention:
     """One eager pass: slices first, then decode rows, some of which may share prefixes."""

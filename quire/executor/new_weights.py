@@ -1,0 +1,95 @@
+"""Other weights for a model that is built, by the names that Hugging Face checkpoints have.
+
+Each tensor is checked and written where the old one lies, so that captured passes go on to
+work; a weight that the kernels packed is packed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.errors import InvalidRequest
+from quire.kernels.ops import WeightRows
+from quire.models.decoder import Decoder
+from quire.models.places import places_of
+from quire.spec import ModelSpec
+from quire.weights.names import weights_of
+
+# What checkpoints hold beside weights: computed from the config.
+_NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The rows of a weight that one stored tensor fills."""
+
+    places: tuple[WeightRows, ...]
+    first: int
+    shape: tuple[int, ...]
+
+
+class NewWeights:
+    """Takes named tensors into a model."""
+
+    def __init__(self, model: Decoder, spec: ModelSpec) -> None:
+        places = places_of(model, tied_embeddings=spec.tied_embeddings)
+        self._targets: dict[str, _Target] = {}
+        for weight in weights_of(spec):
+            first = 0
+            for part in weight.parts:
+                shape = (part.rows, *weight.shape[1:])
+                self._targets[part.hf] = _Target(places[weight.name], first, shape)
+                first += part.rows
+        self._is_tied = spec.tied_embeddings
+
+    @torch.no_grad()
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Write each; returns the names of those that were. A name or a shape that the model
+        does not have is an error, and what came before it is in place already."""
+        loaded: set[str] = set()
+        for given, tensor in named:
+            name = self._name(given)
+            if name is None:
+                continue
+            target = self._targets[name]
+            _check(given, tensor, target.shape)
+            for place in target.places:
+                place.write_rows(target.first, tensor.detach())
+            loaded.add(given)
+        return loaded
+
+    def _name(self, given: Any) -> str | None:
+        """The name as the targets have it, None for what is no weight of its own."""
+        if not isinstance(given, str):
+            raise _wrong(f"weights are pairs of a name and a tensor, not {given!r}", given)
+        for name in (given, f"model.{given}"):  # the bare model leaves the prefix out
+            if name in self._targets:
+                return name
+        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and given == "lm_head.weight"):
+            return None
+        near = get_close_matches(given, self._targets, 1, 0.0)
+        hint = f" The nearest name is {near[0]!r}." if near else ""
+        raise _wrong(f"the model has no weight {given!r}.{hint}", given)
+
+
+def _check(name: str, tensor: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(tensor, Tensor):
+        raise _wrong(f"the weight {name!r} is a {type(tensor).__name__}, not a tensor", name)
+    if tuple(tensor.shape) != shape:
+        raise _wrong(
+            f"the weight {name!r} has the shape {list(tensor.shape)}, the model's has "
+            f"{list(shape)}",
+            name,
+        )
+    if not tensor.is_floating_point():
+        raise _wrong(f"the weight {name!r} is in {tensor.dtype}; weights are floats", name)
+
+
+def _wrong(message: str, value: Any) -> InvalidRequest:
+    return InvalidRequest(message, parameter="weights", value=value)
