@@ -97,6 +97,7 @@ class GrammarCompiler:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._kept.clear()  # their callbacks hold this object, which holds the tokenizer
         if self._opened is not None:
             self._opened.trial.close()
 

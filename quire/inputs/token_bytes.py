@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ class TokenBytes:
     """What each token of one tokenizer adds to a text, as bytes."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._strips = 0
-        self._spell = self._speller()
+        self._spelling = spelling = _Spelling(backend)
+        self.special_ids = spelling.special_ids
+        # They hold the spelling and not this object: a cycle would keep the tokenizer in memory
+        # until a full collection.
         self._pieces = {
-            (skip, spaces): Pieces(self._maker(skip, spaces))
+            (skip, spaces): Pieces(partial(spelling.piece, skip, spaces))
             for skip in (True, False)
             for spaces in (True, False)
         }
@@ -70,31 +70,43 @@ class TokenBytes:
 
     def first(self, token_id: int, piece: bytes) -> bytes:
         """What the token adds where no text comes before it; `piece` is what it adds elsewhere."""
-        if self._spell == self._after_another and piece:
+        return self._spelling.first(token_id, piece)
+
+
+class _Spelling:
+    """How a tokenizer's decoder spells tokens."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._strips = 0
+        self._spell = self._speller()
+
+    def piece(self, skip: bool, spaces: bool, token_id: int) -> bytes:
+        special = token_id in self.special_ids
+        token = self._backend.id_to_token(token_id)
+        if token is None or (skip and special):
+            return b""
+        return token.encode() if special and not spaces else self._spell(self, token_id, token)
+
+    def first(self, token_id: int, piece: bytes) -> bytes:
+        if self._spell is _Spelling._after_another and piece:
             return self._backend.decode([token_id], skip_special_tokens=False).encode()
         strip = min(self._strips, len(piece) - len(piece.lstrip(b" ")))
         return piece[strip:]
 
-    def _maker(self, skip: bool, spaces: bool) -> Callable[[int], bytes]:
-        def make(token_id: int) -> bytes:
-            special = token_id in self.special_ids
-            token = self._backend.id_to_token(token_id)
-            if token is None or (skip and special):
-                return b""
-            return token.encode() if special and not spaces else self._spell(token_id, token)
-
-        return make
-
-    def _speller(self) -> Callable[[int, str], bytes]:
+    def _speller(self) -> Callable[[_Spelling, int, str], bytes]:
+        """One of the functions below: not bound to this object, which holds it."""
         decoder = self._backend.decoder
         if decoder is None:
-            return self._after_another
+            return _Spelling._after_another
         state: dict[str, Any] = json.loads(decoder.__getstate__())
         parts = state["decoders"] if state["type"] == "Sequence" else [state]
         kinds = [part["type"] for part in parts]
         if kinds == ["ByteLevel"]:
             self._alphabet = byte_alphabet()
-            return self._byte_level
+            return _Spelling._byte_level
         spaces = [p for p in parts if p["type"] == "Replace"]
         if (
             set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}
@@ -104,11 +116,11 @@ class TokenBytes:
             strips = [p for p in parts if p["type"] == "Strip"]
             if all(p["content"] == " " and p["stop"] == 0 for p in strips):
                 self._strips = sum(p["start"] for p in strips)
-                return self._fallback if "ByteFallback" in kinds else self._spaced
+                return _Spelling._fallback if "ByteFallback" in kinds else _Spelling._spaced
         if kinds == ["Metaspace"] and parts[0]["replacement"] == "▁":
             self._strips = 0 if parts[0]["prepend_scheme"] == "never" else 1
-            return self._spaced
-        return self._after_another
+            return _Spelling._spaced
+        return _Spelling._after_another
 
     def _byte_level(self, token_id: int, token: str) -> bytes:
         try:

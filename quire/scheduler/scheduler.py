@@ -63,7 +63,7 @@ class Scheduler:
         self._expected_output, self._clock = expected_output, clock
         self._make_masks = make_masks
         self._flights: deque[Flight] = deque()
-        self._scoring = Scoring(pool, self._stays, lambda s: self.waiting.add(s, again=True))
+        self._scoring = Scoring(pool, self._stays, self.waiting.add_again)
         self._beams = Beams(self._stays, expected_output)
         self.guesses = Guesses(self._stays, limits.speculation, times or PassTimes())
         self._landing = Landing(self._stays, self._scoring, self._beams, self.guesses, clock)

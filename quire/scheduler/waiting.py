@@ -46,6 +46,9 @@ class Waiting:
         else:
             self._by_age.append(sequence)
 
+    def add_again(self, sequence: Sequence) -> None:
+        self.add(sequence, again=True)
+
     def remove(self, sequence: Sequence) -> None:
         """Take it out; its entries in both queues die when they come to the front."""
         sequence.waiting = False

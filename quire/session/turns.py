@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quire.errors import EngineBusy, EngineClosed
+from quire.errors import EngineAsleep, EngineBusy, EngineClosed
 from quire.sampling.lanes import on_behalf_of
-from quire.session.collector import past_at_rest
+from quire.session.collector import few_full_collections
 
 
 class Turns:
@@ -20,10 +20,12 @@ class Turns:
         self._owner: int | None = None
         self._process = os.getpid()
         self.closed = False
+        self.asleep: frozenset[str] = frozenset()  # what sleep() took and wake_up() brings back
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for the turn and hold it; raises where waiting would be for ever."""
+    def turn(self, *, needs_all: bool = True) -> Iterator[None]:
+        """Wait for the turn and hold it; raises where waiting would be for ever. `needs_all`: it
+        cannot be done while anything sleeps."""
         self.check()
         if self._owner is not None and self._owner in (threading.get_ident(), on_behalf_of()):
             raise EngineBusy(
@@ -33,9 +35,13 @@ class Turns:
             )
         with self._lock:
             self.check()
+            if needs_all and self.asleep:
+                raise EngineAsleep(
+                    f"this LLM sleeps ({', '.join(sorted(self.asleep))}): call wake_up() first"
+                )
             self._owner = threading.get_ident()
             try:
-                with past_at_rest():
+                with few_full_collections():
                     yield
             finally:
                 self._owner = None
