@@ -42,10 +42,11 @@ _HOME = {
     "options": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
     "not_built": "LLMEngine ModelRegistry initialize_ray_cluster",
-    "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidOption "
-    "UnknownOption NotSupported ModelError ModelNotFound CorruptModel UnsupportedModel RowError "
-    "InvalidLogits DoesNotFit BatchError EngineError NotEnoughMemory EngineClosed EngineBusy "
-    "JobError JobChanged JobLocked JobStopped CorruptJob Interrupted QuireWarning",
+    "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
+    "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
+    "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed DoesNotFit BatchError "
+    "InvalidBatch EngineError NotEnoughMemory EngineClosed EngineAsleep EngineBusy JobError "
+    "JobChanged JobLocked JobStopped CorruptJob Interrupted QuireWarning",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = ["__version__", "__version_tuple__", *_MODULE_OF]

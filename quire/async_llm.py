@@ -18,6 +18,7 @@ from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.engine_thread import Asked, EngineThread, News
 from quire.session.session import Session
+from quire.session.views import ModelConfigView
 
 
 class _Reader:
@@ -142,7 +143,7 @@ class AsyncLLM:
 
     @property
     def model_config(self) -> Any:
-        return self._session.view().model_config
+        return ModelConfigView(self._session)
 
     async def check_health(self) -> None:
         """Raise what ended the engine, if anything did."""

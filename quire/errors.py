@@ -19,6 +19,7 @@ QuireError
 │   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
 │   └── DoesNotFit            the row outgrew the whole KV pool
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
+│   └── InvalidBatch          one of them for what was passed with it (also an InvalidRequest)
 ├── EngineError               the engine cannot go on; .outputs has what was finished
 │   └── NotEnoughMemory       too little memory, with the numbers
 ├── JobError                  a job that cannot begin or go on
@@ -27,6 +28,7 @@ QuireError
 │   ├── JobStopped            it stopped before its end; the same command continues it
 │   └── CorruptJob            its files contradict themselves
 ├── EngineClosed              used after close()
+├── EngineAsleep              used after sleep(), before wake_up()
 └── EngineBusy                called from inside its own callback, or after fork()
 Interrupted                   Ctrl-C, with .outputs (a KeyboardInterrupt)
 QuireWarning                  accepted, but worth a word (a UserWarning)
@@ -138,7 +140,15 @@ class _WithOutputs(QuireError):
 
 
 class BatchError(_WithOutputs):
-    """Some rows failed while the others finished."""
+    """Some rows failed while the others finished.
+
+    Where a row failed for what was passed with it (a grammar that cannot be, a bad prompt of an
+    iterator), what is made is an InvalidBatch: callers expect a ValueError for bad input.
+    """
+
+    def __new__(cls, outputs: Sequence[Any], errors: Mapping[int, QuireError]) -> BatchError:
+        bad_input = any(isinstance(error, InvalidRequest) for error in errors.values())
+        return super().__new__(InvalidBatch if cls is BatchError and bad_input else cls)
 
     def __init__(self, outputs: Sequence[Any], errors: Mapping[int, QuireError]) -> None:
         first = min(errors)
@@ -149,6 +159,18 @@ class BatchError(_WithOutputs):
             outputs,
         )
         self.errors = dict(errors)
+
+
+class InvalidBatch(BatchError, InvalidRequest):
+    """At least one row failed for what was passed with it; `parameter`, `value` and `index` are
+    those of the first such row."""
+
+    def __init__(self, outputs: Sequence[Any], errors: Mapping[int, QuireError]) -> None:
+        super().__init__(outputs, errors)
+        for index, error in sorted(errors.items()):
+            if isinstance(error, InvalidRequest):
+                self.parameter, self.value, self.index = error.parameter, error.value, index
+                break
 
 
 class EngineError(_WithOutputs):
@@ -181,6 +203,10 @@ class CorruptJob(JobError):
 
 class EngineClosed(QuireError):
     """The engine was closed."""
+
+
+class EngineAsleep(QuireError):
+    """The engine sleeps, and its memory is given back; wake_up() brings it back."""
 
 
 class EngineBusy(QuireError):

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Self
 
-from quire.errors import BatchError, EngineError, Interrupted, InvalidOption, NotSupported
+from quire.errors import NotSupported
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
 from quire.lora.request import LORA_WAY_OUT
 from quire.options import EngineArgs, parse_options
+from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
 from quire.plan.plan import Plan
-from quire.run import Result, Window
-from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.session.beams import BeamCall
+from quire.run import Window
+from quire.sampling_params import BeamSearchParams
+from quire.session.controls import LLMControls, NotBuiltMethods
+from quire.session.gather import OnError, OnResult, UseTqdm, gather, gather_call, raises
 from quire.session.intake import Params
 from quire.session.interrupts import CtrlC
-from quire.session.progress import Progress
-from quire.session.scoring import ScoreCall
 from quire.session.session import Session
-from quire.session.views import EngineView, KvCacheView, NotBuiltMethods
-
-OnError = Literal["raise", "return"]
-OnResult = Callable[[int, RequestOutput], object]
 
 
-class LLM(NotBuiltMethods):
+class LLM(LLMControls, NotBuiltMethods):
     """A model, ready to generate text for any number of prompts.
 
     >>> with LLM("smollm2") as llm:
@@ -53,7 +50,7 @@ class LLM(NotBuiltMethods):
         prompts: Any = None,
         sampling_params: Params | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -78,15 +75,15 @@ class LLM(NotBuiltMethods):
                 sampling_params,
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
-                strict=_raises(on_error),
+                strict=raises(on_error),
             )
-            return self._collect(windows, total, use_tqdm, on_error, on_result)
+            return self._gather(windows, total, use_tqdm, on_error, on_result)
 
     def chat(
         self,
         messages: Any,
         sampling_params: Params | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -115,7 +112,7 @@ class LLM(NotBuiltMethods):
                 sampling_params,
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
-                strict=_raises(on_error),
+                strict=raises(on_error),
                 rendering={
                     "chat_template": template,
                     "content_format": chat_template_content_format,
@@ -125,14 +122,14 @@ class LLM(NotBuiltMethods):
                     "chat_template_kwargs": chat_template_kwargs,
                 },
             )
-            return self._collect(windows, total, use_tqdm, on_error, on_result)
+            return self._gather(windows, total, use_tqdm, on_error, on_result)
 
     def beam_search(
         self,
         prompts: Any,
         params: BeamSearchParams,
         lora_request: Any = None,
-        use_tqdm: bool | Callable[..., Any] = False,
+        use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The likeliest answers of each prompt, found and scored as Transformers' beam search does.
@@ -144,14 +141,14 @@ class LLM(NotBuiltMethods):
         _refuse_media(lora_request, None)
         with self._session.turn():
             call = self._session.beam_call(prompts, params, concurrency_limit)
-            return call.outputs(self._collect_call(call, use_tqdm, call.count))
+            return call.outputs(gather_call(self._session.run, call, use_tqdm, call.count))
 
     def score_continuations(
         self,
         contexts: Any,
         continuations: Any,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
     ) -> list[list[ContinuationScore]]:
         """How likely each continuation of each context is: multiple choice without generating.
 
@@ -162,7 +159,7 @@ class LLM(NotBuiltMethods):
         """
         with self._session.turn():
             call = self._session.score_call(contexts, continuations)
-            return call.scores(self._collect_call(call, use_tqdm))
+            return call.scores(gather_call(self._session.run, call, use_tqdm))
 
     def stream(
         self,
@@ -186,7 +183,8 @@ class LLM(NotBuiltMethods):
                 watched=tokens,
                 tokenization_kwargs=tokenization_kwargs,
             )
-            yield from self._session.run(windows, ctrl_c.check)
+            with closing(self._session.run(windows, ctrl_c.check)) as results:
+                yield from results
 
     def plan(
         self, prompts: Any, sampling_params: Params | None = None, *, probe: int | None = None
@@ -205,7 +203,7 @@ class LLM(NotBuiltMethods):
         sampling_params: Params | None = None,
         lora_request: Any = None,
         priority: Sequence[int] | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
@@ -224,123 +222,30 @@ class LLM(NotBuiltMethods):
         return [str(item.number) for item in queued]
 
     def wait_for_completion(
-        self, output_type: Any = None, *, use_tqdm: bool | Callable[..., Any] = True
+        self, output_type: Any = None, *, use_tqdm: UseTqdm = True
     ) -> list[RequestOutput]:
         """Run everything that was enqueued; outputs in the order of enqueuing."""
         with self._session.turn():
             windows, self._queued = self._queued, []
             total = sum(len(window) for window in windows)
-            return self._collect(windows, total, use_tqdm, "raise", None)
+            return self._gather(windows, total, use_tqdm)
 
-    def _collect(
+    def _gather(
         self,
         windows: Iterable[Window],
         total: int | None,
-        use_tqdm: bool | Callable[..., Any],
-        on_error: OnError,
-        on_result: OnResult | None,
-    ) -> list[RequestOutput]:
-        done: dict[int, RequestOutput] = {}
-        try:
-            with CtrlC() as ctrl_c, Progress(use_tqdm, total) as progress:
-                results: Iterator[Result] = self._session.run(windows, ctrl_c.check)
-                for index, output in results:
-                    done[index] = output
-                    progress.update(output)
-                    if on_result is not None:
-                        on_result(index, output)
-        except KeyboardInterrupt:
-            finished = f"{len(done)} of {total if total is not None else 'the'} prompts finished"
-            raise Interrupted(f"stopped: {finished}", _in_order(done, total)) from None
-        except EngineError as error:
-            error.outputs = _in_order(done, total)
-            raise
-        outputs = [done[i] for i in range(len(done))]
-        errors = {i: o.error for i, o in enumerate(outputs) if o.error is not None}
-        if errors and on_error == "raise":
-            raise BatchError(outputs, errors)
-        return outputs
-
-    def _collect_call(
-        self,
-        call: BeamCall | ScoreCall,
-        use_tqdm: bool | Callable[..., Any],
+        use_tqdm: UseTqdm,
+        on_error: OnError = "raise",
         on_result: OnResult | None = None,
     ) -> list[RequestOutput]:
-        """The outputs of a call that makes something else of them, its errors included."""
-        try:
-            return self._collect(call.windows(), call.num_requests, use_tqdm, "return", on_result)
-        except (Interrupted, EngineError) as error:
-            error.outputs = list(call.known(error.outputs))
-            raise
-
-    def get_tokenizer(self) -> Any:
-        """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""
-        if self._session.model.tokenizer is None:
-            raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
-        return self._session.model.tokenizer.hf_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters the model's makers recommend, fresh at each call."""
-        return self._session.model.default_params()
-
-    def get_world_size(self, include_dp: bool = True) -> int:
-        """How many devices compute together."""
-        return 1
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget every cached prefix."""
-        with self._session.turn():
-            return self._session.engine.scheduler.pool.forget_cache()
-
-    @property
-    def llm_engine(self) -> EngineView:
-        return self._session.view()
-
-    @property
-    def model_config(self) -> Any:
-        return self.llm_engine.model_config
-
-    @property
-    def kv_cache(self) -> KvCacheView:
-        """Size and peak use of the KV cache, in blocks."""
-        return self._session.kv_cache()
-
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
-
-    def close(self) -> None:
-        """Free the model's memory. Twice is fine; using the LLM afterwards is not."""
-        if session := getattr(self, "_session", None):
-            session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _in_order(done: dict[int, RequestOutput], total: int | None) -> list[RequestOutput | None]:
-    """Each finished output at its prompt's place, None where there is none yet."""
-    count = max(done, default=-1) + 1 if total is None else total
-    return [done.get(i) for i in range(count)]
-
-
-def _raises(on_error: str) -> bool:
-    if on_error not in ("raise", "return"):
-        raise InvalidOption(
-            f'on_error is "raise" or "return", not {on_error!r}',
-            parameter="on_error",
-            value=on_error,
+        return gather(
+            self._session.run,
+            windows,
+            total,
+            use_tqdm=use_tqdm,
+            on_error=on_error,
+            on_result=on_result,
         )
-    return on_error == "raise"
 
 
 def _refuse_media(lora_request: Any, mm_processor_kwargs: Any) -> None:
@@ -348,3 +253,7 @@ def _refuse_media(lora_request: Any, mm_processor_kwargs: Any) -> None:
         raise NotSupported(LORA_WAY_OUT)
     if mm_processor_kwargs:
         raise NotSupported("images and audio are not built: leave mm_processor_kwargs out.")
+
+
+# As if every option were written out above: programs look here for what they may pass.
+LLM.__init__.__signature__ = llm_signature()  # type: ignore[attr-defined]

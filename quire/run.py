@@ -9,7 +9,7 @@ an error of the engine) the engine is left empty: no rows, every block free.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,16 +90,18 @@ class Run:
         *,
         compile_grammar: Callable[[SamplingParams], Compiling | None] = lambda params: None,
         between_steps: Callable[[], None] = lambda: None,
+        on_finished: Callable[[RequestOutput], None] = lambda output: None,
     ) -> None:
+        """`on_finished` gets every output that is the last of its request, as a whole."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
-        self._compile_grammar = compile_grammar
+        self._compile_grammar, self._on_finished = compile_grammar, on_finished
         self._compiling: deque[_Pending] = deque()
         self._pending: dict[int, _Pending] = {}  # by the number of each request in it
         self._cancelled: list[Result] = []
         self._num_seen = 0
 
-    def outputs(self, windows: Iterable[Window]) -> Iterator[Result]:
+    def outputs(self, windows: Iterable[Window]) -> Generator[Result, None, None]:
         """Each prompt's result when it is there; refused prompts at once. What a watched request
         has written so far comes as outputs that are not `finished`.
 
@@ -155,7 +157,7 @@ class Run:
         """Let one of several requests go without the answer that they wait for."""
         for one in [r for r in pending.receivers if r.request.number == number]:
             pending.receivers.remove(one)
-            yield one.index, self._results.cancelled(one.request)
+            yield one.index, self._finished(self._results.cancelled(one.request))
         if number != pending.number:
             del self._pending[number]
 
@@ -165,7 +167,7 @@ class Run:
         indices, requests = [], []
         for index, item in enumerate(window, start=first):
             if isinstance(item, Refused):
-                yield index, RequestOutput.failed(str(item.number), item.error)
+                yield index, self._finished(RequestOutput.failed(str(item.number), item.error))
             else:
                 indices.append(index)
                 requests.append(item)
@@ -281,11 +283,24 @@ class Run:
         for number in {pending.number, *(r.request.number for r in pending.receivers)}:
             del self._pending[number]
         for one in pending.receivers:
-            yield one.index, one.shown.last(self._results.output(one.request, pending.samples))
+            output = self._finished(self._results.output(one.request, pending.samples))
+            yield one.index, one.shown.last(output)
+
+    def _finished(self, output: RequestOutput) -> RequestOutput:
+        self._on_finished(output)
+        return output
 
     def _abandon(self) -> None:
-        """Leave nothing of this run in the engine."""
-        self._engine.abort([s for pending in self._pending.values() for s in pending.samples])
+        """Leave nothing of this run in the engine, whatever state it is in."""
+        pending = [sample for one in self._pending.values() for sample in one.samples]
         self._pending.clear()
         self._compiling.clear()
-        self._engine.drain()
+        try:
+            self._engine.abort(pending)
+            self._engine.drain()
+        except BaseException:  # a second Ctrl-C, or a device that fails while it is emptied
+            self._engine.reset()
+            raise
+        if not self._engine.idle:
+            # What interrupted the run fell between two lines that belong together.
+            self._engine.reset()

@@ -99,11 +99,12 @@ def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: 
     assert run(script, cwd=tmp_path).strip() == claimed.strip()
 
 
-def test_the_page_on_outputs_runs(default_model: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("name", "count"), [("outputs", 5), ("clients", 5)])
+def test_the_page_runs(name: str, count: int, default_model: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 5
-    script = tmp_path / "outputs.py"
+    assert len(blocks) == count
+    script = tmp_path / f"{name}.py"
     script.write_text("\n".join(blocks).replace('"smollm2"', repr(str(default_model))), "utf-8")
     run(script, cwd=tmp_path)
 

@@ -24,7 +24,8 @@ TOP_NAMES = (
     "PromptType TextPrompt TokensPrompt RequestOutput CompletionOutput PoolingOutput "
     "PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput "
     "ClassificationRequestOutput ScoringOutput ScoringRequestOutput ModelRegistry "
-    "initialize_ray_cluster Job QuireError __version__ __version_tuple__"
+    "initialize_ray_cluster Job QuireError InvalidBatch EngineAsleep InvalidGrammar GrammarFailed "
+    "ProcessorFailed __version__ __version_tuple__"
 )
 TOP = TOP_NAMES.split()
 BY_MODULE = {
@@ -35,6 +36,8 @@ BY_MODULE = {
     "inputs": "TextPrompt TokensPrompt PromptType",
     "lora.request": "LoRARequest",
     "exceptions": "VLLMValidationError",
+    "v1.metrics.reader": "Metric Counter Gauge Histogram Vector",
+    "distributed.parallel_state": "destroy_model_parallel destroy_distributed_environment",
     "tokenizers": "get_tokenizer",
     "renderers.hf": "resolve_chat_template",
     "pooling_params": "PoolingParams",

@@ -62,6 +62,10 @@ class Intake:
         self._tokenizer, self._lazy_window = tokenizer, lazy_window
         self._num_made = 0
 
+    def use(self, maker: RequestMaker, tokenizer: Tokenizer) -> None:
+        """Another tokenizer from here on; the numbering of requests goes on."""
+        self._maker, self._tokenizer = maker, tokenizer
+
     def read(
         self,
         prompts: Any,

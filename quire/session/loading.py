@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams
 from quire.executor.compiling import Compiling, begin_compiling, hash_triton
-from quire.executor.executor import Executor, ExecutorFacts
+from quire.executor.executor import ExecutorFacts, ModelExecutor
 from quire.executor.spinning import short_spins
 from quire.executor.waking import wake_gpu
 from quire.inputs.tokenizer import Tokenizer
 from quire.notes import note
 from quire.options import DeviceFacts, Options, resolve
+from quire.options.checks import FIT_TO_MEMORY
+from quire.options.plugins import unused_line
 from quire.sampling_params import SamplingParams
+from quire.session.hf_config import config_of
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles, locate
 from quire.weights.tied import with_stored_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What a generation_config.json may set of a request's parameters, and our name for it.
 GENERATION_DEFAULTS = {
@@ -42,10 +49,13 @@ class LoadedModel:
     name: str
     spec: ModelSpec
     config: EngineConfig
-    executor: Executor
+    executor: ModelExecutor
     facts: ExecutorFacts
     tokenizer: Tokenizer | None
     generation_config: Mapping[str, Any]
+    hf_config: Mapping[str, Any] = field(default_factory=dict)  # as its files write it
+    # Reads weights, the model's own (None) or those at another path, by their names.
+    stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -100,9 +110,46 @@ def load(model: str, options: Options) -> LoadedModel:
         config, executor = _executor(files, spec, options)
         facts = executor.start()
         tokenizer = reading.result()
-    for line in (*config.notes, *facts.notes):
-        note(line)
-    return LoadedModel(model, spec, config, executor, facts, tokenizer, generation_config)
+    if options.max_model_len == FIT_TO_MEMORY:
+        config = _fitted(config, facts)
+    for line in (*config.notes, *facts.notes, unused_line(options.logits_processors or ())):
+        if line:
+            note(line)
+    return LoadedModel(
+        model,
+        spec,
+        config,
+        executor,
+        facts,
+        tokenizer,
+        generation_config,
+        {**(files.config or config_of(spec)), **(options.hf_overrides or {})},
+        partial(_stored, model, spec, options),
+    )
+
+
+def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
+    """With no more length than the KV cache holds."""
+    most = facts.num_blocks * config.block_size
+    if most >= config.max_model_len:
+        return config
+    line = f"max_model_len {most}: what the KV cache holds of the model's {config.max_model_len}"
+    return replace(config, max_model_len=most, notes=(*config.notes, line))
+
+
+def _stored(
+    model: str, spec: ModelSpec, options: Options, path: str | None
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the model's files, or of those at another path, one after the other."""
+    from quire.weights.load import stored_weights
+
+    files = locate(
+        model if path is None else path,
+        revision=options.revision if path is None else None,
+        download_dir=options.download_dir,
+        token=options.hf_token,
+    )
+    yield from stored_weights(files, spec)
 
 
 def _check_name(model: object) -> None:
@@ -117,7 +164,7 @@ def _check_name(model: object) -> None:
 
 def _executor(
     files: ModelFiles, spec: ModelSpec, options: Options
-) -> tuple[EngineConfig, Executor]:
+) -> tuple[EngineConfig, ModelExecutor]:
     with ExitStack() as unwanted:
         compiling = begin_compiling(spec, options)
         if compiling is not None:
@@ -139,7 +186,7 @@ def _gpu_executor(
     options: Options,
     facts: DeviceFacts,
     compiling: Compiling | None,
-) -> tuple[EngineConfig, Executor]:
+) -> tuple[EngineConfig, ModelExecutor]:
     config = resolve(options, spec, facts)
     hashing = hash_triton()
     from quire.executor.cuda import CudaExecutor, check_fp8
@@ -148,12 +195,13 @@ def _gpu_executor(
 
     check_fp8(config)
     warmup = Warmup(config, spec, compiling, hashing)
-    return config, CudaExecutor(config, spec, load_gpu_weights(files, spec, config), warmup)
+    read = partial(load_gpu_weights, files, spec, config)
+    return config, CudaExecutor(config, spec, read(), warmup, read_again=read)
 
 
 def _cpu_executor(
     files: ModelFiles, spec: ModelSpec, options: Options, facts: DeviceFacts
-) -> tuple[EngineConfig, Executor]:
+) -> tuple[EngineConfig, ModelExecutor]:
     from quire.executor.local import LocalExecutor
     from quire.session.cpu_weights import load_cpu_weights, with_kernels
     from quire.session.int8_default import int8_fits
@@ -162,7 +210,8 @@ def _cpu_executor(
     default = int8_fits(files, spec, options, steady=facts.steady_kernels)
     config = resolve(options, spec, facts, int8_fits=default.why)
     weights = load_cpu_weights(files, spec, config, at_hand=default.weights)
-    return config, LocalExecutor(config, spec, weights)
+    read_again = partial(load_cpu_weights, files, spec, config)
+    return config, LocalExecutor(config, spec, weights, read_again=read_again)
 
 
 def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:

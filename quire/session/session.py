@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from quire.cache.pool import BlockPool
 from quire.engine import Engine
+from quire.errors import EngineAsleep, InvalidOption, NotSupported
+from quire.executor.executor import PARTS
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.continuations import ContinuationReader
+from quire.inputs.given_tokenizer import tokenizer_of
 from quire.inputs.prompt import RequestMaker
 from quire.options import Options
 from quire.plan.lengths import OutputLengths
@@ -25,13 +29,18 @@ from quire.scheduler.scheduler import Scheduler
 from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
 from quire.session.guides import Guides
+from quire.session.hf_config import config_object
 from quire.session.intake import Intake, Params
 from quire.session.loading import LoadedModel, load
+from quire.session.metrics import Metric, Metrics
 from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
-from quire.session.views import EngineView, KvCacheView, ModelConfigView, SpeculationView
+from quire.session.views import KvCacheView
 from quire.step import StepPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
 
@@ -45,32 +54,14 @@ class Session:
         self._turns = Turns()
         self._times = StepTimes.of(model.spec)
         self._lengths = OutputLengths()
-        pool = BlockPool(
-            facts.num_blocks, block_size=config.block_size, caching=config.enable_prefix_caching
-        )
-        limits = Limits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_repeat=config.max_repeat,
-            max_wait=config.max_wait,
-            prefix_groups=config.prefix_groups,
-            speculation=config.speculation,
-        )
-        self._guides = Guides(
-            model.tokenizer,
-            vocab_size=model.spec.vocab_size,
-            eos_ids=model.eos_ids,
-            config=config.structured_outputs,
-            handles=model.executor.handles,
-        )
-        scheduler = Scheduler(
-            pool,
-            limits,
-            expected_output=self._lengths.expected,
-            make_masks=self._guides.make_masks,
-        )
+        self._metrics = Metrics(model.name, config.max_model_len)
+        self._guides = self._make_guides()
         self.engine = Engine(
-            scheduler, model.executor, depth=config.depth, observe=self._observe_step
+            self._make_scheduler(),
+            model.executor,
+            depth=config.depth,
+            # Not a method of this object: a cycle would keep it all until a full collection.
+            observe=partial(_observe_step, self._times, self._metrics),
         )
         self._planner = Planner(
             config,
@@ -80,23 +71,11 @@ class Session:
             lengths=self._lengths,
         )
         self._results = Results(model.tokenizer)
-        maker = RequestMaker(
-            model.tokenizer,
-            vocab_size=model.spec.vocab_size,
-            max_model_len=config.max_model_len,
-            pool_tokens=facts.num_blocks * config.block_size,
-            eos_ids=model.eos_ids,
-            more_eos_ids=model.more_eos_ids,
-            llm_seed=config.seed,
-            max_logprobs=config.max_logprobs,
-            processors=RequestProcessors(config, model.spec.vocab_size).of,
-            edits_logits=bool(config.batch_processors),
-        )
         self.intake = Intake(
-            maker,
+            self._make_maker(),
             model.default_params,
             tokenizer=model.tokenizer,
-            lazy_window=4 * scheduler.rows.capacity,
+            lazy_window=4 * self.engine.scheduler.rows.capacity,
             answers=AnswerOptions(config.reasoning_parser, config.tool_call_parser),
         )
 
@@ -105,10 +84,63 @@ class Session:
         with nothing_collected():
             return cls(load(model, options))
 
+    def _make_guides(self) -> Guides:
+        model = self.model
+        return Guides(
+            model.tokenizer,
+            vocab_size=model.spec.vocab_size,
+            eos_ids=model.eos_ids,
+            config=model.config.structured_outputs,
+            handles=model.executor.handles,
+        )
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.model.config
+        pool = BlockPool(
+            self.model.facts.num_blocks,
+            block_size=config.block_size,
+            caching=config.enable_prefix_caching,
+        )
+        limits = Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_repeat=config.max_repeat,
+            max_wait=config.max_wait,
+            prefix_groups=config.prefix_groups,
+            speculation=config.speculation,
+        )
+        return Scheduler(
+            pool,
+            limits,
+            expected_output=self._lengths.expected,
+            make_masks=self._guides.make_masks,
+        )
+
+    def _make_maker(self) -> RequestMaker:
+        model, config = self.model, self.model.config
+        return RequestMaker(
+            model.tokenizer,
+            vocab_size=model.spec.vocab_size,
+            max_model_len=config.max_model_len,
+            pool_tokens=model.facts.num_blocks * config.block_size,
+            eos_ids=model.eos_ids,
+            more_eos_ids=model.more_eos_ids,
+            llm_seed=config.seed,
+            max_logprobs=config.max_logprobs,
+            processors=RequestProcessors(config, model.spec.vocab_size).of,
+            edits_logits=bool(config.batch_processors),
+        )
+
     def turn(self) -> AbstractContextManager[None]:
         return self._turns.turn()
 
-    def run(self, windows: Iterable[Window], between_steps: Callable[[], None]) -> Iterator[Result]:
+    def check(self) -> None:
+        """Refuse what cannot work: a closed engine, or one from before a fork."""
+        self._turns.check()
+
+    def run(
+        self, windows: Iterable[Window], between_steps: Callable[[], None]
+    ) -> Generator[Result, None, None]:
         """Drive the engine over these windows."""
         return self.new_run(between_steps).outputs(windows)
 
@@ -121,6 +153,7 @@ class Session:
             self._results,
             compile_grammar=self._guides.compile,
             between_steps=between_steps,
+            on_finished=self._metrics.count,
         )
 
     def plan(
@@ -174,40 +207,103 @@ class Session:
         )
         return ScoreCall(reader.read(contexts, continuations))
 
-    def _observe_step(self, plan: StepPlan, seconds: float) -> None:
-        starts = plan.decode.positions.astype("int64")
-        context = int(starts.sum() + len(starts)) * plan.repeat
-        tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
-        for s in plan.prefill:
-            length = len(s.token_ids)
-            tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
-            context += length * s.start + length * (length + 1) // 2
-        self._times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
-
-    def view(self) -> EngineView:
-        """What scripts read of the engine."""
-        model = self.model
-        config = ModelConfigView(
-            model=model.name,
-            tokenizer=model.name,
-            max_model_len=model.config.max_model_len,
-            dtype=model.config.dtype,
-            seed=model.config.seed,
-            hf_config=asdict(model.spec),
-        )
-        guesses = self.engine.scheduler.guesses
-        return EngineView(
-            config,
-            lambda: self.engine.scheduler.num_unfinished,
-            SpeculationView(guesses.num_guessed, guesses.num_accepted),
-        )
+    def read_metrics(self) -> list[Metric]:
+        """Counters, gauges and histograms of all that was done."""
+        return self._metrics.read(self.engine.scheduler)
 
     def kv_cache(self) -> KvCacheView:
         pool = self.engine.scheduler.pool
         return KvCacheView(pool.num_blocks, pool.block_size, pool.peak_used)
+
+    def forget_prefixes(self) -> bool:
+        """Forget every cached prefix."""
+        with self._turns.turn(needs_all=False):
+            return self.engine.scheduler.pool.forget_cache()
+
+    @cached_property
+    def hf_config(self) -> Any:
+        """The model's config as an object with attributes."""
+        return config_object(self.model.hf_config, self.model.spec.family)
+
+    def hf_tokenizer(self) -> Any:
+        """The tokenizer as Transformers has it."""
+        if self.model.tokenizer is None:
+            raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
+        return self.model.tokenizer.hf_tokenizer()
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Read and write text with another tokenizer; what was cached is forgotten."""
+        made = tokenizer_of(tokenizer)
+        with self._turns.turn(needs_all=False):
+            self._guides.close()
+            self.model = replace(self.model, tokenizer=made)
+            self._guides = self._make_guides()
+            self.engine.scheduler = self._make_scheduler()
+            self._results = Results(made)
+            self.intake.use(self._make_maker(), made)
+
+    def sleep(self, level: int) -> None:
+        """Give memory back; see LLM.sleep."""
+        if isinstance(level, bool) or level not in (0, 1, 2):
+            raise InvalidOption(
+                f"level is 0, 1 or 2, not {level!r}", parameter="level", value=level
+            )
+        with self._turns.turn(needs_all=False):
+            if level == 0:
+                self._turns.asleep |= {"scheduling"}
+                return
+            # Marked first: whatever fails on the way down, waking puts it in order.
+            self._turns.asleep |= {*PARTS}
+            self.engine.scheduler.pool.forget_cache()
+            self.model.executor.sleep(keep_weights=level == 1)
+
+    def wake_up(self, tags: Sequence[str] | None) -> None:
+        """Bring back what sleeps, or of it what `tags` name; see LLM.wake_up."""
+        known = {*PARTS, "scheduling"}
+        wanted = known if tags is None else {*tags}
+        if isinstance(tags, str) or wanted - known:
+            raise InvalidOption(
+                f"tags is None or a list of {', '.join(sorted(known))}, not {tags!r}",
+                parameter="tags",
+                value=tags,
+            )
+        with self._turns.turn(needs_all=False):
+            for part in PARTS:
+                if part in wanted & self._turns.asleep:
+                    self.model.executor.wake_up(part)
+                    self._turns.asleep -= {part}
+            self._turns.asleep -= wanted & {"scheduling"}
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._turns.asleep)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Exchange weights by name; what was cached of the old ones is forgotten."""
+        with self._turns.turn(needs_all=False):
+            if "weights" in self._turns.asleep:
+                raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
+            self.engine.scheduler.pool.forget_cache()
+            return self.model.executor.load_weights(named)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._turns.closed
 
     def close(self) -> None:
         if not self._turns.closed:
             self._turns.closed = True
             self.model.executor.close()
             self._guides.close()
+
+
+def _observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: float) -> None:
+    starts = plan.decode.positions.astype("int64")
+    context = int(starts.sum() + len(starts)) * plan.repeat
+    tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
+    for s in plan.prefill:
+        length = len(s.token_ids)
+        tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
+        context += length * s.start + length * (length + 1) // 2
+    times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
+    metrics.count_step(tokens, plan.repeat)

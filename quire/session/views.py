@@ -1,28 +1,76 @@
-"""What scripts read off an LLM besides its results, under the names they use; and the methods
-they may call that are not built, each with its way out."""
+"""What scripts read off an LLM besides its results, under the names they use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from quire.errors import NotSupported
+from quire.config import SchedulerFacts
+from quire.session.workers import EngineCoreView, ExecutorView
+
+if TYPE_CHECKING:
+    from quire.session.session import Session
 
 
-@dataclass(frozen=True, slots=True)
 class ModelConfigView:
     """`llm.llm_engine.model_config`."""
 
-    model: str
-    tokenizer: str
-    max_model_len: int
-    dtype: str
-    seed: int
-    hf_config: dict[str, Any]
+    def __init__(self, session: Session) -> None:
+        model, config = session.model, session.model.config
+        self._session = session
+        self.model = self.tokenizer = self.served_model_name = model.name
+        self.max_model_len, self.seed = config.max_model_len, config.seed
+        self.quantization, self.trust_remote_code = config.quantization, config.trust_remote_code
+        self._dtype = config.dtype
+
+    @property
+    def dtype(self) -> Any:
+        """A torch.dtype."""
+        import torch
+
+        return getattr(torch, self._dtype)
+
+    @property
+    def hf_config(self) -> Any:
+        """A Transformers config, made when it is first asked for."""
+        return self._session.hf_config
+
+    @property
+    def hf_text_config(self) -> Any:
+        return self.hf_config
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(self.hf_config.architectures or [])
 
     def get_vocab_size(self) -> int:
-        return int(self.hf_config["vocab_size"])
+        return self._session.model.spec.vocab_size
+
+    def get_hidden_size(self) -> int:
+        return self._session.model.spec.hidden_size
+
+    def get_head_size(self) -> int:
+        return self._session.model.spec.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfigView:
+    """`vllm_config.cache_config`."""
+
+    block_size: int
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class VllmConfigView:
+    """`llm.llm_engine.vllm_config`, as far as scripts look into it."""
+
+    model_config: ModelConfigView
+    cache_config: CacheConfigView
+    scheduler_config: SchedulerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +81,73 @@ class SpeculationView:
     num_accepted: int
 
 
-@dataclass(frozen=True, slots=True)
 class EngineView:
     """`llm.llm_engine`, as far as scripts look into it."""
 
-    model_config: ModelConfigView
-    num_unfinished: Callable[[], int]
-    speculation: SpeculationView
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.model_config = ModelConfigView(session)
+        guesses = session.engine.scheduler.guesses
+        self.speculation = SpeculationView(guesses.num_guessed, guesses.num_accepted)
+        self.engine_core = EngineCoreView(session)
+
+    @property
+    def vllm_config(self) -> VllmConfigView:
+        config, facts = self._session.model.config, self._session.model.facts
+        cache = CacheConfigView(
+            config.block_size,
+            facts.num_blocks,
+            config.enable_prefix_caching,
+            config.gpu_memory_utilization,
+        )
+        scheduler = SchedulerFacts(config.max_num_seqs, config.max_num_batched_tokens)
+        return VllmConfigView(self.model_config, cache, scheduler)
+
+    def get_vllm_config(self) -> VllmConfigView:
+        return self.vllm_config
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._session.hf_tokenizer()
+
+    def get_tokenizer(self, lora_request: Any = None) -> Any:
+        return self._session.hf_tokenizer()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        self._session.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self._session.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        return self._session.is_sleeping
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        return self._session.forget_prefixes()
+
+    def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.model_executor.collective_rpc(method, *args, **kwargs)
 
     def get_num_unfinished_requests(self) -> int:
-        return self.num_unfinished()
+        return self._session.engine.scheduler.num_unfinished
 
     def has_unfinished_requests(self) -> bool:
-        return self.num_unfinished() > 0
+        return self.get_num_unfinished_requests() > 0
 
     def get_model_config(self) -> ModelConfigView:
         return self.model_config
 
     @property
-    def model_executor(self) -> NoReturn:
-        raise NotSupported("llm_engine.model_executor is not built; quire runs in one process.")
+    def model_executor(self) -> ExecutorView:
+        """The way to the model; there is none any more once the LLM was closed, which deleting
+        this does."""
+        if self._session.is_closed:
+            raise AttributeError("model_executor: this LLM was closed")
+        return ExecutorView(self._session)
+
+    @model_executor.deleter
+    def model_executor(self) -> None:
+        self._session.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +157,3 @@ class KvCacheView:
     num_blocks: int
     block_size: int
     peak_blocks: int
-
-
-def _not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSupported(f"LLM.{name} is not built. {way_out}")
-
-    method.__name__ = name
-    method.__doc__ = f"Not built. {way_out}"
-    return method
-
-
-_POOLING = "quire generates text; use a sentence-embedding library for vectors and scores."
-_WEIGHTS = "Make a new LLM for new weights: it starts in seconds."
-_PROCESSES = "quire runs in this process; call your function directly."
-_PROFILE = "Use torch.profiler around generate()."
-
-
-class NotBuiltMethods:
-    """Methods of vLLM's LLM that raise NotSupported."""
-
-    encode = _not_built("encode", _POOLING)
-    embed = _not_built("embed", _POOLING)
-    classify = _not_built("classify", _POOLING)
-    reward = _not_built("reward", _POOLING)
-    score = _not_built("score", _POOLING)
-    collective_rpc = _not_built("collective_rpc", _PROCESSES)
-    apply_model = _not_built("apply_model", _PROCESSES)
-    sleep = _not_built("sleep", "Use close() to free the memory, and make a new LLM later.")
-    wake_up = _not_built("wake_up", "There is no sleep() to wake from.")
-    reset_mm_cache = _not_built("reset_mm_cache", "There are no media inputs yet.")
-    get_metrics = _not_built("get_metrics", "Each RequestOutput has its own .metrics.")
-    start_profile = _not_built("start_profile", _PROFILE)
-    stop_profile = _not_built("stop_profile", _PROFILE)
-    init_weight_transfer_engine = _not_built("init_weight_transfer_engine", _WEIGHTS)
-    start_weight_update = _not_built("start_weight_update", _WEIGHTS)
-    update_weights = _not_built("update_weights", _WEIGHTS)
-    finish_weight_update = _not_built("finish_weight_update", _WEIGHTS)

@@ -1,0 +1,1 @@
+"""What scripts tidy up after an LLM with, under the name they know."""

@@ -1,0 +1,145 @@
+"""The methods of LLM that do not generate: what it is, what it has done, resting, ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+from quire.errors import NotSupported
+from quire.sampling_params import SamplingParams
+from quire.session.metrics import Metric
+from quire.session.session import Session
+from quire.session.views import EngineView, KvCacheView
+from quire.session.workers import ExecutorView
+
+
+class LLMControls:
+    """Everything here works on the session that the LLM holds."""
+
+    _session: Session
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""
+        return self._session.hf_tokenizer()
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Use another tokenizer of Transformers from here on; it needs a fast one."""
+        self._session.set_tokenizer(tokenizer)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters the model's makers recommend, fresh at each call."""
+        return self._session.model.default_params()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many devices compute together."""
+        return 1
+
+    def get_metrics(self) -> list[Metric]:
+        """What was done since the LLM was made: counters, gauges and histograms with vLLM's names
+        (the types are in `quire.v1.metrics.reader`)."""
+        return self._session.read_metrics()
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget every cached prefix."""
+        return self._session.forget_prefixes()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: the KV cache and, on a GPU, the weights.
+
+        Level 1 keeps the weights in main memory; level 2 drops them, and waking reads the model's
+        files again; level 0 frees nothing. Calls in between raise EngineAsleep. `mode` tells
+        what becomes of running requests, and there are none: a call runs to its end first.
+        """
+        self._session.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back what sleeps: all of it, or of `tags` "weights" before "kv_cache"."""
+        self._session.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether anything is still to be woken."""
+        return self._session.is_sleeping
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the one worker by its name ("reload_weights"), or a function with the
+        worker: `lambda worker: worker.model_runner.model.load_weights(named_tensors)`."""
+        return ExecutorView(self._session).collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        """[func(model)], where the model has `load_weights(named tensors)`."""
+        return self.collective_rpc(lambda worker: func(worker.get_model()))
+
+    @property
+    def llm_engine(self) -> EngineView:
+        return EngineView(self._session)
+
+    @property
+    def model_config(self) -> Any:
+        return self.llm_engine.model_config
+
+    @property
+    def kv_cache(self) -> KvCacheView:
+        """Size and peak use of the KV cache, in blocks."""
+        return self._session.kv_cache()
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def close(self) -> None:
+        """Free the model's memory. Twice is fine; using the LLM afterwards is not."""
+        if session := getattr(self, "_session", None):
+            session.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The same as `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupported(f"LLM.{name} is not built. {way_out}")
+
+    method.__name__ = name
+    method.__doc__ = f"Not built. {way_out}"
+    return method
+
+
+_POOLING = "quire generates text; use a sentence-embedding library for vectors and scores."
+_WEIGHTS = "Exchange weights by name: collective_rpc with a function that calls load_weights."
+_PROFILE = "Use torch.profiler around generate()."
+
+
+class NotBuiltMethods:
+    """Methods of vLLM's LLM that raise NotSupported."""
+
+    encode = _not_built("encode", _POOLING)
+    embed = _not_built("embed", _POOLING)
+    classify = _not_built("classify", _POOLING)
+    reward = _not_built("reward", _POOLING)
+    score = _not_built("score", _POOLING)
+    reset_mm_cache = _not_built("reset_mm_cache", "There are no media inputs yet.")
+    start_profile = _not_built("start_profile", _PROFILE)
+    stop_profile = _not_built("stop_profile", _PROFILE)
+    init_weight_transfer_engine = _not_built("init_weight_transfer_engine", _WEIGHTS)
+    start_weight_update = _not_built("start_weight_update", _WEIGHTS)
+    update_weights = _not_built("update_weights", _WEIGHTS)
+    finish_weight_update = _not_built("finish_weight_update", _WEIGHTS)

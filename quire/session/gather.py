@@ -1,0 +1,95 @@
+"""The results of one call, gathered: progress shown, callbacks called, and whatever ends the call
+early handed the outputs that were finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from typing import Any, Literal
+
+from quire.errors import BatchError, EngineError, Interrupted, InvalidOption
+from quire.outputs import RequestOutput
+from quire.run import Result, Window
+from quire.session.beams import BeamCall
+from quire.session.interrupts import CtrlC
+from quire.session.progress import Progress
+from quire.session.scoring import ScoreCall
+
+OnError = Literal["raise", "return"]
+OnResult = Callable[[int, RequestOutput], object]
+UseTqdm = bool | Callable[..., Any]
+# Windows, and what to call between steps -> results.
+RunWindows = Callable[[Iterable[Window], Callable[[], None]], Generator[Result, None, None]]
+
+
+def gather(
+    run: RunWindows,
+    windows: Iterable[Window],
+    total: int | None,
+    *,
+    use_tqdm: UseTqdm,
+    on_error: OnError = "raise",
+    on_result: OnResult | None = None,
+) -> list[RequestOutput]:
+    """One output for each prompt, in order.
+
+    The run is closed before anything leaves here: what a callback or a bar raises may be caught
+    by code that calls the LLM again, while its traceback still holds this frame.
+    """
+    done: dict[int, RequestOutput] = {}
+    try:
+        with (
+            CtrlC() as ctrl_c,
+            Progress(use_tqdm, total) as progress,
+            closing(run(windows, ctrl_c.check)) as results,
+        ):
+            for index, output in results:
+                done[index] = output
+                progress.update(output)
+                if on_result is not None:
+                    on_result(index, output)
+    except KeyboardInterrupt:
+        finished = f"{len(done)} of {total if total is not None else 'the'} prompts finished"
+        raise Interrupted(f"stopped: {finished}", _in_order(done, total)) from None
+    except EngineError as error:
+        error.outputs = _in_order(done, total)
+        raise
+    outputs = [done[i] for i in range(len(done))]
+    errors = {i: o.error for i, o in enumerate(outputs) if o.error is not None}
+    if errors and on_error == "raise":
+        raise BatchError(outputs, errors)
+    return outputs
+
+
+def gather_call(
+    run: RunWindows,
+    call: BeamCall | ScoreCall,
+    use_tqdm: UseTqdm,
+    on_result: OnResult | None = None,
+) -> list[RequestOutput]:
+    """The outputs of a call that makes something else of them, its errors included."""
+    windows, total = call.windows(), call.num_requests
+    try:
+        return gather(
+            run, windows, total, use_tqdm=use_tqdm, on_error="return", on_result=on_result
+        )
+    except (Interrupted, EngineError) as error:
+        error.outputs = list(call.known(error.outputs))
+        raise
+
+
+def raises(on_error: str) -> bool:
+    """Whether a call raises for rows that fail; InvalidOption for a word that is neither."""
+    if on_error not in ("raise", "return"):
+        raise InvalidOption(
+            f'on_error is "raise" or "return", not {on_error!r}',
+            parameter="on_error",
+            value=on_error,
+        )
+    return on_error == "raise"
+
+
+def _in_order(done: dict[int, RequestOutput], total: int | None) -> list[RequestOutput | None]:
+    """Each finished output at its prompt's place, None where there is none yet."""
+    count = max(done, default=-1) + 1 if total is None else total
+    return [done.get(i) for i in range(count)]

@@ -1,0 +1,49 @@
+"""A model's config as scripts read it: an object with the names that Transformers uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from quire.sampling.lanes import attempt
+from quire.spec import ModelSpec
+from quire.weights.hf_config import ARCHITECTURES
+
+
+def config_of(spec: ModelSpec) -> dict[str, Any]:
+    """What a config.json would say, for models whose files have none."""
+    eos = list(spec.eos_ids)
+    return {
+        "architectures": [name for name, family in ARCHITECTURES.items() if family == spec.family],
+        "model_type": spec.family,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_model_len,
+        "rms_norm_eps": spec.norm_eps,
+        "rope_theta": spec.rope_theta,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "attention_bias": spec.qkv_bias,
+        "bos_token_id": spec.bos_id,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "dtype": spec.dtype,
+    }
+
+
+def config_object(values: Mapping[str, Any], family: str) -> Any:
+    """A Transformers config of these values; a plain namespace where there is no Transformers, or
+    none that takes them."""
+    named = {"model_type": family, **values}
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        return SimpleNamespace(**named)
+    # Foreign code that checks the values by rules of its own. Ours were kept when the model was
+    # loaded, and a reader of single values is served by either object.
+    made = attempt(lambda: AutoConfig.for_model(**named)).made
+    return SimpleNamespace(**named) if made is None else made

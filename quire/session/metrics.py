@@ -1,0 +1,227 @@
+"""What an LLM has done so far as numbers, in the shapes and under the names that readers of vLLM's
+metrics know.
+
+Counting must cost a batch nothing: what is observed is kept in short lists and sorted into
+buckets a few hundred at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.outputs import RequestOutput
+from quire.scheduler.scheduler import Scheduler
+
+Counts = npt.NDArray[np.int_]
+
+MOST_OBSERVED = 512  # observations kept before they are sorted into buckets
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+FIRST_TOKEN_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_BUCKETS = (1, 8, *(2**k for k in range(4, 15)))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number, or several, by name; `labels` tell metrics of one name apart."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Counter(Metric):
+    """Only ever grows."""
+
+    value: int
+
+
+@dataclass(frozen=True)
+class Vector(Metric):
+    """Counters in a row."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    """How it is now."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Histogram(Metric):
+    """How many observations are at most each bucket's limit; the last limit is "+Inf"."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+class _Observed:
+    """The observations of one histogram. One thread adds; another may read meanwhile, so all of
+    them are exchanged at once."""
+
+    __slots__ = ("_limits", "_state")
+
+    def __init__(self, limits: tuple[float, ...]) -> None:
+        self._limits = limits
+        # How many are at most each limit and above the last one, their sum, and the latest.
+        self._state: tuple[Counts, float, list[float]] = (np.zeros(len(limits) + 1, int), 0.0, [])
+
+    def add(self, value: float) -> None:
+        fresh = self._state[2]
+        fresh.append(value)
+        if len(fresh) >= MOST_OBSERVED:
+            self._state = (*self._sorted(), [])
+
+    def _sorted(self) -> tuple[Counts, float]:
+        counts, total, fresh = self._state
+        values = np.array(fresh, float)
+        found = np.bincount(np.searchsorted(self._limits, values), minlength=len(counts))
+        return counts + found, total + float(values.sum())
+
+    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
+        counts, total = self._sorted()
+        up_to = np.cumsum(counts).tolist()
+        names = [*(str(float(limit)) for limit in self._limits), "+Inf"]
+        return Histogram(name, labels, up_to[-1], total, dict(zip(names, up_to, strict=True)))
+
+
+class Metrics:
+    """Counts steps and finished requests since the LLM was made."""
+
+    def __init__(self, model: str, max_model_len: int) -> None:
+        self._labels = {"model_name": model, "engine": "0"}
+        lengths = _lengths(max_model_len)
+        self._observed = {
+            "iteration_tokens_total": _Observed(STEP_BUCKETS),
+            "request_prompt_tokens": _Observed(lengths),
+            "request_generation_tokens": _Observed(lengths),
+            "time_to_first_token_seconds": _Observed(FIRST_TOKEN_BUCKETS),
+            "request_time_per_output_token_seconds": _Observed(TOKEN_BUCKETS),
+            "e2e_request_latency_seconds": _Observed(LATENCY_BUCKETS),
+            "request_queue_time_seconds": _Observed(LATENCY_BUCKETS),
+            "request_inference_time_seconds": _Observed(LATENCY_BUCKETS),
+            "request_prefill_time_seconds": _Observed(LATENCY_BUCKETS),
+            "request_decode_time_seconds": _Observed(LATENCY_BUCKETS),
+        }
+        self._finished: Tally[str] = Tally()
+        self._counts = dict.fromkeys(
+            ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"), 0
+        )
+        self._steady = _Steady()
+
+    def count_step(self, num_tokens: int, num_steps: int) -> None:
+        """A plan was run: so many tokens in so many steps."""
+        for _ in range(num_steps):
+            self._observed["iteration_tokens_total"].add(num_tokens // num_steps)
+
+    def count(self, output: RequestOutput) -> None:
+        """A request is over."""
+        self._finished[_reason(output)] += 1
+        times = output.metrics
+        if times is None or not times.scheduled_ts:  # refused before it began
+            return
+        prompt, made = output.num_prompt_tokens, times.num_generation_tokens
+        self._counts["prompt_tokens"] += prompt
+        self._counts["generation_tokens"] += made
+        self._counts["prefix_cache_queries"] += prompt
+        self._counts["prefix_cache_hits"] += output.num_cached_tokens or 0
+        add = self._add
+        add("request_prompt_tokens", prompt)
+        add("request_generation_tokens", made)
+        add("request_queue_time_seconds", times.scheduled_ts - times.queued_ts)
+        if times.first_token_ts:
+            add("time_to_first_token_seconds", times.first_token_ts - times.queued_ts)
+            add("request_prefill_time_seconds", times.first_token_ts - times.scheduled_ts)
+            decoding = times.last_token_ts - times.first_token_ts
+            add("request_decode_time_seconds", decoding)
+            add("request_inference_time_seconds", times.last_token_ts - times.scheduled_ts)
+            add("e2e_request_latency_seconds", times.last_token_ts - times.queued_ts)
+            steps = max((len(answer.token_ids) for answer in output.outputs), default=0) - 1
+            if steps > 0:
+                add("request_time_per_output_token_seconds", decoding / steps)
+
+    def _add(self, name: str, value: float) -> None:
+        self._observed[name].add(max(value, 0.0))
+
+    def read(self, scheduler: Scheduler) -> list[Metric]:
+        """All of it now."""
+        pool, guesses = scheduler.pool, scheduler.guesses
+        gauges: Mapping[str, float] = {
+            "num_requests_running": scheduler.num_running,
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": pool.num_used / pool.num_blocks,
+        }
+        preemptions, guessed, accepted = self._steady.read(
+            (scheduler.num_preemptions, guesses.num_guessed, guesses.num_accepted)
+        )
+        counters = {
+            **self._counts,
+            "num_preemptions": preemptions,
+            "spec_decode_num_draft_tokens": guessed,
+            "spec_decode_num_accepted_tokens": accepted,
+        }
+        found: list[Metric] = [
+            Gauge(f"vllm:{name}", dict(self._labels), float(v)) for name, v in gauges.items()
+        ]
+        found += [Counter(f"vllm:{name}", dict(self._labels), v) for name, v in counters.items()]
+        found += [
+            Counter(
+                "vllm:request_success",
+                {**self._labels, "finished_reason": reason},
+                self._finished[reason],
+            )
+            for reason in FINISH_REASONS
+        ]
+        found += [
+            observed.histogram(f"vllm:{name}", dict(self._labels))
+            for name, observed in self._observed.items()
+        ]
+        return found
+
+
+class _Steady:
+    """Numbers that begin again when an engine does, as numbers that only grow."""
+
+    def __init__(self) -> None:
+        self._before: list[int] = []
+        self._last: list[int] = []
+
+    def read(self, numbers: Sequence[int]) -> list[int]:
+        before = self._before or [0] * len(numbers)
+        last = self._last or [0] * len(numbers)
+        if any(new < old for new, old in zip(numbers, last, strict=True)):
+            before = [a + b for a, b in zip(before, last, strict=True)]
+        self._before, self._last = before, list(numbers)
+        return [a + b for a, b in zip(before, numbers, strict=True)]
+
+
+def _lengths(most: int) -> tuple[float, ...]:
+    """1 2 5 10 20 50 ... up to `most`."""
+    limits = (m * 10**k for k in range(10) for m in (1, 2, 5))
+    return tuple(float(limit) for limit in limits if limit <= max(most, 1))
+
+
+def _reason(output: RequestOutput) -> str:
+    if output.error is not None:
+        return "error"
+    return (output.outputs[0].finish_reason if output.outputs else None) or "stop"

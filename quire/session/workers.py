@@ -1,0 +1,146 @@
+"""The way down to a model as scripts for vLLM walk it: executor, worker, model runner, model.
+
+quire runs in one process, so there is one worker and it is here. What can be done along the way
+is to exchange weights; the tensors themselves are packed and do not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import NotSupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.session.session import Session
+
+
+class ModelView:
+    """The model, as far as its weights can be exchanged."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Write (name, tensor) pairs, with the names of Hugging Face checkpoints, into the
+        model; returns the names that were."""
+        return self._session.load_weights(weights)
+
+
+class ModelRunnerView:
+    """What holds the model."""
+
+    def __init__(self, session: Session) -> None:
+        self.model = ModelView(session)
+
+    def get_model(self) -> ModelView:
+        return self.model
+
+
+class WorkerView:
+    """The one worker: what functions of `collective_rpc` are called with."""
+
+    rank = local_rank = 0
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.model_runner = ModelRunnerView(session)
+
+    @property
+    def worker(self) -> WorkerView:
+        """Itself: some walk through a wrapper that is not needed here."""
+        return self
+
+    @property
+    def device(self) -> Any:
+        import torch
+
+        return torch.device(self._session.model.facts.device)
+
+    def get_model(self) -> ModelView:
+        return self.model_runner.model
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return self._session.load_weights(weights)
+
+    def reload_weights(
+        self,
+        weights_iterator: Iterable[tuple[str, Tensor]] | None = None,
+        weights_path: str | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        """Read the weights again: from the iterator, from another path, or from the model's own
+        files."""
+        if not is_checkpoint_format:
+            raise NotSupported(
+                "reload_weights(is_checkpoint_format=False) is not built: give tensors with the "
+                "names and shapes that the checkpoint has."
+            )
+        if weights_iterator is not None:
+            self._session.load_weights(weights_iterator)
+        else:
+            self._session.load_weights(self._session.model.stored(weights_path))
+
+    def sleep(self, level: int = 1) -> None:
+        self._session.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self._session.wake_up(tags)
+
+    def check_health(self) -> None:
+        self._session.check()
+
+
+class ExecutorView:
+    """`llm.llm_engine.model_executor`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.driver_worker = WorkerView(session)
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self._session.is_sleeping
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """[what came of it]: a method of the worker by name, or a function that takes it."""
+        self._session.check()
+        worker = self.driver_worker
+        if not isinstance(method, str):
+            return [method(worker, *args, **(kwargs or {}))]
+        if method.startswith("_") or not callable(found := getattr(worker, method, None)):
+            known = [
+                n for n in dir(worker) if not n.startswith("_") and callable(getattr(worker, n))
+            ]
+            raise NotSupported(
+                f"collective_rpc({method!r}) is not built. The worker has {', '.join(known)}; pass "
+                "a function that takes the worker for anything else."
+            )
+        return [found(*args, **(kwargs or {}))]
+
+    def sleep(self, level: int = 1) -> None:
+        self._session.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self._session.wake_up(tags)
+
+    def shutdown(self) -> None:
+        self._session.close()
+
+
+class EngineCoreView:
+    """`llm.llm_engine.engine_core`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self._session.close()

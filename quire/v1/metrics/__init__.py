@@ -1,0 +1,1 @@
+"""What an LLM counts, under the name scripts know."""
