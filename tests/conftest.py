@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Triton's interpreter multiplies with numpy, whose threads would fight with torch's for the cores:
+# on a busy machine that takes ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker: before torch is imported, or it is not heard.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -30,9 +30,9 @@ class Team:
         self.calls = 0
         self.parallel, self.threads = PARALLEL(self.run), THREADS(lambda: 2)
 
-    def run(self, region: REGION, data: int, threads: int, flags: int) -> None:  # type: ignore[valid-type]
+    def run(self, region: Callable[[int], None], data: int, threads: int, flags: int) -> None:
         self.calls += 1
-        region(data)  # type: ignore[misc]
+        region(data)
         time.sleep(HELD_UP)
 
 
