@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from quire.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.tokenizer import Tokenizer
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
+_NO_TOKEN = 2**32 - 1  # how some writers say "none"
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
 _NAMED = {
@@ -76,6 +80,11 @@ class _Vocabulary(NamedTuple):
 
 def load_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that the metadata of a GGUF file describes."""
+    with refusing(lambda why: CorruptModel(f"the GGUF file's tokenizer cannot be built: {why}")):
+        return _built(metadata)
+
+
+def _built(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = _get(metadata, "model", str)
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModel(
@@ -116,7 +125,9 @@ def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any] | N
     values = metadata.get(f"tokenizer.ggml.{key}")
     if values is None:
         return None
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
+        raise _wrong(metadata, key, "an array of numbers")
     if len(values) != count:
         raise CorruptModel(
             f"the GGUF file has {count} tokens, but {len(values)} entries in tokenizer.ggml.{key}"
@@ -128,10 +139,22 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     values = metadata.get(f"tokenizer.ggml.{key}")
     if values is None:
         raise CorruptModel(f"the GGUF file has no tokenizer.ggml.{key}")
-    texts = list(values)
-    if not all(map(str.__instancecheck__, texts)):
-        raise CorruptModel(f"the GGUF file's tokenizer.ggml.{key} holds what is not text")
-    return texts
+    if not isinstance(values, list) or not all(type(v) is str for v in values):
+        raise _wrong(metadata, key, "an array of texts")
+    return list(values)
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    if not isinstance(value, bool):
+        raise _wrong(metadata, key, "true or false")
+    return value
+
+
+def _wrong(metadata: Mapping[str, Any], key: str, rule: str) -> CorruptModel:
+    value = metadata[f"tokenizer.ggml.{key}"]
+    shown = repr(value)[:60] if isinstance(value, bool | int | float | str) else "another array"
+    return CorruptModel(f"the GGUF file's tokenizer.ggml.{key} must be {rule}; it is {shown}")
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
@@ -154,9 +177,13 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
 
 def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{key}")
-    if value is None or int(value) == 2**32 - 1:  # how some writers say "none"
+    if value is None:
         return None
-    if not 0 <= int(value) < len(vocabulary.tokens):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise _wrong(metadata, key, "a token id")
+    if value == _NO_TOKEN:
+        return None
+    if not 0 <= value < len(vocabulary.tokens):
         raise CorruptModel(
             f"the GGUF file's tokenizer.ggml.{key} is {value}, its vocabulary has "
             f"{len(vocabulary.tokens)} tokens"
@@ -166,6 +193,8 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) ->
 
 def _cut(metadata: Mapping[str, Any]) -> _Cut:
     pre = metadata.get("tokenizer.ggml.pre")
+    if pre is not None and not isinstance(pre, str):
+        raise _wrong(metadata, "pre", "a text")
     if pre not in _CUTS:
         named = "does not name the rule" if pre is None else f"names the rule {pre!r}"
         raise UnsupportedModel(
@@ -226,7 +255,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = _flag(metadata, "add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = (
         normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
@@ -285,8 +314,7 @@ def _set_ends(
     from tokenizers.processors import TemplateProcessing
 
     def end(flag: str, name: str, default: bool) -> list[str]:
-        wanted = metadata.get(f"tokenizer.ggml.{flag}", default)
-        return [special[name]] if wanted and name in special else []
+        return [special[name]] if _flag(metadata, flag, default) and name in special else []
 
     bos = end("add_bos_token", "bos_token", bos_default)
     eos = end("add_eos_token", "eos_token", False)
@@ -319,4 +347,7 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     templates |= {
         key.removeprefix(start): metadata[key] for key in metadata if key.startswith(start)
     }
-    return {name: text for name, text in templates.items() if isinstance(text, str)}
+    for name, text in templates.items():
+        if text is not None and not isinstance(text, str):
+            raise CorruptModel(f"the GGUF file's chat template {name!r} is no text")
+    return {name: text for name, text in templates.items() if text is not None}

@@ -9,10 +9,12 @@ along (`auto_map`) is never run.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.boundary import refusing
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.inputs.tokenizer import Tokenizer
 from quire.weights.checkpoint import check_inside
@@ -33,10 +35,18 @@ NAMES = (
 # Vocabularies in other formats, which transformers knows how to convert.
 _CONVERTIBLE = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model")
 _LARGEST_FILE = 512 * 2**20
+_PREFIX = "continuing_subword_prefix"
+# A letter written as an escape, which no writer of JSON does and which would hide a name.
+_ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
 def load_hf_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer in `directory`."""
+    with refusing(lambda why: CorruptModel(f"the tokenizer in {directory} cannot be built: {why}")):
+        return _built(directory)
+
+
+def _built(directory: Path) -> Tokenizer:
     config = _read_json(directory, "tokenizer_config.json")
     legacy = _read_json(directory, "special_tokens_map.json")
     for name, value in legacy.items():
@@ -76,10 +86,14 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
     path = directory / name
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(_read_text(directory, path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise CorruptModel(f"{path} is not valid JSON ({error}); fetch the model again") from None
+    return _parsed(_read_text(directory, path), path)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    with refusing(
+        lambda why: CorruptModel(f"{path} is not valid JSON ({why}); fetch the model again")
+    ):
+        value = json.loads(text)
     if not isinstance(value, dict):
         raise CorruptModel(f"{path} holds a {type(value).__name__}, not an object")
     return value
@@ -89,10 +103,31 @@ def _read_backend(directory: Path, path: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     text = _read_text(directory, path)
-    try:
+    _check_merges(text, path)
+    with refusing(
+        lambda why: CorruptModel(f"{path} is not a tokenizer ({why}); fetch the model again")
+    ):
         return Backend.from_str(text)
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
-        raise CorruptModel(f"{path} is not a tokenizer ({error}); fetch the model again") from error
+
+
+def _check_merges(text: str, path: Path) -> None:
+    """Refuse merges whose right part lacks the prefix that the library cuts off it unseen: that
+    does not raise, it ends the process."""
+    if _PREFIX not in text and not _ESCAPED_ASCII.search(text):
+        return
+    model = _parsed(text, path).get("model")
+    prefix = model.get(_PREFIX) if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not prefix:
+        return
+    merges = model.get("merges") if isinstance(model, dict) else None
+    for merge in merges if isinstance(merges, list) else []:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        right = parts[-1] if isinstance(parts, list) and parts else None
+        if not isinstance(right, str) or not right.startswith(prefix):
+            raise CorruptModel(
+                f"{path}: {_PREFIX} is {prefix[:40]!r}, and a merge ends with {right!r:.60}, "
+                "which does not begin with it"
+            )
 
 
 def _converted(directory: Path, config: dict[str, Any]) -> Backend:
@@ -137,7 +172,15 @@ def _content(value: object) -> str | None:
     """A special token as files write it: text, or an object with its text as `content`."""
     if isinstance(value, Mapping):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CorruptModel(
+            f"a special token of the model's tokenizer is {value!r:.60}, which is not valid Unicode"
+        ) from None
+    return value
 
 
 def _added_token(value: object, *, special: bool) -> AddedToken | None:
@@ -160,12 +203,17 @@ def _add_tokens(backend: Backend, config: Mapping[str, Any], source: Path) -> No
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     named = [config.get(name) for name in NAMES]
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    named += list(extra.values()) if isinstance(extra, Mapping) else list(extra)
+    if not isinstance(extra, Mapping | list):
+        raise CorruptModel(
+            f"additional_special_tokens beside {source} is {extra!r:.60}; it should be a list of "
+            "tokens"
+        )
+    named += list(extra.values()) if isinstance(extra, Mapping) else extra
     specials = {content for value in named if (content := _content(value)) is not None}
     listed = config.get("added_tokens_decoder") or {}
     try:
         in_order = [listed[key] for key in sorted(listed, key=int)]
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, LookupError):
         raise CorruptModel(
             f"added_tokens_decoder beside {source} is not a table of token ids"
         ) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.boundary import refusing
 from quire.errors import (
     InvalidParams,
     InvalidPrompt,
@@ -138,8 +139,11 @@ class RequestMaker:
 
     @staticmethod
     def _attempt(function: Any, *args: Any) -> Any:
+        """What the function gives, or what is wrong. A prompt may be any object, with methods
+        that raise whatever they like."""
         try:
-            return function(*args)
+            with refusing(_unreadable):
+                return function(*args)
         except (InvalidRequest, NotSupported) as error:
             return error
 
@@ -184,11 +188,11 @@ class RequestMaker:
             else:
                 texts.append((i, str(prompt.text)))
         if self._tokenizer is not None and texts:
-            encoded = self._tokenizer.encode_batch(
+            encoded = self._tokenizer.encode_each(
                 [text for _, text in texts], encoding.add_special_tokens
             )
             for (i, _), row in zip(texts, encoded, strict=True):
-                ids[i] = self._check_encoded(row)
+                ids[i] = row if isinstance(row, QuireError) else self._check_encoded(row)
         return ids
 
     def _check_encoded(self, ids: Ints) -> Ints | QuireError:
@@ -307,6 +311,10 @@ def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -
             if ids:
                 found[ids] = None
     return [list(ids) for ids in found]
+
+
+def _unreadable(why: str) -> InvalidPrompt:
+    return InvalidPrompt(f"the prompt cannot be read: {why}", parameter="prompt")
 
 
 def _check_tokenization(given: Mapping[str, Any] | None) -> _Encoding:

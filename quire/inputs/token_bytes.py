@@ -20,10 +20,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quire.boundary import refusing
+from quire.errors import CorruptModel
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def not_decoded(why: str) -> CorruptModel:
+    return CorruptModel(f"the model's tokenizer cannot decode its tokens: {why}")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -92,7 +99,8 @@ class _Spelling:
 
     def first(self, token_id: int, piece: bytes) -> bytes:
         if self._spell is _Spelling._after_another and piece:
-            return self._backend.decode([token_id], skip_special_tokens=False).encode()
+            with refusing(not_decoded):
+                return self._backend.decode([token_id], skip_special_tokens=False).encode()
         strip = min(self._strips, len(piece) - len(piece.lstrip(b" ")))
         return piece[strip:]
 
@@ -136,7 +144,8 @@ class _Spelling:
         return token.replace("▁", " ").encode()
 
     def _after_another(self, token_id: int, token: str) -> bytes:
-        before = self._backend.encode("a", add_special_tokens=False).ids[-1:]
-        base = self._backend.decode(before, skip_special_tokens=False)
-        text = self._backend.decode([*before, token_id], skip_special_tokens=False)
+        with refusing(not_decoded):
+            before = self._backend.encode("a", add_special_tokens=False).ids[-1:]
+            base = self._backend.decode(before, skip_special_tokens=False)
+            text = self._backend.decode([*before, token_id], skip_special_tokens=False)
         return (text[len(base) :] if text.startswith(base) else text).encode()

@@ -7,14 +7,15 @@ tokenizer's own files say; a text that already begins with the beginning token g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.errors import InvalidPrompt, ModelError
-from quire.inputs.token_bytes import TokenBytes
+from quire.boundary import refusing
+from quire.errors import InvalidPrompt, ModelError, PromptTooLong
+from quire.inputs.token_bytes import TokenBytes, not_decoded
 from quire.request import Ints
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 # Enough to keep every core busy; few enough that the offsets and masks which the library makes
 # beside the ids, and which nobody reads, stay small.
 _BATCH = 1024
+_BATCH_CHARACTERS = 1 << 22
+# The library takes up to 150 bytes for a character of text; no model reads as much as this.
+_MOST_CHARACTERS = 1 << 25
 
 
 def check_text(text: str) -> None:
@@ -40,6 +44,46 @@ def check_text(text: str) -> None:
             parameter="prompt",
             value=text[at : at + 1],
         ) from None
+
+
+_NOTHING: Ints = np.zeros(0, np.int32)
+
+
+def _problem(text: str) -> InvalidPrompt | None:
+    try:
+        check_text(text)
+    except InvalidPrompt as error:
+        return error
+    if len(text) > _MOST_CHARACTERS:
+        return PromptTooLong(
+            f"the text has {len(text):,} characters; quire encodes up to {_MOST_CHARACTERS:,} at "
+            "once, pass a shorter one",
+            parameter="prompt",
+            value=len(text),
+        )
+    return None
+
+
+def _batches(indexes: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:
+    """The indexes, cut so that the texts of a cut are few and short enough to be encoded at once."""
+    some: list[int] = []
+    characters = 0
+    for index in indexes:
+        some.append(index)
+        characters += len(texts[index])
+        if len(some) >= _BATCH or characters >= _BATCH_CHARACTERS:
+            yield some
+            some, characters = [], 0
+    if some:
+        yield some
+
+
+def _not_encoded(why: str) -> InvalidPrompt:
+    return InvalidPrompt(
+        f"the model's tokenizer cannot encode the text: {why}; shorten or clean it (a run of "
+        "millions of blanks is too much for its pattern), or pass token ids",
+        parameter="prompt",
+    )
 
 
 class Tokenizer:
@@ -95,16 +139,41 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Ints]:
-        """Token ids of each text, computed on all cores."""
-        for index, text in enumerate(texts):
-            try:
-                check_text(text)
-            except InvalidPrompt as error:
-                raise error.at(index) from None
+        """Token ids of each text, computed on all cores; raises for the first that has none."""
         encoded: list[Ints] = []
-        for start in range(0, len(texts), _BATCH):
+        for index, ids in enumerate(self.encode_each(texts, add_special_tokens)):
+            if isinstance(ids, InvalidPrompt):
+                raise ids.at(index) from ids.__cause__
+            encoded.append(ids)
+        return encoded
+
+    def encode_each(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[Ints | InvalidPrompt]:
+        """Token ids of each text, or what is wrong with it, computed on all cores."""
+        encoded: list[Ints | InvalidPrompt] = [_problem(text) or _NOTHING for text in texts]
+        good = [i for i, found in enumerate(encoded) if found is _NOTHING]
+        for some in _batches(good, texts):
+            try:
+                rows: list[Ints | InvalidPrompt] = []
+                rows += self._encode([texts[i] for i in some], add_special_tokens)
+            except InvalidPrompt:  # one of them: find out which, the others are good
+                rows = [self._attempt(texts[i], add_special_tokens) for i in some]
+            for i, row in zip(some, rows, strict=True):
+                encoded[i] = row
+        return encoded
+
+    def _attempt(self, text: str, add_special_tokens: bool) -> Ints | InvalidPrompt:
+        try:
+            return self._encode([text], add_special_tokens)[0]
+        except InvalidPrompt as error:
+            return error
+
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[Ints]:
+        encoded: list[Ints] = []
+        with refusing(_not_encoded):
             for encoding in self.backend.encode_batch_fast(
-                list(texts[start : start + _BATCH]), add_special_tokens=add_special_tokens
+                texts, add_special_tokens=add_special_tokens
             ):
                 ids = np.array(encoding.ids, np.int32)
                 twice = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id
@@ -124,13 +193,15 @@ class Tokenizer:
             pieces = self.token_bytes.pieces(False, False)
             head = [self.token_bytes.first(i, pieces[i]) for i in plain[:1]]
             return b"".join([*head, *(pieces[i] for i in plain[1:])]).decode(errors="replace")
-        return self.backend.decode(plain, skip_special_tokens=skip_special_tokens)
+        with refusing(not_decoded):
+            return self.backend.decode(plain, skip_special_tokens=skip_special_tokens)
 
     def decode_batch(
         self, rows: Sequence[Sequence[int] | Ints], skip_special_tokens: bool = True
     ) -> list[str]:
         plain = [[int(i) for i in row] for row in rows]
-        return self.backend.decode_batch(plain, skip_special_tokens=skip_special_tokens)
+        with refusing(not_decoded):
+            return self.backend.decode_batch(plain, skip_special_tokens=skip_special_tokens)
 
     def id_to_piece(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"), None if unknown."""

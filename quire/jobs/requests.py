@@ -220,27 +220,16 @@ class RequestReader:
         """Chats hold their own beginning tokens, so they are encoded without adding any."""
         if not chats:
             return
-        for (i, text), ids in zip(chats, self._ids([text for _, text in chats]), strict=True):
-            request = made[i]
-            if isinstance(request, EngineRequest):
-                made[i] = (
-                    ids
-                    if isinstance(ids, QuireError)
-                    else EngineRequest(
-                        request.row, {"prompt_token_ids": ids, "prompt": text}, request.params
-                    )
-                )
-
-    def _ids(self, texts: Sequence[str]) -> list[list[int] | QuireError]:
-        """The tokens of each text, encoded together; if that fails one by one, to find whose fault
-        it is."""
         if self._tokenizer is None:
-            return [NotSupported("a conversation needs a tokenizer") for _ in texts]
-        try:
-            return [ids.tolist() for ids in self._tokenizer.encode_batch(texts, False)]
-        except BaseException as error:
-            found = row_error(error)
-            return [found] if len(texts) == 1 else [self._ids([text])[0] for text in texts]
+            return
+        encoded = self._tokenizer.encode_each([text for _, text in chats], False)
+        for (i, text), ids in zip(chats, encoded, strict=True):
+            request = made[i]
+            if isinstance(ids, QuireError):
+                made[i] = ids
+            elif isinstance(request, EngineRequest):
+                prompt = {"prompt_token_ids": ids.tolist(), "prompt": text}
+                made[i] = EngineRequest(request.row, prompt, request.params)
 
 
 @dataclass(frozen=True, slots=True)

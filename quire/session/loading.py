@@ -25,6 +25,7 @@ from quire.options.plugins import unused_line
 from quire.sampling_params import SamplingParams
 from quire.session.hf_config import config_of
 from quire.spec import ModelSpec
+from quire.weights.fields import Fields
 from quire.weights.source import ModelFiles, locate
 from quire.weights.tied import with_stored_head
 
@@ -67,7 +68,8 @@ class LoadedModel:
     @property
     def more_eos_ids(self) -> tuple[int, ...]:
         """What else the model's files say ends an answer."""
-        return (*self.spec.eos_ids, *_eos_of(self.generation_config))
+        given = Fields(self.generation_config, "generation_config.json").ids("eos_token_id")
+        return (*self.spec.eos_ids, *given)
 
     def default_params(self) -> SamplingParams:
         """What the model's makers recommend; SamplingParams() where they say nothing."""
@@ -244,10 +246,3 @@ def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:
     else:
         found = dict(read_generation_config(Path(source)))
     return {**found, **(options.override_generation_config or {})}
-
-
-def _eos_of(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
-    eos = generation_config.get("eos_token_id")
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -117,7 +117,8 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 
 def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) -> None:
-    if fields.values.get(f"{arch}.expert_count", 0) != 0:
+    experts = fields.values.get(f"{arch}.expert_count", 0)
+    if isinstance(experts, np.ndarray) or experts != 0:
         raise UnsupportedModel(f"{fields.source}: a mixture of experts; quire has none yet")
     for key, value in fields.values.items():
         name = key.removeprefix(f"{arch}.")

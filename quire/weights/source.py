@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.errors import ModelNotFound
+from quire.boundary import refusing
+from quire.errors import CorruptModel, ModelNotFound
 from quire.notes import note
 from quire.safe_text import without_secrets
 from quire.spec import ModelSpec
@@ -53,9 +54,10 @@ class ModelFiles:
         return hf_config.read_generation_config(self.path) if self.kind == "hf" else {}
 
     def spec(self, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-        if self.kind == "gguf":
-            return spec_from_gguf(self.gguf, overrides)
-        return hf_config.spec_from_hf(self.config, overrides)
+        with refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}")):
+            if self.kind == "gguf":
+                return spec_from_gguf(self.gguf, overrides)
+            return hf_config.spec_from_hf(self.config, overrides)
 
     def stored_tensors(self) -> Mapping[str, StoredTensor]:
         """Every stored tensor by the name it has in the files."""

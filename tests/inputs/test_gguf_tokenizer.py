@@ -272,7 +272,7 @@ def test_named_chat_templates_are_kept() -> None:
         ({"merges": ["zz yy"]}, CorruptModel, "merges do not fit"),
         ({"tokens": []}, CorruptModel, "has 0 tokens"),
         ({"tokens": None}, CorruptModel, "tokens"),
-        ({"tokens": [1, 2]}, CorruptModel, "not text"),
+        ({"tokens": [1, 2]}, CorruptModel, "array of texts"),
         ({"token_type": [1]}, CorruptModel, "token_type"),
         ({"bos_token_id": 10**6}, CorruptModel, "bos_token_id is 1000000"),
         ({"eos_token_id": -1}, CorruptModel, "eos_token_id"),
