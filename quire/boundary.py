@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from quire.errors import QuireError
 
-_PASSES = (QuireError, KeyboardInterrupt, SystemExit, GeneratorExit)
+PASSES = (QuireError, KeyboardInterrupt, SystemExit, GeneratorExit)
 _LONGEST_REASON = 300
 
 
@@ -39,5 +39,5 @@ class refusing:  # noqa: N801 - read as a word: `with refusing(...)`
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, _PASSES):
+        if error is not None and not isinstance(error, PASSES):
             raise self._refuse(reason(error)) from error

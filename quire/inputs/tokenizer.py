@@ -65,7 +65,7 @@ def _problem(text: str) -> InvalidPrompt | None:
 
 
 def _batches(indexes: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:
-    """The indexes, cut so that the texts of a cut are few and short enough to be encoded at once."""
+    """The indexes in cuts, whose texts are few and short enough to be encoded at once."""
     some: list[int] = []
     characters = 0
     for index in indexes:

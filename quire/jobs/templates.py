@@ -6,15 +6,17 @@ that row, never an empty string. `row` is the whole row, for names that are no i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from jinja2 import TemplateError
 from jinja2.exceptions import UndefinedError
 
+from quire.boundary import PASSES, reason, refusing
 from quire.errors import InvalidOption
-from quire.inputs.template import FAILURES, bounded, render_bounded, strict_sandbox
+from quire.inputs.sandbox import check_source, render, strict_sandbox
 from quire.jobs.rows import BadRow
+
+T = TypeVar("T")
 
 
 class RowTemplate:
@@ -22,17 +24,13 @@ class RowTemplate:
 
     def __init__(self, source: str, option: str) -> None:
         self._option = option
-        try:
+        with refusing(lambda why: _does_not_compile(option, source, why)):
+            check_source(source)
             self._template = strict_sandbox().from_string(source)
-        except (TemplateError, RecursionError) as error:
-            raise _does_not_compile(option, source, error) from None
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The text for this row; raises BadRow."""
-        try:
-            return render_bounded(self._template, {"row": row, **row})
-        except (*FAILURES, RecursionError) as error:
-            raise _failed(self._option, error) from None
+        return _of_row(self._option, lambda: render(self._template, {"row": row, **row}))
 
 
 class RowTest:
@@ -40,29 +38,29 @@ class RowTest:
 
     def __init__(self, source: str, option: str) -> None:
         self._option = option
-        try:
+        with refusing(lambda why: _does_not_compile(option, source, why)):
+            check_source(source)
             self._test = strict_sandbox().compile_expression(source, undefined_to_none=False)
-        except (TemplateError, RecursionError) as error:
-            raise _does_not_compile(option, source, error) from None
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether it is true of this row; raises BadRow where it cannot be told."""
-        try:
-            return bool(self._test(bounded({"row": row, **row})))
-        except (*FAILURES, RecursionError) as error:
-            raise _failed(self._option, error) from None
+        return _of_row(self._option, lambda: bool(self._test({"row": row, **row})))
 
 
-def _does_not_compile(option: str, source: str, error: BaseException) -> InvalidOption:
+def _of_row(option: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except PASSES:
+        raise
+    except BaseException as error:  # a row's values may be any objects of a library
+        kind = "missing_column" if isinstance(error, UndefinedError) else "template_error"
+        raise BadRow(kind, f"{option} cannot be made of this row: {reason(error)}") from None
+
+
+def _does_not_compile(option: str, source: str, why: str) -> InvalidOption:
     return InvalidOption(
-        f"{option} does not compile: {error}. It is Jinja over the columns of the input, "
+        f"{option} does not compile: {why}. It is Jinja over the columns of the input, "
         'such as "Translate: {{ text }}" for a prompt or "score > 3" for --where.',
         parameter=option,
         value=source,
     )
-
-
-def _failed(option: str, error: BaseException) -> BadRow:
-    kind = "missing_column" if isinstance(error, UndefinedError) else "template_error"
-    reason = "it calls itself without end" if isinstance(error, RecursionError) else str(error)
-    return BadRow(kind, f"{option} cannot be made of this row: {reason}")

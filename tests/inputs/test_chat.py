@@ -275,8 +275,8 @@ def test_templates_that_would_fill_memory_are_stopped(template: str) -> None:
 
 
 def test_the_size_of_a_rendered_chat_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.inputs.template._MAX_CHARACTERS", 1000)
-    with pytest.raises(InvalidPrompt, match="more than 1000 characters"):
+    monkeypatch.setattr("quire.inputs.metering.MOST_CHARACTERS", 1000)
+    with pytest.raises(InvalidPrompt, match="more than 1,000 characters"):
         render([USER], "{% for i in range(500) %}{{ 'xxx' }}{% endfor %}")
 
 

@@ -23,8 +23,10 @@ from tests.inputs.hostile import GGUF_VALUES, JSON_VALUES, places, put, use
 from tests.inputs.makers import gguf_metadata, save, train_byte_bpe, train_sentencepiece
 
 SETTINGS: dict[str, Any] = {
-    **{"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "pad_token": None},
-    **{"unk_token": "<unk>", "sep_token": "a", "cls_token": "b", "mask_token": "c"},
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>", "special": True},
+    "pad_token": None,
+    "mask_token": "c",
     "model_max_length": 100,
     "clean_up_tokenization_spaces": False,
     "additional_special_tokens": ["<|im_start|>"],
@@ -65,7 +67,7 @@ def test_a_tokenizer_config_is_read_or_refused(tmp_path: Path) -> None:
                 outcomes["fine"] += 1
             except ModelError as error:
                 outcomes[type(error).__name__] += 1
-    assert outcomes.total() > 700 and outcomes["fine"] > 300 and outcomes["CorruptModel"] > 50
+    assert outcomes.total() > 600 and outcomes["fine"] > 300 and outcomes["CorruptModel"] > 50
 
 
 def test_a_tokenizer_json_is_read_or_refused(tmp_path: Path, long_mode: bool) -> None:
