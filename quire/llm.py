@@ -94,6 +94,7 @@ class LLM(LLMControls, NotBuiltMethods):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
         *,
+        special_tokens_in_messages: bool | None = None,
         priority: Sequence[int] | None = None,
         on_error: OnError = "raise",
         on_result: OnResult | None = None,
@@ -101,7 +102,8 @@ class LLM(LLMControls, NotBuiltMethods):
         """Like `generate`, for conversations: one, or an iterable of them.
 
         Each is a list of messages {"role": ..., "content": ...}, written out with the model's
-        chat template, or with `chat_template` (a template, or the path of one).
+        chat template, or with `chat_template` (a template, or the path of one). A special token
+        in a message is text, unless `special_tokens_in_messages`.
         """
         _refuse_media(lora_request, mm_processor_kwargs)
         template = self._chat_template if chat_template is None else read_template(chat_template)
@@ -120,6 +122,7 @@ class LLM(LLMControls, NotBuiltMethods):
                     "continue_final_message": continue_final_message,
                     "tools": tools,
                     "chat_template_kwargs": chat_template_kwargs,
+                    "special_tokens_in_messages": special_tokens_in_messages,
                 },
             )
             return self._gather(windows, total, use_tqdm, on_error, on_result)

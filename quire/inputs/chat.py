@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.boundary import refusing
 from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.messages import checked_messages, plain
+from quire.inputs.quoting import ChatText, SpecialTokens
 from quire.inputs.tokenizer import Tokenizer
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -87,12 +89,21 @@ def render_conversation(
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """One conversation as the text that `tokenizer`'s model was trained on."""
+    special_tokens_in_messages: bool | None = None,
+) -> ChatText:
+    """One conversation as the text that `tokenizer`'s model was trained on.
+
+    Special tokens that a message holds are text, unless `special_tokens_in_messages`; None means
+    what the tokenizer was loaded with.
+    """
     source = choose_template(chat_template, tokenizer.chat_templates, with_tools=tools is not None)
-    return render_chat(
+    parsed = special_tokens_in_messages
+    if parsed is None:
+        parsed = tokenizer.special_tokens_in_messages
+    return _rendered(
         messages,
         source,
+        None if parsed else tokenizer.quotable,
         special_tokens=tokenizer.special_tokens,
         content_format=content_format,
         add_generation_prompt=add_generation_prompt,
@@ -116,6 +127,64 @@ def render_chat(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The text that `template` makes of one conversation."""
+    return _rendered(
+        messages,
+        template,
+        None,
+        special_tokens=special_tokens,
+        content_format=content_format,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        documents=documents,
+        chat_template_kwargs=chat_template_kwargs,
+    ).text
+
+
+def _rendered(
+    messages: Sequence[Any],
+    template: str,
+    quotable: SpecialTokens | None,
+    *,
+    special_tokens: Mapping[str, str],
+    content_format: str,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    tools: Sequence[Mapping[str, Any]] | None,
+    documents: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> ChatText:
+    _check_options(content_format, add_generation_prompt, continue_final_message)
+    from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
+
+    compiled = compile_template(template)
+    chat = checked_messages(messages, compiled, content_format)
+    final = _mark_final(chat) if continue_final_message else None
+    given = {
+        "documents": _checked_list(documents, "documents"),
+        "messages": chat,
+        "tools": _checked_list(tools, "tools"),
+    }
+    quoted = given if quotable is None else quotable.quote(given)
+    writer = None
+    if quotable is not None and quoted is not given:
+        writer = quotable.writer([given, template])
+    variables = {
+        "documents": quoted["documents"],
+        **special_tokens,
+        **_checked_kwargs(chat_template_kwargs),
+        "messages": quoted["messages"],
+        "tools": quoted["tools"],
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = compiled.render(variables, writer)
+    rendered = ChatText(text) if writer is None else writer.read(text)
+    return rendered if final is None else _cut_at_mark(rendered, final)
+
+
+def _check_options(
+    content_format: str, add_generation_prompt: bool, continue_final_message: bool
+) -> None:
     if content_format not in CONTENT_FORMATS:
         raise InvalidPrompt(
             f"chat_template_content_format is one of {', '.join(CONTENT_FORMATS)}, "
@@ -130,22 +199,6 @@ def render_chat(
             parameter="continue_final_message",
             value=True,
         )
-    from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
-
-    compiled = compile_template(template)
-    chat = checked_messages(messages, compiled, content_format)
-    final = _mark_final(chat) if continue_final_message else None
-    extra = _checked_kwargs(chat_template_kwargs)
-    variables = {
-        "documents": _checked_list(documents, "documents"),
-        **special_tokens,
-        **extra,
-        "messages": chat,
-        "tools": _checked_list(tools, "tools"),
-        "add_generation_prompt": add_generation_prompt,
-    }
-    text = compiled.render(variables)
-    return text if final is None else _cut_at_mark(text, final)
 
 
 def _checked_kwargs(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -203,7 +256,8 @@ def _mark_final(chat: list[dict[str, Any]]) -> str:
     )
 
 
-def _cut_at_mark(text: str, final: str) -> str:
+def _cut_at_mark(rendered: ChatText, final: str) -> ChatText:
+    text = rendered.text
     at = text.rfind(_MARK.rstrip())
     if at < 0 or final.strip() not in text:
         raise InvalidPrompt(
@@ -214,17 +268,24 @@ def _cut_at_mark(text: str, final: str) -> str:
         )
     # A template that trims took the mark's own space away: then it would have trimmed the text.
     kept = text[at : at + len(_MARK)] == _MARK
-    return text[:at] if kept else text[:at].rstrip()
+    cut = text[:at] if kept else text[:at].rstrip()
+    return ChatText(cut, frozenset(place for place in rendered.literal if place < len(cut)))
+
+
+def _unreadable(why: str) -> InvalidPrompt:
+    return InvalidPrompt(f"the conversation cannot be read: {why}", parameter="messages")
 
 
 def render_conversations(
     conversations: Sequence[Any], tokenizer: Tokenizer, *, first_index: int = 0, **options: Any
-) -> list[str | QuireError]:
-    """Each conversation as text, or what is wrong with it, naming its index."""
-    rendered: list[str | QuireError] = []
+) -> list[ChatText | QuireError]:
+    """Each conversation as text, or what is wrong with it, naming its index. A message may be any
+    object, with methods that raise whatever they like."""
+    rendered: list[ChatText | QuireError] = []
     for index, messages in enumerate(conversations, start=first_index):
         try:
-            rendered.append(render_conversation(messages, tokenizer, **options))
+            with refusing(_unreadable):
+                rendered.append(render_conversation(messages, tokenizer, **options))
         except InvalidPrompt as error:
             rendered.append(error.at(index))
         except NotSupported as error:

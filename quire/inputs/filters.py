@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2 import Undefined, pass_context
-from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
 
 from quire.inputs import metered_tree
 from quire.inputs.laws import (
@@ -189,16 +189,15 @@ def _to_json(
     meter.need(size * (1 + between))
     if writer is not None:
         value = writer.written(value)
-    text = json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    made: str = meter.made(
+        json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
     )
-    if writer is not None and ensure_ascii:
-        text = text.replace(json.dumps(writer.mark)[1:-1], writer.mark)
-    made: str = meter.made(text)
     return made
 
 

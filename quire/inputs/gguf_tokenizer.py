@@ -222,10 +222,8 @@ def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: _Cut) -
 
 
 def _bpe(kind: Any, ids: dict[str, int], merges: Sequence[Any], **options: Any) -> Any:
-    try:
+    with refusing(lambda why: CorruptModel(f"the GGUF file's merges do not fit: {why}")):
         return kind(ids, merges, **options)
-    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
-        raise CorruptModel(f"the GGUF file's merges do not fit its vocabulary: {error}") from error
 
 
 def _pre_tokenizer(cut: _Cut) -> PreTokenizer:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import check_text
 from quire.request import Ints
 
@@ -39,6 +40,11 @@ class ParsedPrompt:
     text: str | None
     token_ids: Ints | None
     cache_salt: str = ""
+    literal: frozenset[int] = frozenset()  # where no special token begins
+
+    @property
+    def chat_text(self) -> ChatText:
+        return ChatText(str(self.text), self.literal)
 
 
 def is_single(prompts: object) -> bool:
@@ -95,6 +101,8 @@ def parse_prompt(given: Any, vocab_size: int) -> ParsedPrompt:
     """One prompt, checked in everything that needs no tokenizer."""
     if isinstance(given, str):
         return ParsedPrompt(_checked_text(given), None)
+    if isinstance(given, ChatText):
+        return ParsedPrompt(_checked_text(given.text), None, literal=given.literal)
     if isinstance(given, Mapping):
         return _from_mapping(given, vocab_size)
     if isinstance(given, np.ndarray | list | tuple) or (

@@ -31,6 +31,7 @@ from quire.inputs.parse import (
     parse_prompt,
     split_prompts,
 )
+from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
@@ -175,7 +176,7 @@ class RequestMaker:
     ) -> list[Ints | QuireError | None]:
         """Token ids of each good prompt; the texts among them are encoded together."""
         ids: list[Ints | QuireError | None] = [None] * len(parsed)
-        texts: list[tuple[int, str]] = []
+        texts: list[tuple[int, ChatText]] = []
         for i, prompt in enumerate(parsed):
             if isinstance(prompt, QuireError):
                 continue
@@ -186,7 +187,7 @@ class RequestMaker:
                     f"the prompt is text, and {_NO_TOKENIZER}pass token ids", parameter="prompt"
                 )
             else:
-                texts.append((i, str(prompt.text)))
+                texts.append((i, prompt.chat_text))
         if self._tokenizer is not None and texts:
             encoded = self._tokenizer.encode_each(
                 [text for _, text in texts], encoding.add_special_tokens

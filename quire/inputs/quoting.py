@@ -9,14 +9,18 @@ are taken out again, and say where no special token begins.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import json
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from quire.errors import InvalidPrompt
 
 # Code points that Unicode keeps free for a program's own use; never a character of any text.
-_MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_MARKS = [chr(code) for code in range(0xFDD2, 0xFDF0)]
+# A template may change the case of a text, and must not make a token of it that way.
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 class Quoted(str):
@@ -25,67 +29,90 @@ class Quoted(str):
     __slots__ = ()
 
 
-class ChatText(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChatText:
     """A rendered chat; no special token begins at the characters `literal`."""
 
     text: str
-    literal: tuple[int, ...] = ()
+    literal: frozenset[int] = frozenset()
 
 
 class SpecialTokens:
     """The special tokens of one tokenizer, as they are looked for in the text of messages."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        found = sorted({token for token in tokens if token.strip()}, key=len, reverse=True)
-        whole = [re.escape(token) for token in found]
-        # The beginning of a token at the end of a text: the next text may hold the rest.
-        begun = {re.escape(token[:n]) for token in found for n in range(1, len(token))}
-        ends = [f"(?:{begin})(?=\\s*\\Z)" for begin in sorted(begun, key=len, reverse=True)]
-        # In any case, since a template may change it.
-        self._pattern = re.compile("|".join([*whole, *ends]), re.IGNORECASE) if whole else None
+        lowered = sorted({token.translate(_LOWER) for token in tokens if token.strip()})
+        begun: dict[str, list[str]] = {}
+        for token in lowered:
+            for begin in {token[:1], token[:2]}:
+                begun.setdefault(begin, []).append(token)
+        self._by_beginning = {begin: tuple(some) for begin, some in begun.items()}
+        self._firsts = sorted({token[0] for token in lowered})
+        self._longest = max(map(len, lowered), default=0)
 
-    def quote(self, value: Any) -> tuple[Any, bool]:
-        """A message's data with what holds special tokens Quoted, and whether anything does."""
+    def found(self, text: str) -> Iterator[int]:
+        """Where a special token begins, and where one may that goes on behind the text."""
+        if not any(first in text for first in self._firsts):
+            return
+        lowered = text.translate(_LOWER)
+        end = len(lowered.rstrip())
+        for first in self._firsts:
+            at = lowered.find(first)
+            while at >= 0:
+                tokens = self._by_beginning.get(lowered[at : at + 2], ())
+                if (
+                    lowered.startswith(tokens, at)
+                    or end - at < self._longest
+                    and any(
+                        token.startswith(lowered[at:end]) for token in self._by_beginning[first]
+                    )
+                ):
+                    yield at
+                at = lowered.find(first, at + 1)
+
+    def quote(self, value: Any) -> Any:
+        """A message's data, with texts that hold special tokens Quoted; itself where none does."""
         if isinstance(value, str):
-            if self._pattern is None or not self._pattern.search(value):
-                return value, False
-            return Quoted(value), True
+            return value if next(self.found(value), None) is None else Quoted(value)
         if isinstance(value, dict):
-            pairs = [(*self.quote(key), *self.quote(item)) for key, item in value.items()]
-            found = any(at_key or at_item for _, at_key, _, at_item in pairs)
-            return ({key: item for key, _, item, _ in pairs}, True) if found else (value, False)
+            quoted = {self.quote(key): self.quote(item) for key, item in value.items()}
+            same = all(a is b for a, b in zip(value.values(), quoted.values(), strict=True))
+            keys = all(a is b for a, b in zip(value, quoted, strict=True))
+            return value if same and keys else quoted
         if isinstance(value, list):
             items = [self.quote(item) for item in value]
-            found = any(at_item for _, at_item in items)
-            return ([item for item, _ in items], True) if found else (value, False)
-        return value, False
+            return value if all(a is b for a, b in zip(value, items, strict=True)) else items
+        return value
 
-    def writer(self, *texts: str) -> Writer:
+    def writer(self, texts: Iterable[Any]) -> Writer:
         """What writes Quoted text, with a mark that is in none of `texts`."""
-        mark = next((m for m in _MARKS if not any(m in text for text in texts)), None)
-        if mark is None or self._pattern is None:
+        shown = json.dumps(list(texts), ensure_ascii=False)
+        free = [m for m in _MARKS if m not in shown and _escaped(m) not in shown]
+        if not free:
             raise InvalidPrompt(
-                "the messages hold a special token, and all of the code points U+FDD0 to U+FDEF, "
-                "which no text has; clean them",
+                "the messages hold a special token and the code points U+FDD2 to U+FDEF, which "
+                "no text has; clean them",
                 parameter="messages",
             )
-        return Writer(self._pattern, mark)
+        return Writer(self, free[0])
+
+
+def _escaped(mark: str) -> str:
+    return f"\\u{ord(mark):04x}"
 
 
 class Writer:
     """Writes Quoted text into the output of one rendering."""
 
-    def __init__(self, pattern: re.Pattern[str], mark: str) -> None:
-        self._pattern, self.mark = pattern, mark
+    def __init__(self, tokens: SpecialTokens, mark: str) -> None:
+        self._tokens, self.mark = tokens, mark
 
     def write(self, text: str) -> str:
         """The text with a mark behind the first character of each special token."""
-        mark = self.mark
         parts, at = [], 0
-        while found := self._pattern.search(text, at):
-            start = found.start() + 1
-            parts += [text[at:start], mark]
-            at = start  # a token may begin inside of another
+        for start in sorted(self._tokens.found(text)):
+            parts += [text[at : start + 1], self.mark]
+            at = start + 1
         return "".join([*parts, text[at:]])
 
     def written(self, value: Any) -> Any:
@@ -101,14 +128,15 @@ class Writer:
     def read(self, output: str) -> ChatText:
         """What was rendered, without the marks.
 
-        With the mark "^", "<^|a|>x" gives ("<|a|>x", (0,)).
+        With the mark "^", "<^|a|>x" gives "<|a|>x" and literal {0}.
         """
-        pieces = output.split(self.mark)
-        literal, at = [], 0
+        # In the text of a list, and in JSON of ASCII alone, it is written as an escape.
+        pieces = output.replace(_escaped(self.mark), self.mark).split(self.mark)
+        literal, at = set(), 0
         for piece in pieces[:-1]:
             at += len(piece)
-            literal.append(at - 1)
-        return ChatText("".join(pieces), tuple(literal))
+            literal.add(at - 1)
+        return ChatText("".join(pieces), frozenset(literal))
 
 
 def requoted(value: Any) -> Any:

@@ -32,6 +32,8 @@ _MOST_SOURCE = 256 << 10
 _MOST_BITS = 1 << 16
 _MOST_DATE = 1000
 _MODEST = 16  # characters that a modest method makes of one, at most, and of none
+# What Jinja passes beside the arguments that a template writes.
+_SCOPES = ("_loop_vars", "_block_vars")
 _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge", "equalto", "greaterthan", "lessthan", "in")
 _COMPARING_SIGNS = ("==", "!=", "<", "<=", ">", ">=")
 
@@ -141,29 +143,42 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return requoted(made) if is_quoted else made
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            type(function) is BuiltinMethodType
-            and type(text := function.__self__) is str
-            and function.__name__ in MODEST_METHODS
-            and len(text) < SMALL_TEXT
-        ):
-            context.meter.left -= _MODEST * len(text) + _MODEST
-            return function(*args, **kwargs)
+        meter = context.meter
         method = getattr(function, "__wrapped__", function)  # jinja wraps str.format
-        meter, writer = context.meter, context.writer
-        if isinstance(function, Macro):
-            return meter.made(super().call(context, function, *args, **kwargs))
-        for value in (*args, *kwargs.values()):
-            if type(value) not in SCALARS:  # it may be compared with what has been
-                meter.weigh(value)
-        if not isinstance(method, BuiltinMethodType):
-            return meter.made(super().call(context, function, *args, **kwargs))
-        owner = method.__self__
+        if isinstance(method, BuiltinMethodType):
+            for name in _SCOPES:
+                kwargs.pop(name, None)
+            text = method.__self__
+            if type(text) is str and len(text) < SMALL_TEXT and method.__name__ in MODEST_METHODS:
+                meter.left -= _MODEST * len(text) + _MODEST
+                return function(*args, **kwargs)
+            return self._call_method(context, function, method, args, kwargs)
+        if not isinstance(function, Macro):
+            written = [value for key, value in kwargs.items() if key not in _SCOPES]
+            for value in (*args, *written):
+                if type(value) not in SCALARS:
+                    meter.weigh(value)  # it may be compared with what has been
+        return meter.made(super().call(context, function, *args, **kwargs))
+
+    def _call_method(
+        self,
+        context: Any,
+        function: Any,
+        method: BuiltinMethodType,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A method of text, a list, a dict or a number, within its law."""
+        meter, writer, owner = context.meter, context.writer, method.__self__
         law = method_law(owner, method.__name__)
         if method.__name__ == "join" and args:
             args = (meter.listed(args[0]), *args[1:])
+        values = (*args, *kwargs.values())
+        for value in values:
+            if type(value) not in SCALARS:
+                meter.weigh(value)
         meter.step(1)
-        meter.need(law(meter, owner, (*args, *kwargs.values())))
+        meter.need(law(meter, owner, values))
         if writer is None or not isinstance(owner, str):
             return meter.made(super().call(context, function, *args, **kwargs))
         if isinstance(owner, Quoted):

@@ -15,6 +15,8 @@ import numpy as np
 
 from quire.boundary import refusing
 from quire.errors import InvalidPrompt, ModelError, PromptTooLong
+from quire.inputs.literal import LiteralEncoder
+from quire.inputs.quoting import ChatText, SpecialTokens
 from quire.inputs.token_bytes import TokenBytes, not_decoded
 from quire.request import Ints
 
@@ -89,6 +91,7 @@ def _not_encoded(why: str) -> InvalidPrompt:
 class Tokenizer:
     """One model's tokenizer.
 
+    `special_tokens_in_messages`: what a message of a chat holds of them counts as such.
     `special_tokens` has the named ones ("bos_token", "eos_token", ...), `chat_templates` the
     model's templates by name ("default" for the usual one), `eos_ids` every id that ends an
     answer.
@@ -103,6 +106,7 @@ class Tokenizer:
         eos_ids: Sequence[int] | None = None,
         model_max_length: int | None = None,
         clean_up_spaces: bool = False,
+        special_tokens_in_messages: bool = False,
     ) -> None:
         backend.no_truncation()  # a limit baked into the file would cut prompts silently
         backend.no_padding()
@@ -115,6 +119,7 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._model_max_length = model_max_length
         self._clean_up_spaces = clean_up_spaces
+        self.special_tokens_in_messages = special_tokens_in_messages
         self._hf: Any = None
 
     def _named(self, name: str) -> int | None:
@@ -129,6 +134,16 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> TokenBytes:
         return TokenBytes(self.backend)
+
+    @cached_property
+    def quotable(self) -> SpecialTokens:
+        """The special tokens that are text where a message holds them."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return SpecialTokens(token.content for token in added if token.special)
+
+    @cached_property
+    def _literally(self) -> LiteralEncoder:
+        return LiteralEncoder(self.backend)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -148,9 +163,21 @@ class Tokenizer:
         return encoded
 
     def encode_each(
-        self, texts: Sequence[str], add_special_tokens: bool = True
+        self, texts: Sequence[str | ChatText], add_special_tokens: bool = True
     ) -> list[Ints | InvalidPrompt]:
         """Token ids of each text, or what is wrong with it, computed on all cores."""
+        quoted = {i: t for i, t in enumerate(texts) if isinstance(t, ChatText) and t.literal}
+        plain = [text.text if isinstance(text, ChatText) else text for text in texts]
+        encoded = self._encode_plain(
+            ["" if i in quoted else text for i, text in enumerate(plain)], add_special_tokens
+        )
+        for i, chat in quoted.items():
+            encoded[i] = _problem(chat.text) or self._attempt(chat, add_special_tokens)
+        return encoded
+
+    def _encode_plain(
+        self, texts: Sequence[str], add_special_tokens: bool
+    ) -> list[Ints | InvalidPrompt]:
         encoded: list[Ints | InvalidPrompt] = [_problem(text) or _NOTHING for text in texts]
         good = [i for i, found in enumerate(encoded) if found is _NOTHING]
         for some in _batches(good, texts):
@@ -163,9 +190,13 @@ class Tokenizer:
                 encoded[i] = row
         return encoded
 
-    def _attempt(self, text: str, add_special_tokens: bool) -> Ints | InvalidPrompt:
+    def _attempt(self, text: str | ChatText, add_special_tokens: bool) -> Ints | InvalidPrompt:
         try:
-            return self._encode([text], add_special_tokens)[0]
+            if isinstance(text, str):
+                return self._encode([text], add_special_tokens)[0]
+            with refusing(_not_encoded):
+                ids = self._literally.encode(text, add_special_tokens)
+                return self._without_second_bos(ids, add_special_tokens)
         except InvalidPrompt as error:
             return error
 
@@ -176,9 +207,12 @@ class Tokenizer:
                 texts, add_special_tokens=add_special_tokens
             ):
                 ids = np.array(encoding.ids, np.int32)
-                twice = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id
-                encoded.append(ids[1:] if twice else ids)
+                encoded.append(self._without_second_bos(ids, add_special_tokens))
         return encoded
+
+    def _without_second_bos(self, ids: Ints, add_special_tokens: bool) -> Ints:
+        twice = add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id
+        return ids[1:] if twice else ids
 
     def decode(
         self,

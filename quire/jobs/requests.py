@@ -32,6 +32,7 @@ from quire.param_rules import show
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from quire.inputs.quoting import ChatText
     from quire.inputs.tokenizer import Tokenizer
 
 Prompt = str | dict[str, Any]
@@ -159,7 +160,7 @@ class RequestReader:
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
         """A request, or what is wrong, for each row; the chats among them are encoded together."""
         made: list[EngineRequest | QuireError] = []
-        chats: list[tuple[int, str]] = []
+        chats: list[tuple[int, ChatText]] = []
         for i, row in enumerate(rows):
             try:
                 params, prompt = self._params(row), self._prompt(row)
@@ -169,8 +170,8 @@ class RequestReader:
                 made.append(row_error(error))
                 continue
             if isinstance(prompt, _Rendered):
-                chats.append((i, prompt.text))
-                prompt = {"prompt_token_ids": [], "prompt": prompt.text}
+                chats.append((i, prompt.chat))
+                prompt = {"prompt_token_ids": [], "prompt": prompt.chat.text}
             made.append(EngineRequest(row["row"], prompt, params))
         self._encode(chats, made)
         return made
@@ -200,7 +201,7 @@ class RequestReader:
         return self._rendered(messages, row.get("chat", {}))
 
     def _check_length(self, prompt: Prompt | _Rendered) -> None:
-        text = prompt.text if isinstance(prompt, _Rendered) else prompt
+        text = prompt.chat.text if isinstance(prompt, _Rendered) else prompt
         if isinstance(text, str):
             refuse_far_too_long(text, self._tokenizer, self._max_model_len)
 
@@ -210,25 +211,25 @@ class RequestReader:
 
         if self._tokenizer is None:
             raise NotSupported("a conversation needs a tokenizer, and the engine has none")
-        text = render_conversation(messages, self._tokenizer, **options)
-        check_text(text)
-        return _Rendered(text)
+        chat = render_conversation(messages, self._tokenizer, **options)
+        check_text(chat.text)
+        return _Rendered(chat)
 
     def _encode(
-        self, chats: Sequence[tuple[int, str]], made: list[EngineRequest | QuireError]
+        self, chats: Sequence[tuple[int, ChatText]], made: list[EngineRequest | QuireError]
     ) -> None:
         """Chats hold their own beginning tokens, so they are encoded without adding any."""
         if not chats:
             return
         if self._tokenizer is None:
             return
-        encoded = self._tokenizer.encode_each([text for _, text in chats], False)
-        for (i, text), ids in zip(chats, encoded, strict=True):
+        encoded = self._tokenizer.encode_each([chat for _, chat in chats], False)
+        for (i, chat), ids in zip(chats, encoded, strict=True):
             request = made[i]
             if isinstance(ids, QuireError):
                 made[i] = ids
             elif isinstance(request, EngineRequest):
-                prompt = {"prompt_token_ids": ids.tolist(), "prompt": text}
+                prompt = {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
                 made[i] = EngineRequest(request.row, prompt, request.params)
 
 
@@ -236,4 +237,4 @@ class RequestReader:
 class _Rendered:
     """A conversation as the model's template wrote it."""
 
-    text: str
+    chat: ChatText

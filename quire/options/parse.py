@@ -28,6 +28,7 @@ class Options:
     revision: str | None = None
     tokenizer_revision: str | None = None
     chat_template: str | None = None
+    special_tokens_in_messages: bool = False
     seed: int = 0
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None

@@ -1,8 +1,8 @@
 """Every option an LLM takes: honoured, moot or refused, with its default and the reason.
 
-The names and defaults are those that scripts for vLLM write, older spellings included, and two
-of quire's own: device and batch_invariant. Nothing that changes results is ever moot. The
-table is rendered into docs/api.md.
+The names and defaults are those that scripts for vLLM write, older spellings included, and three
+of quire's own: device, batch_invariant and special_tokens_in_messages. Nothing that changes results
+is ever moot. The table is rendered into docs/api.md.
 """
 
 from __future__ import annotations
@@ -97,6 +97,13 @@ HONOURED: tuple[Option, ...] = (
     _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
     _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
     _honoured("chat_template", None, checks.text, "A Jinja template, or the path of one."),
+    _honoured(
+        "special_tokens_in_messages",
+        False,
+        checks.flag,
+        "Whether a special token written in a message of a chat (<|im_end|>) counts as one, as in "
+        "vLLM; by default it is text, and opens no turn. chat() takes it for one call.",
+    ),
     _honoured("seed", 0, checks.seed, "Keys the noise of requests that have no seed."),
     _honoured(
         "gpu_memory_utilization",

@@ -231,8 +231,11 @@ def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
             weights=False,
         )
     if files.kind == "gguf":
-        return load_gguf_tokenizer(files.gguf.metadata)
-    return load_hf_tokenizer(files.path)
+        tokenizer = load_gguf_tokenizer(files.gguf.metadata)
+    else:
+        tokenizer = load_hf_tokenizer(files.path)
+    tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
+    return tokenizer
 
 
 def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:

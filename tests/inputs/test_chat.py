@@ -282,3 +282,37 @@ def test_the_size_of_a_rendered_chat_is_limited(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_template_is_compiled_once() -> None:
     assert compile_template(CHATML) is compile_template(CHATML)
+
+
+def test_methods_filters_and_operators_are_as_in_transformers(oracle: Any) -> None:
+    """Everything that is counted, in loops and out of them, on short and on long texts."""
+    short = ["a b", " <think>x</think>\n\n y ", "É😀", "1,2", ""]
+    messages = [{"role": "user", "content": text * times} for times in (1, 3000) for text in short]
+    template = """
+{%- macro shout(x, y='!') %}{{ x|upper }}{{ y }}{% endmacro %}
+{%- set ns = namespace(n=0, all='', list=[]) %}
+{%- for m in messages %}
+  {%- set c = m['content'] %}
+  {%- set ns.n = ns.n + 1 %}{% set ns.all = ns.all + c[:2] ~ ns.n %}
+  {%- set ns.list = ns.list + [c|length] %}
+  {{- c.strip() + c.split('</think>')[-1].lstrip('\\n') + c.replace('a', 'bb') }}
+  {{- c.upper() ~ c.startswith('a') ~ c.endswith(('y', 'b')) ~ c.find('x') }}
+  {{- '{}-{x}'.format(ns.n, x=loop.index) + '%d %s' % (ns.n, loop.last) }}
+  {{- ', '.join(c.split(',')) + c|trim|title|truncate(20) + shout(c[-1:], y='?') }}
+  {{- (c ~ 1)|replace('1', 'one') ~ c|default('none') ~ [c[:3], 2]|tojson ~ (c == c[::1]) }}
+  {%- if loop.previtem is defined and loop.previtem.content in c %}{{ 'in' }}{% endif %}
+  {%- if loop.index % 2 == 0 and not loop.first %}{{ loop.cycle('even', 'odd') }}{% endif %}
+{%- endfor %}
+{%- for m in messages if m.content %}{{ loop.length }}{{ loop.index }}{% endfor %}
+{{- ns.all }}{{ ns.list }}{{ ns.list|sum }}{{ ns.list|sort|join('-') }}
+{{- [[1], [2]]|sum(start=[]) }}
+{{- messages|map(attribute='role')|unique|list }}
+{{- messages|selectattr('role', 'equalto', 'x')|list }}
+{{- {'a': 1, 'b': [1, none, 2.5]}|tojson(indent=2) }}{{ {'a': 1}.items()|list }}{{ 7 * 'ab' }}
+{{- 3 * 2 + 1 - 4 / 2 ** 2 // 1 }}{{ 'x'|center(9) }}{{ 'a\\nb'|indent(3, true) }}
+{{- 2.567|round(1) }}
+{{- range(3)|list }}{{ '%05.1f|%x' % (2.5, 255) }}
+{{- 'abc'|list|last }}{{ dict(a=1).get('b', 'no') }}
+"""
+    expected = oracle.apply_chat_template(messages, chat_template=template, tokenize=False)
+    assert render(messages, template, add_generation_prompt=False) == expected
