@@ -1,10 +1,11 @@
-"""Log-probabilities as the caller sees them: a list of dicts, or FlatLogprobs for many."""
+"""Log-probabilities as the caller sees them: a list of dicts, FlatLogprobs where that was asked
+for, LazyLogprobs where a position has very many tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 
 @dataclass(slots=True)
@@ -100,5 +101,50 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
         raise TypeError("FlatLogprobs only grows at its end: use append.")
 
 
-PromptLogprobs = FlatLogprobs | list[LogprobsOnePosition | None]
-SampleLogprobs = FlatLogprobs | list[LogprobsOnePosition]
+Position = TypeVar("Position", covariant=True)
+
+
+class LazyLogprobs(Sequence[Position]):
+    """The same, for positions with very many tokens: a dict of a whole vocabulary takes 15 MB.
+
+    Each position's dict is made anew when it is asked for, so that going through them holds one
+    at a time; `list(it)` makes them all.
+    """
+
+    __slots__ = ("_length", "_make")
+
+    def __init__(self, length: int, make: Callable[[int], Position]) -> None:
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Position: ...
+    @overload
+    def __getitem__(self, index: slice) -> LazyLogprobs[Position]: ...
+    def __getitem__(self, index: int | slice) -> Position | LazyLogprobs[Position]:
+        chosen = range(self._length)[index]
+        if isinstance(chosen, int):
+            return self._make(chosen)
+        return LazyLogprobs(len(chosen), lambda i: self._make(chosen[i]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"LazyLogprobs({self._length} positions)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what crosses to another process, is the list of dicts."""
+        return list, (list(self),)
+
+
+PromptLogprobs = (
+    FlatLogprobs | LazyLogprobs[LogprobsOnePosition | None] | list[LogprobsOnePosition | None]
+)
+SampleLogprobs = FlatLogprobs | LazyLogprobs[LogprobsOnePosition] | list[LogprobsOnePosition]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
 
 from quire.inputs.answers import read_answer
-from quire.inputs.detokenize import completion_text, completion_texts
+from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
+from quire.logprob_dicts import CONTEXT, ScoredTokens
 from quire.logprobs import (
     FlatLogprobs,
-    Logprob,
+    LazyLogprobs,
     LogprobsOnePosition,
     PromptLogprobs,
     SampleLogprobs,
@@ -36,6 +37,10 @@ class Results:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts | None:
+        return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
     def watch(self, request: Request) -> StopWatch | None:
         """What follows the text of one sample, where its stop strings or its readers need that."""
@@ -118,17 +123,16 @@ class Results:
         )
 
     def _so_far(self, sequence: Sequence, output_ids: Ints, first: int) -> CompletionOutput:
-        watch, params = sequence.watch, sequence.request.params
+        watch = sequence.watch
         text = watch.shown() if isinstance(watch, StopWatch) else ""
         if sequence.finish_reason is not None:
             [text] = self._texts([sequence])
-        asked, ranked = params.num_logprobs is not None, params.logprob_token_ids is None
-        logprobs = self._positions(sequence, sequence.logprobs, ranked=ranked) if asked else None
+        logprobs = self._sample_logprobs(sequence, output_ids)
         return CompletionOutput(
             index=sequence.sample,
             text=text,
             token_ids=output_ids[first:].tolist(),
-            cumulative_logprob=_total(sequence.logprobs) if asked else None,
+            cumulative_logprob=None if logprobs is None else _total(sequence.logprobs),
             logprobs=None if logprobs is None else logprobs[first:],
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
@@ -159,7 +163,7 @@ class Results:
         )
 
     def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
-        logprobs = self._sample_logprobs(sequence)
+        logprobs = self._sample_logprobs(sequence, sequence.output_ids)
         parts = self._parts(sequence, text)
         return CompletionOutput(
             index=sequence.sample,
@@ -199,22 +203,30 @@ class Results:
     def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
         if sequence.request.params.prompt_logprobs is None:
             return None
-        entries = self._positions(sequence, sequence.scores, ranked=True)
-        # Nothing comes before the first token that could predict it.
-        return _flat_if_asked(sequence, [None, *entries])
+        entries = self._scored(sequence, sequence.scores, sequence.request.prompt_ids, first=1)
+        if entries.is_wide and not sequence.request.params.flat_logprobs:
+            lazy = entries.lazily()
+            # Nothing comes before the first token that could predict it.
+            return LazyLogprobs(len(lazy) + 1, lambda i: lazy[i - 1] if i else None)
+        return _flat_if_asked(sequence, [None, *entries.dicts()])
 
-    def _sample_logprobs(self, sequence: Sequence) -> SampleLogprobs | None:
-        params = sequence.request.params
-        if params.num_logprobs is None:
+    def _sample_logprobs(self, sequence: Sequence, output_ids: Ints) -> SampleLogprobs | None:
+        request = sequence.request
+        if request.params.num_logprobs is None:
             return None
-        ranked = params.logprob_token_ids is None
-        return _flat_if_asked(sequence, self._positions(sequence, sequence.logprobs, ranked=ranked))
+        tail = request.prompt_ids[-CONTEXT:]
+        ids = np.concatenate([tail, output_ids])
+        ranked = request.params.logprob_token_ids is None
+        entries = self._scored(sequence, sequence.logprobs, ids, first=len(tail), ranked=ranked)
+        if entries.is_wide and not request.params.flat_logprobs:
+            return entries.lazily()
+        return _flat_if_asked(sequence, entries.dicts())
 
-    def _positions(
-        self, sequence: Sequence, parts: Many[Scores], *, ranked: bool
-    ) -> list[LogprobsOnePosition]:
-        named = self._tokenizer if sequence.request.params.detokenize else None
-        return [one for part in parts for one in _positions_of(part, named, ranked)]
+    def _scored(
+        self, sequence: Sequence, parts: Many[Scores], ids: Ints, *, first: int, ranked: bool = True
+    ) -> ScoredTokens:
+        texts = self._token_texts if sequence.request.params.detokenize else None
+        return ScoredTokens(parts, ids, first, ranked, texts)
 
 
 def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
@@ -253,22 +265,6 @@ def _shown_ids(sequence: Sequence) -> Ints:
         return ids
     stopped_by_token = int(ids[-1]) in request.eos_ids | request.stop_ids
     return ids[:-1] if stopped_by_token else ids
-
-
-def _positions_of(
-    scores: Scores, tokenizer: Tokenizer | None, ranked: bool
-) -> Iterator[LogprobsOnePosition]:
-    """Line by line: the token itself first, then the likeliest (`ranked`), or those that were
-    asked for."""
-    text = tokenizer.token_text if tokenizer is not None else lambda _: None
-    for own, logprob, own_rank, ids, logprobs in zip(
-        *(array.tolist() for array in scores.arrays()), strict=True
-    ):
-        found: LogprobsOnePosition = {own: Logprob(logprob, own_rank, text(own))}
-        for rank, (token, its) in enumerate(zip(ids, logprobs, strict=True), start=1):
-            if token != own:
-                found[token] = Logprob(its, rank if ranked else None, text(token))
-        yield found
 
 
 def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from quire import (
     PromptTooLong,
     SamplingParams,
 )
+from quire.logprobs import LazyLogprobs
 from quire.step import StepResult
 from tests.tiny_llm import tiny_llm
 
@@ -182,3 +185,34 @@ def test_it_works_without_a_tokenizer_and_in_any_logprobs_mode(tmp_path: Path, l
         found = score(other, [[5, 6, 7]], [[[8, 9], [10]]])
     assert found[0][0].token_logprobs == pytest.approx(expected[0][0].token_logprobs, abs=1e-5)
     assert found[0][1].logprob == pytest.approx(expected[0][1].logprob, abs=1e-5)
+
+
+def test_logprobs_of_a_whole_vocabulary_are_made_when_looked_at(llm: LLM) -> None:
+    """As dicts these took 15 MB a token."""
+    ids = list(range(5, 205))
+    tracemalloc.start()
+    (output,) = llm.generate(
+        [ids], SamplingParams(prompt_logprobs=-1, logprobs=-1, max_tokens=3), use_tqdm=False
+    )
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 250 << 20
+    found, answer = output.prompt_logprobs, output.outputs[0]
+    assert isinstance(found, LazyLogprobs) and isinstance(answer.logprobs, LazyLogprobs)
+    assert len(found) == 200 and found[0] is None
+    for at in (1, 150, -1):
+        position = found[at]
+        assert position is not None and len(position) == 49152 and next(iter(position)) == ids[at]
+        assert position == found[at] and sorted(p.rank or 0 for p in position.values())[0] == 1
+    assert len(found[1:3]) == 2 and found[1:3][0] == found[1]
+    assert len(answer.logprobs) == 3 and answer.token_ids[0] in (answer.logprobs[0] or {})
+    assert isinstance(copy.copy(found[:2]), list)
+    (few,) = llm.generate(
+        [ids[:9]], SamplingParams(prompt_logprobs=3, max_tokens=1), use_tqdm=False
+    )
+    assert isinstance(few.prompt_logprobs, list)
+    for position, wide in zip(few.prompt_logprobs[1:], found[1:9], strict=True):
+        assert position is not None and wide is not None
+        for token, entry in position.items():
+            assert entry.rank == wide[token].rank
+            assert entry.logprob == pytest.approx(wide[token].logprob, abs=1e-4)

@@ -17,6 +17,9 @@ from quire.request import Ints
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 # A character has at most 4 bytes, so an unfinished one is in the last 3.
 _TAIL = 3
+# Tokens before one that may have begun its character.
+_MOST_BEFORE = 4
+_UNFINISHED = "\ufffd"
 
 
 class Detokenizer:
@@ -65,6 +68,48 @@ class Detokenizer:
                 parts[index] = self._bytes.first(token_id, piece)
                 self._fresh = False
                 return
+
+
+class TokenTexts:
+    """What single tokens add to a text, by the tokens before them.
+
+    A token that leaves a character unfinished adds nothing; the one that finishes it adds all that
+    was left open. With byte tokens after " x": [0xE2], [0x88], [0x9A] add "", "", "√".
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._pieces = tokenizer.token_bytes.pieces(False, True)
+        self._whole: dict[int, str | None] = {}
+
+    def text(self, token_id: int, before: Sequence[int]) -> str:
+        """What the token adds after `before`, of which the last few count."""
+        try:
+            text = self._whole[token_id]
+        except KeyError:
+            text = self._whole[token_id] = _decoded(self._pieces[token_id])
+        return self._after(token_id, before) if text is None else text
+
+    def _after(self, token_id: int, before: Sequence[int]) -> str:
+        piece = self._pieces[token_id]
+        open_pieces: list[bytes] = []
+        for earlier in reversed(before[-_MOST_BEFORE:]):
+            earlier_piece = self._pieces[earlier]
+            text = _decoded(earlier_piece)
+            if text is not None and earlier_piece:
+                break  # a whole text, which has been shown
+            open_pieces.insert(0, earlier_piece)
+            text = _decoded(b"".join([*open_pieces, piece]))
+            if text is not None:
+                return text
+        alone = piece.decode(errors="replace")
+        return "" if alone.endswith(_UNFINISHED) else alone
+
+
+def _decoded(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def completion_text(

@@ -60,8 +60,9 @@ def split_prompts(prompts: Any) -> Iterable[Any]:
     """The single prompts, one after the other; a lazy iterable stays lazy.
 
     split_prompts("a") gives ["a"], split_prompts([1, 2]) gives [[1, 2]], split_prompts([[1], "a"])
-    is given back as it is.
+    is given back as it is. A column of texts (a numpy array, a Series) is taken as a list.
     """
+    prompts = _column_as_list(prompts)
     if is_single(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -70,6 +71,20 @@ def split_prompts(prompts: Any) -> Iterable[Any]:
             "of these",
             parameter="prompts",
         )
+    return prompts
+
+
+def _column_as_list(prompts: Any) -> Any:
+    """The texts of a column as a list; whatever else it is, as it is."""
+    if not isinstance(prompts, np.ndarray) and callable(getattr(prompts, "to_numpy", None)):
+        if len(getattr(prompts, "shape", ())) > 1:
+            raise InvalidPrompt(
+                f"prompts is a {type(prompts).__name__}, a table; pass one of its columns",
+                parameter="prompts",
+            )
+        prompts = np.asarray(prompts.to_numpy())
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype.kind in "UOT":
+        return prompts.tolist()
     return prompts
 
 

@@ -31,6 +31,7 @@ from quire.inputs.parse import (
     parse_prompt,
     split_prompts,
 )
+from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Choices, Ints, Request
@@ -143,7 +144,7 @@ class RequestMaker:
         """What the function gives, or what is wrong. A prompt may be any object, with methods
         that raise whatever they like."""
         try:
-            with refusing(_unreadable):
+            with refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}")):
                 return function(*args)
         except (InvalidRequest, NotSupported) as error:
             return error
@@ -225,6 +226,7 @@ class RequestMaker:
     ) -> Request:
         ids = self._truncated(prompt, ids, params, encoding)
         self._check_length(len(ids))
+        check_prompt_logprobs(len(ids), params, self._vocab_size)
         processors = self._processors(params)
         choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
         room = 0 if choices is not None else self._max_model_len - len(ids)
@@ -312,10 +314,6 @@ def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -
             if ids:
                 found[ids] = None
     return [list(ids) for ids in found]
-
-
-def _unreadable(why: str) -> InvalidPrompt:
-    return InvalidPrompt(f"the prompt cannot be read: {why}", parameter="prompt")
 
 
 def _check_tokenization(given: Mapping[str, Any] | None) -> _Encoding:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from quire.inputs.detokenize import Detokenizer, completion_text, completion_texts
+from quire.inputs.detokenize import Detokenizer, TokenTexts, completion_text, completion_texts
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.tokenizer import Tokenizer
 from tests.inputs.conftest import KINDS
@@ -172,3 +172,29 @@ def test_every_token_of_the_vocabulary_adds_what_the_library_says(tokenizer: Tok
         text = tokenizer.decode([*anchor, token_id], skip_special_tokens=False)
         if "\ufffd" not in text:
             assert tokenizer.token_text(token_id) == text.removeprefix(base)
+
+
+class TestTokenTexts:
+    """What logprobs call the text of a token."""
+
+    TEXT = " √ is 東京 and 😀🚀é, naïve\n"
+
+    def test_the_texts_of_all_tokens_are_the_text(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode("x" + self.TEXT * 3, add_special_tokens=False).tolist()
+        texts = TokenTexts(tokenizer)
+        shown = [texts.text(token, ids[:at]) for at, token in enumerate(ids)]
+        assert "".join(shown).strip() == ("x" + self.TEXT * 3).strip()
+        assert "\ufffd" not in "".join(shown) and "" in shown
+
+    def test_the_piece_that_finishes_a_character_shows_it(self, sentencepiece: Tokenizer) -> None:
+        texts = TokenTexts(sentencepiece)
+        x, *pieces = (
+            sentencepiece.backend.token_to_id(t) for t in ("x", "<0xE2>", "<0x88>", "<0x9A>")
+        )
+        shown = [texts.text(token, [x, *pieces[:at]]) for at, token in enumerate(pieces)]
+        assert shown == ["", "", "√"]
+        # Another token in its place is read after the same tokens.
+        assert texts.text(x, [x, *pieces[:2]]) == "x"
+        other = sentencepiece.backend.token_to_id("<0x9B>")
+        assert texts.text(other, [x, *pieces[:2]]) == "∛"
+        assert texts.text(pieces[2], [x]) == "" and texts.text(pieces[2], []) == ""

@@ -9,16 +9,20 @@ import pytest
 
 from quire.errors import InvalidParams, InvalidPrompt, InvalidRequest, NotSupported, PromptTooLong
 from quire.inputs import TextPrompt, TokensPrompt
+from quire.inputs.chat import render_conversations
 from quire.inputs.prompt import (
     RequestMaker,
     is_single,
     merge_prompts,
     split_prompts,
 )
+from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Request
 from quire.sampling.keys import noise_key, noise_key_for
 from quire.sampling_params import SamplingParams
+from tests.inputs.hostile import JSON_VALUES
+from tests.inputs.templates import QWEN_TOOLS
 
 LENGTH, POOL = 64, 48
 NAN = float("nan")
@@ -374,3 +378,93 @@ def test_the_callers_objects_are_not_written_to(maker: RequestMaker) -> None:
         np.array_equal(a, b) if a is array else a == b for a, b in zip(prompts, before, strict=True)
     )
     assert kwargs == {"truncate_prompt_tokens": 2}
+
+
+def test_a_column_of_texts_is_a_list() -> None:
+    texts = ["a", "b c"]
+    assert split_prompts(np.array(texts)) == texts
+    assert split_prompts(np.array(texts, object)) == texts
+    assert split_prompts(np.array([[1, 2], [3, 4]])) is not None
+    assert split_prompts(np.array([1, 2])) != [1, 2]  # one prompt of token ids
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"text": texts, "ids": [1, 2]})
+    assert split_prompts(table["text"]) == split_prompts(table["text"].array) == texts
+    assert split_prompts(table["text"].astype("string")) == texts
+    (ids,) = split_prompts(table["ids"])
+    assert ids.tolist() == [1, 2]
+    with pytest.raises(InvalidPrompt, match="DataFrame, a table"):
+        split_prompts(table)
+
+
+def test_prompt_logprobs_beyond_what_is_kept_are_refused(
+    maker: RequestMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.inputs.prompt_logprobs.MOST_BYTES", 1 << 18)
+    assert isinstance(make(maker, [5] * 30, SamplingParams(prompt_logprobs=-1)), Request)
+    assert isinstance(make(maker, [5] * 40, SamplingParams(prompt_logprobs=20)), Request)
+    bad = make(maker, [5] * 40, SamplingParams(prompt_logprobs=-1))
+    assert isinstance(bad, InvalidParams) and "39 x 900 log-probabilities" in str(bad)
+    flat = make(maker, [5] * 30, SamplingParams(prompt_logprobs=-1, flat_logprobs=True))
+    assert isinstance(flat, InvalidParams) and bad.parameter == "prompt_logprobs"
+
+
+class _Raising(dict[str, Any]):
+    def items(self) -> Any:
+        raise BaseException("a panic")
+
+    def __getitem__(self, key: str) -> Any:
+        raise BaseException("another")
+
+    __iter__ = keys = values = items
+
+
+class _RaisingList(list[Any]):
+    def __iter__(self) -> Any:
+        raise MemoryError
+
+
+class _RaisingModel:
+    role = "user"
+
+    def model_dump(self) -> Any:
+        raise KeyError("x")
+
+
+def _nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_nothing_in_a_row_raises_anything_but_its_own_error(
+    maker: RequestMaker, byte_bpe: Tokenizer
+) -> None:
+    """Rows that are hostile objects, and messages with values of other types in every place."""
+    odd: list[Any] = [_Raising(a=1), _RaisingList([1, 2]), _RaisingModel(), _nested(5000), object()]
+    values = [*JSON_VALUES, *odd, b"x", {1: 2}, {1, 2}, range(3), np.zeros(3), print, 10**5000]
+    params = [SamplingParams().checked_copy()] * len(values)
+    made = maker.make(values, params, first_number=0)
+    assert all(isinstance(item, Request | InvalidRequest | NotSupported) for item in made)
+    usual = {"role": "user", "content": "x", "name": "n", "reasoning": "r"}
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    chats: list[Any] = [[value] for value in values] + list(values)
+    for value in values:
+        chats += [[{**usual, key: value}] for key in (*usual, "tool_calls", "extra")]
+        chats += [[{**usual, "content": [{"type": "text", "text": value}]}]]
+        chats += [[{**usual, "content": [{"type": value, "text": "x"}, value]}]]
+        chats += [[{**usual, "tool_calls": [{**call, "function": {**call["function"], k: value}}]}]
+                  for k in ("name", "arguments")]  # fmt: skip
+    template = QWEN_TOOLS + "{{ messages|tojson }}{{ messages }}"
+    rendered = render_conversations(chats, byte_bpe, chat_template=template)
+    assert len(chats) > 400
+    assert all(isinstance(item, ChatText | InvalidRequest | NotSupported) for item in rendered)
+    good = [item for item in rendered if isinstance(item, ChatText)]
+    ids = byte_bpe.encode_each(good, False)
+    assert len(good) > 40 and any(not isinstance(row, InvalidPrompt) for row in ids)
+    for value in values:
+        for name in ("tools", "documents", "chat_template_kwargs"):
+            (found,) = render_conversations(
+                [[usual]], byte_bpe, chat_template=template, **{name: value}
+            )
+            assert isinstance(found, ChatText | InvalidRequest | NotSupported)
