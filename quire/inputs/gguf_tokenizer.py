@@ -181,14 +181,12 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) ->
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise _wrong(metadata, key, "a token id")
-    if value == _NO_TOKEN:
-        return None
-    if not 0 <= value < len(vocabulary.tokens):
+    if value != _NO_TOKEN and not 0 <= value < len(vocabulary.tokens):
         raise CorruptModel(
             f"the GGUF file's tokenizer.ggml.{key} is {value}, its vocabulary has "
             f"{len(vocabulary.tokens)} tokens"
         )
-    return int(value)
+    return None if value == _NO_TOKEN else int(value)
 
 
 def _cut(metadata: Mapping[str, Any]) -> _Cut:
