@@ -21,7 +21,11 @@ from quire import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from quire.step import StepPlan, StepResult
+from quire.request import Choices, Request
+from quire.results import PathScores
+from quire.scheduler.score_tree import ScoreTree
+from quire.sequence import Sequence
+from quire.step import Scores, StepPlan, StepResult
 from tests.tiny_llm import tiny_llm
 
 PROMPTS = ["The river runs", "A quiet house", "Is it good?", "Once"]
@@ -159,6 +163,28 @@ def test_an_answer_counts_for_the_longest_choice_it_begins_with(llm: LLM) -> Non
         probs = list((output.choice_probs or {}).values())
         assert probs == pytest.approx(own / own.sum(), rel=1e-3)
         assert output.outputs[0].text == words[int(own.argmax())]
+
+
+def test_what_goes_on_as_a_longer_choice_is_taken_off() -> None:
+    """With chances that a random model never gives: half of what begins with [1] goes on."""
+    chances = {(1,): 0.6, (2,): 0.3, (1, 3): 0.4, (1, 4): 0.1, (1, 3, 5): 0.25, (1, 3, 6): 0.75}
+    spelled = [(1,), (2,), (1, 3), (1, 4), (1, 3, 5), (1, 3, 6)]
+    ids = tuple(np.array(one, np.int32) for one in spelled)
+    choices = Choices(tuple("abcdef"), ids, ((2, 3), (), (4, 5), (), (), ()))
+    request = Request(0, np.array([7], np.int32), SamplingParams(), 0, 0, continuations=ids)
+    tree = ScoreTree.of(ids)
+    paths = []
+    for number, path in enumerate(tree.paths):
+        lines = zip(path.depths.tolist(), path.targets.tolist(), strict=True)
+        logprobs = [math.log(chances[(*path.tokens[:d].tolist(), t)]) for d, t in lines]
+        columns = (path.targets, np.array(logprobs, np.float32), path.targets)
+        none = np.empty((len(logprobs), 0))
+        scores = Scores(*columns, none.astype(np.int32), none.astype(np.float32))
+        paths.append(Sequence(request, number, tree=tree, scores=[scores]))
+    found = np.exp(PathScores(paths).of_choices(choices))
+    # Nothing is left of [1 3]: all of it goes on. Its share is the least that rounding allows.
+    assert found == pytest.approx([0.3, 0.3, 0.0, 0.06, 0.06, 0.18], abs=1e-6)
+    assert found[2] > 0
 
 
 def test_logprobs_are_those_of_the_canonical_tokens(llm: LLM) -> None:
