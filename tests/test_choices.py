@@ -18,6 +18,7 @@ from quire import (
     InvalidParams,
     PromptTooLong,
     RequestOutput,
+    RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -373,3 +374,23 @@ def test_a_batch_processor_is_heeded(tmp_path: Path) -> None:
 def test_modes_are_checked(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidParams, match="choice_mode"):
         StructuredOutputsParams(**fields)
+
+
+def test_a_choice_that_is_cancelled_says_so(llm: LLM) -> None:
+    session = llm._session
+    windows, _ = session.intake.read([[5] * 40, [6] * 40], asking(WORDS, temperature=1.0, n=2))
+    [window] = list(windows)
+    run = session.new_run(lambda: run.cancel(window[0].number))
+    outputs = dict(run.outputs([window]))
+    assert [a.finish_reason for a in outputs[0].outputs] == ["abort", "abort"]
+    assert outputs[0].error is None and outputs[0].choice_probs is None
+    assert all(a.text in WORDS for a in outputs[1].outputs)
+
+
+def test_a_choice_is_streamed_whole(llm: LLM) -> None:
+    for kind in RequestOutputKind:
+        params = asking(["maybe so", "not at all"], output_kind=kind, logprobs=0)
+        [(_, output)] = list(llm.stream(PROMPTS[:1], params, tokens=True))
+        [answer] = output.outputs
+        assert output.finished and answer.text in ("maybe so", "not at all")
+        assert len(answer.token_ids) == len(answer.logprobs or ())

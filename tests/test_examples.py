@@ -95,7 +95,7 @@ def test_the_demo_answers_every_prompt(default_model: Path, tmp_path: Path) -> N
 def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: Path) -> None:
     script = tmp_path / "readme.py"
     script.write_text(re.findall(r"```python\n(.*?)```", readme(), re.S)[0], encoding="utf-8")
-    claimed = readme().split("What comes out:")[1].split("```")[1]
+    claimed = readme().split("It prints:")[1].split("```")[1]
     assert run(script, cwd=tmp_path).strip() == claimed.strip()
 
 
