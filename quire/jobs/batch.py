@@ -266,7 +266,7 @@ def _called(i: int, text: str) -> dict[str, Any] | None:
             }
             for number, call in enumerate(parsed.tool_calls)
         ]
-    except Exception:  # a model may write anything: what does not come out as calls is its text
+    except (ValueError, RecursionError):  # what does not come out as calls is the model's text
         return None
     if not calls:
         return None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import (
     DoesNotFit,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quire.inputs.tokenizer import Tokenizer
 
 Prompt = str | dict[str, Any]
+Made = TypeVar("Made")
 
 # What a row's error is called in the table; the nearest base class counts.
 _TYPES: tuple[tuple[type[QuireError], str], ...] = (
@@ -74,6 +75,14 @@ def row_error(error: BaseException) -> QuireError:
     if isinstance(error, RecursionError):
         return InvalidPrompt("the row nests too deeply to be written out; make it flatter")
     return RowError(f"the row cannot be made into a request: {type(error).__name__}: {error}")
+
+
+def attempt(make: Callable[[], Made]) -> Made | QuireError:
+    """What the call makes of a row, or the error that this row ends with."""
+    try:
+        return make()
+    except BaseException as error:  # see row_error
+        return row_error(error)
 
 
 def failed(row: int, error: QuireError) -> Message:
@@ -133,11 +142,18 @@ def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: i
 
 
 @dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as the model's template wrote it."""
+
+    chat: ChatText
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One row, ready for the engine."""
 
     row: int
-    prompt: Prompt
+    prompt: Prompt | _Rendered
     params: SamplingParams
 
 
@@ -162,19 +178,19 @@ class RequestReader:
         made: list[EngineRequest | QuireError] = []
         chats: list[tuple[int, ChatText]] = []
         for i, row in enumerate(rows):
-            try:
-                params, prompt = self._params(row), self._prompt(row)
-                if params.truncate_prompt_tokens is None:
-                    self._check_length(prompt)
-            except BaseException as error:
-                made.append(row_error(error))
-                continue
-            if isinstance(prompt, _Rendered):
-                chats.append((i, prompt.chat))
-                prompt = {"prompt_token_ids": [], "prompt": prompt.chat.text}
-            made.append(EngineRequest(row["row"], prompt, params))
+            found = attempt(lambda row=row: self._read(row))  # type: ignore[misc]
+            if isinstance(found, EngineRequest) and isinstance(found.prompt, _Rendered):
+                chats.append((i, found.prompt.chat))
+            made.append(found)
         self._encode(chats, made)
         return made
+
+    def _read(self, row: Mapping[str, Any]) -> EngineRequest:
+        """The request, in which a conversation is written out and not encoded yet."""
+        params, prompt = self._params(row), self._prompt(row)
+        if params.truncate_prompt_tokens is None:
+            self._check_length(prompt)
+        return EngineRequest(row["row"], prompt, params)
 
     def _params(self, row: Mapping[str, Any]) -> SamplingParams:
         own, seed = row.get("params"), row.get("seed")
@@ -219,9 +235,7 @@ class RequestReader:
         self, chats: Sequence[tuple[int, ChatText]], made: list[EngineRequest | QuireError]
     ) -> None:
         """Chats hold their own beginning tokens, so they are encoded without adding any."""
-        if not chats:
-            return
-        if self._tokenizer is None:
+        if not chats or self._tokenizer is None:
             return
         encoded = self._tokenizer.encode_each([chat for _, chat in chats], False)
         for (i, chat), ids in zip(chats, encoded, strict=True):
@@ -231,10 +245,3 @@ class RequestReader:
             elif isinstance(request, EngineRequest):
                 prompt = {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
                 made[i] = EngineRequest(request.row, prompt, request.params)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A conversation as the model's template wrote it."""
-
-    chat: ChatText

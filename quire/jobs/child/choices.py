@@ -13,7 +13,7 @@ from quire.jobs.child.driving import Asked, Driver, timings_of
 from quire.jobs.child.feed import Feed, Rows, Send
 from quire.jobs.child.tally import session_facts
 from quire.jobs.prompts import Preamble
-from quire.jobs.requests import failed, refuse_far_too_long, row_error
+from quire.jobs.requests import attempt, failed, refuse_far_too_long
 from quire.jobs.wire import Message
 from quire.request import Request
 
@@ -62,14 +62,14 @@ class ContinuationEngine:
             self._at_once = min(2 * self._at_once, self._session.engine.scheduler.rows.capacity)
 
     def _request(self, row: Message) -> Request | QuireError:
+        return attempt(lambda: self._made(row))
+
+    def _made(self, row: Message) -> Request:
+        endings, context = row["continuations"], self._preamble.text(row["prompt"])
         model = self._session.model
-        try:
-            endings, context = row["continuations"], self._preamble.text(row["prompt"])
-            refuse_far_too_long(context, model.tokenizer, model.config.max_model_len)
-            call = self._session.score_call([context], [endings])
-            [request] = [r for window in call.windows() for r in window if isinstance(r, Request)]
-        except BaseException as error:
-            return row_error(error)
+        refuse_far_too_long(context, model.tokenizer, model.config.max_model_len)
+        call = self._session.score_call([context], [endings])
+        [request] = [r for window in call.windows() for r in window if isinstance(r, Request)]
         self._asked_of[row["row"]] = call, endings
         self._num_made += 1
         return replace(request, number=self._num_made)

@@ -11,7 +11,7 @@ from quire.jobs.child.driving import Asked, Driver, timings_of
 from quire.jobs.child.feed import Feed, Rows, Send
 from quire.jobs.child.tally import session_facts
 from quire.jobs.prompts import Preamble
-from quire.jobs.requests import EngineRequest, RequestReader, failed, row_error
+from quire.jobs.requests import EngineRequest, RequestReader, attempt, failed
 from quire.jobs.wire import Message
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class SessionEngine:
     def _window(self, made: list[EngineRequest]) -> Sequence[Request | Refused | QuireError]:
         """The session's own request for each; if that fails for all of them one by one, to find
         whose fault it is."""
-        try:
-            return self._session.intake.window([r.prompt for r in made], [r.params for r in made])
-        except BaseException as error:
-            found = row_error(error)
-            return [found] if len(made) == 1 else [self._window([each])[0] for each in made]
+        prompts, params = [r.prompt for r in made], [r.params for r in made]
+        found = attempt(lambda: self._session.intake.window(prompts, params))
+        if not isinstance(found, QuireError):
+            return found
+        return [found] if len(made) == 1 else [self._window([each])[0] for each in made]
 
     def plan(self, rows: Rows) -> str:
         made = [r for r in self._reader.read(rows) if not isinstance(r, QuireError)]

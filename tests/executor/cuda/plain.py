@@ -234,6 +234,6 @@ def answers(
         engine.add(samples)
     ended: list[Sequence] = []
     while not engine.idle:
-        ended += engine.step()
+        ended += engine.step().ended
     assert pool.num_free == pool.num_blocks
     return sorted(ended, key=lambda sequence: (sequence.order, sequence.sample))
