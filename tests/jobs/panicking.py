@@ -18,12 +18,16 @@ class PanicException(BaseException):
     """Named and derived as pyo3's."""
 
 
-def make(opening: Message, board: Board) -> SessionEngine | ContinuationEngine:
-    engine = fake_engine.make(opening, board)
-    tokenizer: Any = engine._session.model.tokenizer
-    encode_batch = tokenizer.encode_batch
+class Panicking:
+    """The library behind a tokenizer, which panics at some texts."""
 
-    def panicking(texts: Sequence[str], add_special_tokens: bool = True) -> Any:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def encode_batch_fast(self, texts: Sequence[str], **options: Any) -> Any:
         for text in texts:
             if "panic" in text:
                 raise PanicException("called `Option::unwrap()` on a `None` value")
@@ -31,7 +35,11 @@ def make(opening: Message, board: Board) -> SessionEngine | ContinuationEngine:
                 raise RuntimeError("something that nobody foresaw")
             if "deep" in text:
                 raise RecursionError("maximum recursion depth exceeded")
-        return encode_batch(texts, add_special_tokens)
+        return self._inner.encode_batch_fast(texts, **options)
 
-    tokenizer.encode_batch = panicking
+
+def make(opening: Message, board: Board) -> SessionEngine | ContinuationEngine:
+    engine = fake_engine.make(opening, board)
+    tokenizer: Any = engine._session.model.tokenizer
+    tokenizer.backend = Panicking(tokenizer.backend)
     return engine

@@ -15,7 +15,7 @@ from tests.jobs.driving import read_lines, write_rows
 from tests.jobs.panicking import PanicException
 
 TEXTS = ["good 0", "panic", "good 2", "raise", "deep", "good 5"]
-WRONG = {"panic": "PanicException", "raise": "RuntimeError", "deep": "nests too deeply"}
+WRONG = {"panic": "unwrap", "raise": "foresaw", "deep": "too deeply"}
 
 
 @pytest.mark.parametrize("model", ["fake", "fake:chat=1"])
