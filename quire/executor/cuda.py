@@ -212,6 +212,7 @@ class CudaExecutor:
             vocab_size=spec.vocab_size,
             device=device,
             all_special=bool(config.batch_processors),
+            logprobs_mode=config.logprobs_mode,
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         return CudaRunner(

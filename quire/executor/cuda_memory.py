@@ -10,6 +10,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
+from quire.executor.drawn_scores import ENTRY
 from quire.executor.memory import block_bytes
 from quire.executor.prompts import most_captured
 from quire.kernels.fp8 import FP8
@@ -42,7 +43,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     activations = (most + CAPTURED_COPIES * captured) * per_token
     logits = LOGITS_COPIES * config.max_num_seqs * spec.vocab_size
     parts = 4 * config.max_num_seqs * attended * 4  # partial results of attention, float32
-    return (activations + logits) * dtype.itemsize + parts + LIBRARIES
+    entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
+    return (activations + logits) * dtype.itemsize + parts + entries + LIBRARIES
 
 
 def num_cuda_blocks(

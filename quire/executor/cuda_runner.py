@@ -1,10 +1,11 @@
 """CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
 
-Two ways through. Rows that ask for nothing but temperature and limits: the plan's decode steps
-(decoding.py), then a pass over its prompts (prompts.py), both as graphs. Where a row needs the
-sampler or a mask, or is a beam, the whole plan is one eager pass after the other. Both ways read
-and change the same columns (device_rows.py), and a row always draws in the same way, so its tokens
-do not depend on the plan it is in. Nothing here waits for the device, the sampler excepted.
+Two ways through. Rows that the device draws for by itself, with temperature, limits and logprobs:
+the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both as graphs.
+Where a row needs the sampler or a mask, or is a beam, the whole plan is one eager pass after the
+other. Both ways read and change the same columns (device_rows.py), and a row always draws in the
+same way, so its tokens do not depend on the plan it is in. Nothing here waits for the device, the
+sampler excepted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from quire.executor.cuda_step import CudaStep, Extras
 from quire.executor.decoding import Decoding, FewRows, Parts
 from quire.executor.device_ops import DeviceOps
 from quire.executor.device_rows import NOWHERE, DeviceColumns
+from quire.executor.drawn_scores import Asking, new_entries
 from quire.executor.graphs import Graphs
 from quire.executor.outbox import Outbox
 from quire.executor.parcel import Parcel
@@ -82,7 +84,8 @@ class CudaRunner:
         special = columns.drawing(_all_rows(plan)).special
         if plan.masks is not None or special or len(plan.released) or len(plan.searched):
             return self._eager(plan, parcel)
-        seated = self._decoding.seat(plan, parcel) if len(plan.decode) else None
+        first = sum(len(one.sample_into) for one in plan.prefill)
+        seated = self._decoding.seat(plan, parcel, first) if len(plan.decode) else None
         laid_out = self._prompts.lay_out(plan, parcel) if plan.prefill else None
         packed = self._pack_scores(plan, laid_out.work, parcel) if laid_out is not None else []
         self._change(plan, parcel)
@@ -90,12 +93,20 @@ class CudaRunner:
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
             blocks.append(self._decoding.run(seated, parcel))
+            self._send_entries(seated.asking, parcel, self._decoding.entries(seated), extras)
         if laid_out is not None:
-            drawn, hidden = self._prompts.run(laid_out, parcel)
-            blocks.insert(0, drawn)
-            extras.score_letters += self._scoring.run(packed, parcel, hidden)
+            made = self._prompts.run(laid_out, parcel)
+            blocks.insert(0, made.block)
+            self._send_entries(laid_out.asking, parcel, made.entries, extras)
+            extras.score_letters += self._scoring.run(packed, parcel, made.hidden)
         block = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
         return CudaStep(self._outbox.send(block), extras)
+
+    def _send_entries(
+        self, asking: Asking, parcel: Parcel, entries: Tensor | None, extras: Extras
+    ) -> None:
+        if asking and entries is not None:
+            extras.drawn_letters.append(asking.send(self._outbox, parcel, entries))
 
     @torch.inference_mode()
     def end_all(self) -> None:
@@ -128,6 +139,10 @@ class CudaRunner:
             self._change(plan, parcel)
             block = self._release(released, plan.masks, 0, extras)[None]
             return CudaStep(self._outbox.send(block.to(torch.int32)), extras)
+        asking = Asking.pack(parcel, "all", self.columns.num_logprobs[plan.sampled_rows()])
+        entries = (
+            new_entries(plan.repeat, len(plan.sampled_rows()), self.device) if asking else None
+        )
         for k in range(plan.repeat):
             one = plan if k == 0 else _later(plan, k)
             sent = parcel if k == 0 else Parcel(self.device)
@@ -148,10 +163,14 @@ class CudaRunner:
             extras.candidates = self._beams.rank(one, sent, logits)
             tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
             rows, at = sent.take("sampled rows"), sent.take("drawn at")
+            if entries is not None:
+                step = torch.full((1,), k, dtype=torch.int32, device=self.device)
+                self.ops.score(logits, self._drawing(rows), tokens, failed, entries, step)
             if extras.held:
                 # They drew nothing: the row that rests stands in for them.
                 rows[list(extras.held)] = self.columns.resting
             blocks.append(self.columns.accept(rows, tokens, at, failed))
+        self._send_entries(asking, parcel, entries, extras)
         block = torch.stack(blocks)
         if len(released):
             late = self._release(released, plan.masks, block.shape[1], extras)
@@ -185,6 +204,10 @@ class CudaRunner:
         parcel.add("simple lines", np.flatnonzero(~special))
         return np.flatnonzero(special).astype(np.int32)
 
+    def _drawing(self, rows: Tensor) -> Tensor:
+        """The rows, -1 for those that rest. int32"""
+        return torch.where(self.columns.live(rows), rows, NOWHERE).to(torch.int32)
+
     def _draw_lines(
         self,
         plan: StepPlan,
@@ -198,7 +221,7 @@ class CudaRunner:
         on_host = plan.sampled_rows()
         truncated = self.columns.drawing(np.delete(on_host, picked)).truncated
         rows, at = parcel.take("sampled rows"), parcel.take("drawn at").to(torch.int32)
-        drawing = torch.where(self.columns.live(rows), rows, NOWHERE).to(torch.int32)
+        drawing = self._drawing(rows)
         draw: Any = partial(self.ops.draw, truncated=truncated)
         if not len(picked):
             return draw(logits, drawing, at) if len(rows) else _nothing(rows)

@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.executor.cuda_beams import CandidateLetter
 from quire.executor.cuda_scoring import ScoreLetter
 from quire.executor.device_rows import FAILED
+from quire.executor.drawn_scores import DrawnLetter
 from quire.executor.outbox import Letter
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
@@ -21,6 +22,7 @@ class Extras:
     """What rows that asked for more get beside their tokens."""
 
     logprobs: list[DrawnScores] = field(default_factory=list)
+    drawn_letters: list[DrawnLetter] = field(default_factory=list)
     score_letters: list[ScoreLetter] = field(default_factory=list)
     candidates: CandidateLetter | None = None
     errors: dict[int, str] = field(default_factory=dict)
@@ -50,12 +52,14 @@ class CudaStep:
         counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
         failed = np.flatnonzero((tokens == FAILED).any(axis=1))
         drawn = joined_blocks(self.extras.logprobs)
-        logprobs = tuple(_of_real_tokens(block, counts) for block in drawn)
+        logprobs = [_of_real_tokens(block, counts) for block in drawn]
+        for sent in self.extras.drawn_letters:
+            logprobs += sent.read(tokens, counts)
         scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
         return StepResult(
             tokens,
             counts,
-            logprobs,
+            tuple(logprobs),
             scored,
             tuple(failed.tolist()),
             self.extras.errors,

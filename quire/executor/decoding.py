@@ -1,4 +1,4 @@
-"""Decode rows that need nothing but temperature and limits: a step, repeated without the host."""
+"""Decode rows that the device draws for by itself: a step, repeated without the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.executor.cuda_batch import places_of
 from quire.executor.device_ops import DeviceOps
 from quire.executor.device_rows import DeviceColumns
+from quire.executor.drawn_scores import ENTRY, Asking
 from quire.executor.graphs import DecodePlaces, GraphKey, Graphs, buckets
 from quire.executor.parcel import Parcel
 from quire.layers.attention import Pass
@@ -60,6 +61,7 @@ class Seated:
     key: GraphKey
     num_rows: int
     repeat: int
+    asking: Asking
 
 
 class Decoding:
@@ -69,17 +71,22 @@ class Decoding:
         self._parts, self._max_repeat = parts, max_repeat
         self._buckets = buckets(parts.columns.num_rows)
         self._places: dict[int, DecodePlaces] = {}
+        self._entries: Tensor | None = None  # of one plan, whatever its bucket
 
-    def seat(self, plan: StepPlan, parcel: Parcel) -> Seated:
-        """Before the parcel is sent: find places, and capture their step if it is new."""
+    def seat(self, plan: StepPlan, parcel: Parcel, first: int = 0) -> Seated:
+        """Before the parcel is sent: find places, and capture their step if it is new. Its rows
+        begin at line `first` of the result."""
         columns, num_rows = self._parts.columns, len(plan.decode)
         places = self._bucket(num_rows)
+        drawing = columns.drawing(plan.decode.rows)
         prefixes = self._parts.ops.list_prefixes(places.size, plan.groups, places_of(plan))
-        key = GraphKey("decode", places.size, columns.drawing(plan.decode.rows).truncated, prefixes)
+        key = GraphKey("decode", places.size, drawing.truncated, drawing.scored, prefixes)
         self._parts.graphs.prepare(key, lambda: self._step(places, key))
         resting = np.full(places.size - num_rows, columns.resting, np.int32)
         parcel.add("seated", np.concatenate([plan.decode.rows, resting]))
-        return Seated(places, key, num_rows, plan.repeat)
+        num_logprobs = columns.num_logprobs[plan.decode.rows]
+        asking = Asking.pack(parcel, "decode rows", num_logprobs, first)
+        return Seated(places, key, num_rows, plan.repeat, asking)
 
     def run(self, seated: Seated, parcel: Parcel) -> Tensor:
         """After the plan's changes: what became of every row in every step. int32 [K, rows]"""
@@ -93,6 +100,19 @@ class Decoding:
         places.rows.fill_(self._parts.columns.resting)
         places.step.zero_()
         return block
+
+    def entries(self, seated: Seated) -> Tensor | None:
+        """The entries that the run wrote, [K, places, ENTRY], if somebody asked for some; the
+        next one writes there, too."""
+        return self._entries_of(seated.places)[: seated.repeat] if seated.asking else None
+
+    def _entries_of(self, places: DecodePlaces) -> Tensor:
+        if self._entries is None:
+            size = self._max_repeat * self._buckets[-1] * ENTRY
+            with torch.inference_mode(False):
+                self._entries = torch.zeros(size, dtype=torch.int32, device=self._parts.device)
+        shape = (self._max_repeat, places.size, ENTRY)
+        return self._entries[: self._max_repeat * places.size * ENTRY].view(shape)
 
     def _bucket(self, num_rows: int) -> DecodePlaces:
         size = next(size for size in self._buckets if size >= num_rows)
@@ -111,7 +131,11 @@ class Decoding:
         shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
         logits = parts.logits(fed.token_ids, shared)
         tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, truncated=key.truncated)
+        if key.scored:
+            entries = self._entries_of(places)
+            parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)
         parts.ops.accept(places, tokens, failed)
 
     def close(self) -> None:
         self._places.clear()
+        self._entries = None

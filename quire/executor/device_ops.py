@@ -1,7 +1,8 @@
 """What the CUDA runner asks of its kernels beside those of a model.
 
 A decode step is: `feed` (what the rows in the places feed), the model over `attention`, `draw`,
-`accept`. All of it runs without the host and at fixed addresses, so it can be captured.
+`score` where logprobs are wanted, `accept`. All of it runs without the host and at fixed
+addresses, so it can be captured.
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ class DeviceOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """A token (int64) per line, drawn as rows[i] (int32; -1: nobody) asks, and whether the
         line's logits failed."""
+
+    def score(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        failed: Tensor,
+        out: Tensor,
+        step: Tensor,
+    ) -> None:
+        """The entry (drawn_scores.py) of what `draw` drew last from each line, for rows that
+        want logprobs of the device, goes to out[step[0], line]."""
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None: ...
 

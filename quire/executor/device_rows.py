@@ -28,6 +28,7 @@ STOP_COLUMNS = 8
 GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token
 # What a result block says instead of a token.
 RESTS, FAILED = -1, -2
+MOST_TOP = 20  # likeliest tokens that the device gives beside a drawn one
 
 
 class Column(IntEnum):
@@ -56,6 +57,7 @@ class Knobs:
     log_min_p: Tensor  # float32
     noise_key: Tensor  # int64, the bits of the unsigned key
     sample: Tensor  # int32
+    num_logprobs: Tensor  # int32, -1 = none are wanted of the device
 
     def columns(self) -> tuple[Tensor, ...]:
         return (
@@ -65,6 +67,7 @@ class Knobs:
             self.log_min_p,
             self.noise_key,
             self.sample,
+            self.num_logprobs,
         )
 
 
@@ -74,6 +77,7 @@ class Drawing:
 
     special: bool  # some need more than the device's sampling
     truncated: bool  # some have top_k, top_p or min_p
+    scored: bool  # some want logprobs of the device
 
 
 class DeviceColumns:
@@ -90,6 +94,7 @@ class DeviceColumns:
         vocab_size: int,
         device: torch.device,
         all_special: bool = False,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         """`all_special`: every row needs the sampler."""
 
@@ -106,12 +111,17 @@ class DeviceColumns:
             log_min_p=column(torch.float32),
             noise_key=column(torch.int64),
             sample=column(torch.int32),
+            num_logprobs=column(torch.int32),
         )
         shape = (num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
         self.special = np.zeros(num_rows + 1, np.bool_)
         self.all_special = all_special
         self.truncated = np.zeros(num_rows + 1, np.bool_)
+        # As on the device: how many logprobs it gives, -1 for none.
+        self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
+        self._scores_raw = logprobs_mode.startswith("raw_")
+        self.scores_as_logits = logprobs_mode.endswith("_logits")
         self.clear()
 
     def clear(self) -> None:
@@ -121,12 +131,18 @@ class DeviceColumns:
         self.tables.fill_(NOWHERE)
 
     def drawing(self, rows: Ints) -> Drawing:
-        return Drawing(bool(self.special[rows].any()), bool(self.truncated[rows].any()))
+        return Drawing(
+            bool(self.special[rows].any()),
+            bool(self.truncated[rows].any()),
+            bool((self.num_logprobs[rows] >= 0).any()),
+        )
 
     def pack(
         self, parcel: Parcel, ends: Ints, starts: Sequence[RowStart], assigned: Assigned
     ) -> None:
         """Put what a plan changes into a parcel; `change` then applies it."""
+        for start in starts:
+            self._note(start)
         parcel.add("ends", ends)
         parcel.add("starts", [start.row for start in starts])
         parcel.add("start ints", np.array([_ints(start) for start in starts], np.int64).T)
@@ -135,9 +151,15 @@ class DeviceColumns:
         parcel.add("assigned rows", assigned.rows)
         parcel.add("assigned indices", assigned.indices)
         parcel.add("assigned blocks", assigned.blocks)
-        for start in starts:
-            self.special[start.row] = self.all_special or needs_sampler(start)
-            self.truncated[start.row] = self._truncates(start.sampling)
+
+    def _note(self, start: RowStart) -> None:
+        """What the host keeps of a row, to know which kernels its plans need."""
+        row, num_logprobs = start.row, start.sampling.num_logprobs
+        special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
+        self.special[row] = special
+        self.truncated[row] = self._truncates(start.sampling)
+        asks = not special and num_logprobs is not None
+        self.num_logprobs[row] = min(num_logprobs or 0, self.vocab_size) if asks else NOWHERE
 
     def change(self, parcel: Parcel) -> None:
         """Ends, then starts, then assigned blocks."""
@@ -181,7 +203,7 @@ class DeviceColumns:
         self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
         return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)
 
-    def _knobs(self, start: RowStart) -> tuple[float, int, float, float, int, int]:
+    def _knobs(self, start: RowStart) -> tuple[float, int, float, float, int, int, int]:
         """A row's knobs, in the order of Knobs."""
         params, key = start.sampling, start.noise_key & (2**64 - 1)
         return (
@@ -191,6 +213,7 @@ class DeviceColumns:
             math.log(params.min_p) if params.min_p > 0 else -math.inf,
             key - 2**64 if key >= 2**63 else key,
             start.sample,
+            int(self.num_logprobs[start.row]),
         )
 
     def _truncates(self, params: RowSampling) -> bool:
@@ -199,8 +222,9 @@ class DeviceColumns:
         return params.temperature >= GREEDY_BELOW and limited
 
 
-def needs_sampler(start: RowStart) -> bool:
-    """Whether a row asks for more than temperature, top_k, top_p and min_p."""
+def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
+    """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
+    min_p, and up to MOST_TOP logprobs, if these are of the raw logits."""
     sampling = start.sampling
     return (
         sampling.has_penalties
@@ -208,10 +232,15 @@ def needs_sampler(start: RowStart) -> bool:
         or sampling.allowed_ids is not None
         or bool(sampling.bad_words)
         or (sampling.min_tokens > 0 and bool(len(start.stop_ids)))
-        or sampling.num_logprobs is not None
+        or not (sampling.num_logprobs is None or (scores_raw and _fits_entry(sampling)))
         or sampling.guided
         or start.has_processors
     )
+
+
+def _fits_entry(sampling: RowSampling) -> bool:
+    """Whether a row's logprobs have room in an entry."""
+    return 0 <= (sampling.num_logprobs or 0) <= MOST_TOP and sampling.logprob_ids is None
 
 
 def _ints(start: RowStart) -> list[int]:

@@ -58,6 +58,7 @@ class GraphKey:
     kind: str  # "decode" or "prompts"
     size: int  # places or tokens
     truncated: bool
+    scored: bool = False  # some want logprobs
     prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
 
 

@@ -18,6 +18,7 @@ from quire.batch import Batch
 from quire.executor.cuda_batch import EagerPass
 from quire.executor.decoding import Parts
 from quire.executor.device_rows import NOWHERE
+from quire.executor.drawn_scores import Asking, new_entries
 from quire.executor.graphs import GraphKey
 from quire.executor.parcel import Parcel
 from quire.spec import ModelSpec
@@ -69,6 +70,17 @@ class LaidOut:
     work: EagerPass
     bucket: Bucket | None
     truncated: bool
+    asking: Asking
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass made: `block` int32 [1, rows], what became of every row that drew; the hidden
+    states, which the next pass may overwrite; and the entries of rows that want logprobs."""
+
+    block: Tensor
+    hidden: Tensor
+    entries: Tensor | None = None
 
 
 class Prompts:
@@ -100,18 +112,18 @@ class Prompts:
             num_sequences=bucket.num_sequences if bucket else 0,
             resting=self._parts.columns.resting,
         )
-        truncated = self._parts.columns.drawing(alone.sampled_rows()).truncated
-        return LaidOut(work, bucket, truncated)
+        columns, rows = self._parts.columns, alone.sampled_rows()
+        asking = Asking.pack(parcel, "prompts", columns.num_logprobs[rows])
+        return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
-    def run(self, laid_out: LaidOut, parcel: Parcel) -> tuple[Tensor, Tensor]:
-        """After the plan's changes: what became of every row that drew, int32 [1, rows], and the
-        hidden states of the pass, which the next one may overwrite."""
+    def run(self, laid_out: LaidOut, parcel: Parcel) -> Computed:
+        """After the plan's changes."""
         parts, work = self._parts, laid_out.work
         batch = work.batch(parts.columns)
         hidden = self._layers(batch, laid_out.bucket)
         rows = parcel.take("sampled rows")
         if not len(rows):
-            return rows[None].to(torch.int32), hidden
+            return Computed(rows[None].to(torch.int32), hidden)
         logits = parts.model.logits(hidden.index_select(0, batch.logit_tokens))
         logits = work.drawn_logits(batch, logits)
         at = parcel.take("drawn at")
@@ -119,7 +131,13 @@ class Prompts:
         tokens, failed = parts.ops.draw(
             logits, drawing, at.to(torch.int32), truncated=laid_out.truncated
         )
-        return parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32), hidden
+        entries = None
+        if laid_out.asking:
+            entries = new_entries(1, len(rows), parts.device)
+            first = torch.zeros(1, dtype=torch.int32, device=parts.device)
+            parts.ops.score(logits, drawing, tokens, failed, entries, first)
+        block = parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32)
+        return Computed(block, hidden, entries)
 
     def _layers(self, batch: Batch, bucket: Bucket | None) -> Tensor:
         """The last hidden states, by a graph where there is a bucket."""
@@ -127,7 +145,7 @@ class Prompts:
         if bucket is None:
             return parts.model(batch, parts.cache)
         fixed = self._fixed(batch, bucket)
-        key = GraphKey("prompts", bucket.num_tokens, False, bucket.num_sequences)
+        key = GraphKey("prompts", bucket.num_tokens, False, prefixes=bucket.num_sequences)
 
         def compute() -> None:
             self._hidden[bucket] = parts.model(fixed, parts.cache)

@@ -16,6 +16,7 @@ from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
 from quire.kernels.triton.heads import rope_store
 from quire.kernels.triton.prefix import PrefixSize, PrefixWork
 from quire.kernels.triton.sample import SampleBuffers, SamplingColumns, sample
+from quire.kernels.triton.score import score
 from quire.kernels.triton.steps import Fed, accept, feed
 from quire.request import Ints
 from quire.step import PrefixGroup
@@ -102,6 +103,21 @@ class TritonOps:
         out, count = self._drawn, logits.shape[0]
         sample(logits, rows, next_at, self._sampling, out, truncated=truncated)
         return out.tokens[:count], out.failed[:count]
+
+    def score(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        failed: Tensor,
+        out: Tensor,
+        step: Tensor,
+    ) -> None:
+        columns = self._columns
+        score(
+            *(logits, rows, tokens, failed, columns.knobs.num_logprobs, out, step, self._drawn),
+            as_logits=columns.scores_as_logits,
+        )
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
         accept(self._columns.ints, places.rows, tokens, failed, places.made, places.step)

@@ -138,7 +138,11 @@ class Landing:
         for i in np.flatnonzero(rows.visited[at]).tolist():
             line = int(live[i])
             drawn = tokens[i, : result.counts[line]].tolist()
-            kept[i], ended[i] = self._visit(int(at[i]), drawn, scores.get(line))
+            kept[i], ended[i] = self._visit(int(at[i]), drawn)
+        for i in np.flatnonzero(rows.scored[at]).tolist():
+            mine = scores.get(int(live[i]))
+            if mine is not None:
+                rows.sequence(int(at[i])).logprobs.append(mine.part(0, int(kept[i])))
         rows.append_outputs(at, tokens, kept)
         self._guesses.settle(flight.plan, result.counts)
         for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
@@ -201,13 +205,11 @@ class Landing:
                 self.rows.sequence(row).finish_reason = "length"
                 self._finish(row, now)
 
-    def _visit(self, row: int, tokens: list[int], scores: Scores | None) -> tuple[int, bool]:
-        """Judge one row's new tokens in Python: text, logprobs, many stop ids."""
+    def _visit(self, row: int, tokens: list[int]) -> tuple[int, bool]:
+        """Judge one row's new tokens in Python: text, grammar, many stop ids."""
         sequence = self.rows.sequence(row)
         num_outputs = int(self.rows.known[row] - self.rows.num_prompt[row])
         kept = judge(sequence, tokens, num_outputs)
-        if scores is not None:
-            sequence.logprobs.append(scores.part(0, kept))
         return kept, sequence.finish_reason is not None
 
     def _jump_ahead(self, row: int) -> bool:

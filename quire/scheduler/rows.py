@@ -72,6 +72,7 @@ class Rows:
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
+        self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
         self.watched = np.zeros(capacity, bool)  # each of its steps is reported
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
@@ -120,11 +121,9 @@ class Rows:
         is_beam = sequence.group is not None
         self.paced[row] = is_beam or sequence.guide is not None or bool(request.processors)
         self.visited[row] = (
-            sequence.watch is not None
-            or sequence.guide is not None
-            or request.params.num_logprobs is not None
-            or len(stops) > STOP_COLUMNS
+            sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS
         )
+        self.scored[row] = request.params.num_logprobs is not None
         self.stepwise[row] = (
             self.visited[row] or self.paced[row] or needs_every_step(request.params)
         )

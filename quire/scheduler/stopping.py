@@ -2,8 +2,8 @@
 
 Per token, in this order: nothing stops before `min_tokens` outputs exist; then an eos or stop
 id, then a stop string, then the end of its grammar, then the length. Ids are judged for all rows
-at once, as arrays; rows that Python visits anyway (stop strings, grammars, logprobs, many stop
-ids) are judged one by one.
+at once, as arrays; rows that Python visits anyway (stop strings, grammars, many stop ids) are
+judged one by one.
 """
 
 from __future__ import annotations

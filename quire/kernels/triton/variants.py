@@ -22,6 +22,7 @@ from quire.kernels.triton.jit import power_of_two
 from quire.kernels.triton.packed_code import attend_packed
 from quire.kernels.triton.prefill_code import attend_tiles, make_tiles
 from quire.kernels.triton.prefix_code import attend_prefixes
+from quire.kernels.triton.score_code import score_drawn
 from quire.kernels.triton.thin import embed_constants, products_of, thin_tile
 from quire.kernels.triton.thin_code import embed_rows, multiply
 from quire.kernels.triton.tiles import (
@@ -120,8 +121,8 @@ class Steps:
         ]
 
     def later(self) -> list[Variant]:
-        """What only some plans call: truncation, shared prefixes, many rows."""
-        made = [*self._sampling(truncated=True), self._limits()]
+        """What only some plans call: truncation, logprobs, shared prefixes, many rows."""
+        made = [*self._sampling(truncated=True), self._limits(), self._scores()]
         made += [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
         if self.config.max_num_seqs >= MANY_ROWS:
             made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]
@@ -191,6 +192,12 @@ class Steps:
             (self._own(), I32, F32, I32, F32, F64, F32, I32, F32, I32, I32, vocab, vocab),
             sample.limits_constants(self.dtype),
         )
+
+    def _scores(self) -> Variant:
+        vocab, as_logits = self.spec.vocab_size, self.config.logprobs_mode.endswith("_logits")
+        given = (self._own(), I32, I64, BOOL, I32, I32, I32, F32, I32, I32, vocab, vocab)
+        constants = {"AS_LOGITS": as_logits, **sample.limits_constants(self.dtype)}
+        return Variant(score_drawn, (*given, SOME, SOME), constants)
 
     def _sampling(self, *, truncated: bool) -> Iterator[Variant]:
         vocab = self.spec.vocab_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.request import Ints, Request
 from quire.sampling.draw import draw_among, draw_from_all
+from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
@@ -127,6 +129,32 @@ class PlainOps:
             tokens[one] = draw_among(kept.values, kept.tokens, kept.num_kept, keys)
         return tokens, failed
 
+    def score(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        failed: Tensor,
+        out: Tensor,
+        step: Tensor,
+    ) -> None:
+        columns = self.columns
+        for line, row in enumerate(rows.tolist()):
+            wanted = int(columns.knobs.num_logprobs[row]) if row >= 0 else -1
+            if wanted < 0 or failed[line]:
+                continue
+            values = logits[line : line + 1].float()
+            if not columns.scores_as_logits:
+                values = log_probabilities(values)
+            found = token_logprobs(values, tokens[line : line + 1], wanted)
+            floats = torch.from_numpy(np.stack([found.top_logprobs[0], found.top_logprobs[0]], 1))
+            pairs = floats.view(torch.int32)
+            pairs[:, 0] = torch.from_numpy(found.top_ids[0])
+            entry = out[int(step), line]
+            entry[0] = torch.from_numpy(found.logprobs).view(torch.int32)[0]
+            entry[1] = int(found.ranks[0])
+            entry[2 : 2 + 2 * wanted] = pairs.flatten()
+
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
         rows = places.rows.long()
         next_at = self.columns.ints[Column.POSITION][rows] + 1
@@ -177,6 +205,7 @@ class PlainExecutor:
             vocab_size=spec.vocab_size,
             device=device,
             all_special=bool(config.batch_processors),
+            logprobs_mode=config.logprobs_mode,
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         self.runner = CudaRunner(

@@ -1,0 +1,73 @@
+"""Rows with logprobs run as plain ones do: by the device's own sampling, many steps a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from quire.executor.cuda_step import CudaStep
+from quire.request import Request
+from quire.step import StepPlan
+from tests.executor.cuda.plain import PlainExecutor, answers
+from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
+from tests.executor.harness import small_config, told
+
+SCORED: list[dict[str, object]] = [
+    {"temperature": 0.0, "logprobs": 0},
+    {"temperature": 1.0, "logprobs": 20, "n": 3},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "logprobs": 3},
+]
+# What only the sampler gives, beside them.
+MORE: list[dict[str, object]] = [
+    {"temperature": 1.0, "logprobs": -1},
+    {"temperature": 1.0, "logprob_token_ids": [3, 150]},
+]
+
+
+def few_stop(kinds: list[dict[str, object]]) -> list[Request]:
+    """Requests of which few may stop by a token: plans of several steps would waste too much."""
+    nothing: frozenset[int] = frozenset()
+    return [
+        one if one.number % 7 == 0 else replace(one, eos_ids=nothing, stop_ids=nothing)
+        for one in requests(kinds)
+    ]
+
+
+class Watched(PlainExecutor):
+    """Counts plans by (whether they ran eagerly, how many steps they had)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seen: Counter[tuple[bool, int]] = Counter()
+
+    def submit(self, plan: StepPlan) -> CudaStep:
+        eager, runner = [], self.runner
+        real = type(runner)._eager
+        runner._eager = lambda *given: eager.append(1) or real(runner, *given)  # type: ignore[method-assign,func-returns-value]
+        made = super().submit(plan)
+        self.seen[bool(eager), plan.repeat] += 1
+        return made
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs"])
+@pytest.mark.parametrize("kinds", [PLAIN + SCORED, SCORED + MORE], ids=["own", "with more"])
+@pytest.mark.parametrize(("max_repeat", "num_blocks"), [(1, 128), (8, 40)])
+def test_logprobs_are_those_of_one_step_at_a_time(
+    mode: str, kinds: list[dict[str, object]], max_repeat: int, num_blocks: int
+) -> None:
+    config = small_config(depth=2, max_repeat=max_repeat, num_blocks=num_blocks, logprobs_mode=mode)
+    executor = Watched(config, SPEC, WEIGHTS)
+    got = answers(executor, config, few_stop(kinds))
+    for one, wanted in zip(got, expected(few_stop(kinds), config), strict=True):
+        assert one.output_ids.tolist() == wanted.output_ids.tolist()
+        assert (one.finish_reason, one.stop_reason) == (wanted.finish_reason, wanted.stop_reason)
+        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
+        np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
+        if one.request.params.num_logprobs is not None:
+            assert sum(map(len, one.logprobs)) == len(one.output_ids)
+    some_eager = any(eager for eager, _ in executor.seen)
+    assert some_eager is (mode.startswith("processed") or MORE[0] in kinds)
+    assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1)
