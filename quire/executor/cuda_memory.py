@@ -10,7 +10,9 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
+from quire.executor.device_edits import arena_words
 from quire.executor.drawn_scores import ENTRY
+from quire.executor.graphs import EDIT_BUCKETS
 from quire.executor.memory import block_bytes
 from quire.executor.prompts import most_captured
 from quire.kernels.fp8 import FP8
@@ -44,7 +46,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     logits = LOGITS_COPIES * config.max_num_seqs * spec.vocab_size
     parts = 4 * config.max_num_seqs * attended * 4  # partial results of attention, float32
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
-    return (activations + logits) * dtype.itemsize + parts + entries + LIBRARIES
+    edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
+    edits += arena_words(config.max_num_seqs) * 4
+    return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
 
 
 def num_cuda_blocks(

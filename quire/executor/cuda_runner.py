@@ -1,11 +1,11 @@
 """CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
 
-Two ways through. Rows that the device draws for by itself, with temperature, limits and logprobs:
-the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both as graphs.
-Where a row needs the sampler or a mask, or is a beam, the whole plan is one eager pass after the
-other. Both ways read and change the same columns (device_rows.py), and a row always draws in the
-same way, so its tokens do not depend on the plan it is in. Nothing here waits for the device, the
-sampler excepted.
+Two ways through. Rows that the device draws for by itself, with temperature, limits, edits and
+logprobs: the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both as
+graphs. Where a row needs the sampler or a mask, or is a beam, the whole plan is one eager pass
+after the other. Both ways read and change the same columns (device_rows.py), and a row always
+draws in the same way, so its tokens do not depend on the plan it is in. Nothing here waits for the
+device, the sampler excepted.
 """
 
 from __future__ import annotations
@@ -202,6 +202,8 @@ class CudaRunner:
             special = special | np.isin(rows, plan.masks.rows)
         parcel.add("special lines", np.flatnonzero(special))
         parcel.add("simple lines", np.flatnonzero(~special))
+        edited = self.columns.edits.edited[rows[~special]]
+        parcel.add("edited simple lines", np.flatnonzero(edited))
         return np.flatnonzero(special).astype(np.int32)
 
     def _drawing(self, rows: Tensor) -> Tensor:
@@ -222,7 +224,10 @@ class CudaRunner:
         truncated = self.columns.drawing(np.delete(on_host, picked)).truncated
         rows, at = parcel.take("sampled rows"), parcel.take("drawn at").to(torch.int32)
         drawing = self._drawing(rows)
-        draw: Any = partial(self.ops.draw, truncated=truncated)
+        edited = parcel.take("edited simple lines").to(torch.int32)
+        draw: Any = partial(
+            self.ops.draw, truncated=truncated, edited=edited if len(edited) else None
+        )
         if not len(picked):
             return draw(logits, drawing, at) if len(rows) else _nothing(rows)
         tokens, failed = torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda_batch import places_of
+from quire.executor.cuda_batch import padded, places_of
 from quire.executor.device_ops import DeviceOps
-from quire.executor.device_rows import DeviceColumns
+from quire.executor.device_rows import NOWHERE, DeviceColumns
 from quire.executor.drawn_scores import ENTRY, Asking
-from quire.executor.graphs import DecodePlaces, GraphKey, Graphs, buckets
+from quire.executor.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
 from quire.executor.parcel import Parcel
 from quire.layers.attention import Pass
 from quire.models.decoder import Decoder
@@ -80,10 +80,15 @@ class Decoding:
         places = self._bucket(num_rows)
         drawing = columns.drawing(plan.decode.rows)
         prefixes = self._parts.ops.list_prefixes(places.size, plan.groups, places_of(plan))
-        key = GraphKey("decode", places.size, drawing.truncated, drawing.scored, prefixes)
+        edited = np.flatnonzero(columns.edits.edited[plan.decode.rows])
+        num_edited = edit_bucket(len(edited))
+        key = GraphKey(
+            "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
+        )
         self._parts.graphs.prepare(key, lambda: self._step(places, key))
         resting = np.full(places.size - num_rows, columns.resting, np.int32)
         parcel.add("seated", np.concatenate([plan.decode.rows, resting]))
+        parcel.add("edited places", padded(edited, num_edited - len(edited), NOWHERE))
         num_logprobs = columns.num_logprobs[plan.decode.rows]
         asking = Asking.pack(parcel, "decode rows", num_logprobs, first)
         return Seated(places, key, num_rows, plan.repeat, asking)
@@ -93,6 +98,8 @@ class Decoding:
         places, key = seated.places, seated.key
         places.rows.copy_(parcel.take("seated"))
         places.step.zero_()
+        if key.num_edited:
+            places.edited[: key.num_edited].copy_(parcel.take("edited places"))
         self._parts.graphs.run(key, lambda: self._step(places, key), seated.repeat)
         # A copy: the next plan may write here before this one's tokens are home.
         block = places.made[: seated.repeat, : seated.num_rows].clone()
@@ -130,7 +137,10 @@ class Decoding:
         fed = parts.ops.feed(places, key.prefixes)
         shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
         logits = parts.logits(fed.token_ids, shared)
-        tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, truncated=key.truncated)
+        edited = places.edited[: key.num_edited] if key.num_edited else None
+        tokens, failed = parts.ops.draw(
+            logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
+        )
         if key.scored:
             entries = self._entries_of(places)
             parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)

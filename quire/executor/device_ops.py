@@ -42,10 +42,17 @@ class DeviceOps(Protocol):
     def feed(self, places: DecodePlaces, prefixes: Any) -> Feed: ...
 
     def draw(
-        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        next_at: Tensor,
+        *,
+        truncated: bool,
+        edited: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """A token (int64) per line, drawn as rows[i] (int32; -1: nobody) asks, and whether the
-        line's logits failed."""
+        line's logits failed. `edited` (int32; -1: none) names the lines whose rows have edits,
+        which are made first, and which remember what was drawn."""
 
     def score(
         self,

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.executor.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.parcel import Parcel
 from quire.request import Ints
 from quire.step import Assigned, RowSampling, RowStart
@@ -120,6 +121,7 @@ class DeviceColumns:
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         # As on the device: how many logprobs it gives, -1 for none.
         self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
+        self.edits = DeviceEdits(num_rows, device)
         self._scores_raw = logprobs_mode.startswith("raw_")
         self.scores_as_logits = logprobs_mode.endswith("_logits")
         self.clear()
@@ -129,6 +131,7 @@ class DeviceColumns:
         self.ints[Column.FROZEN] = 1
         self.ints[Column.STOP_IDS :] = NOWHERE
         self.tables.fill_(NOWHERE)
+        self.edits.clear()
 
     def drawing(self, rows: Ints) -> Drawing:
         return Drawing(
@@ -141,8 +144,10 @@ class DeviceColumns:
         self, parcel: Parcel, ends: Ints, starts: Sequence[RowStart], assigned: Assigned
     ) -> None:
         """Put what a plan changes into a parcel; `change` then applies it."""
+        self.edits.end(ends)
         for start in starts:
             self._note(start)
+        self.edits.pack(parcel, starts)
         parcel.add("ends", ends)
         parcel.add("starts", [start.row for start in starts])
         parcel.add("start ints", np.array([_ints(start) for start in starts], np.int64).T)
@@ -155,7 +160,10 @@ class DeviceColumns:
     def _note(self, start: RowStart) -> None:
         """What the host keeps of a row, to know which kernels its plans need."""
         row, num_logprobs = start.row, start.sampling.num_logprobs
+        self.edits.end(np.array([row], np.int32))
         special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
+        if not special and has_edits(start):
+            special = not self.edits.begin(start)
         self.special[row] = special
         self.truncated[row] = self._truncates(start.sampling)
         asks = not special and num_logprobs is not None
@@ -171,6 +179,7 @@ class DeviceColumns:
             self.ints.index_copy_(1, starts, parcel.take("start ints").view(-1, len(starts)))
             for i, column in enumerate(self.knobs.columns()):
                 column.index_copy_(0, starts, parcel.take(f"knob {i}").to(column.dtype))
+        self.edits.change(parcel)
         blocks = parcel.take("assigned blocks")
         if len(blocks):
             at = (parcel.take("assigned rows"), parcel.take("assigned indices"))
@@ -224,14 +233,11 @@ class DeviceColumns:
 
 def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
     """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
-    min_p, and up to MOST_TOP logprobs, if these are of the raw logits."""
+    min_p, edits (device_edits.py), and up to MOST_TOP logprobs, if these are of the raw logits.
+    """
     sampling = start.sampling
     return (
-        sampling.has_penalties
-        or bool(len(sampling.bias_ids))
-        or sampling.allowed_ids is not None
-        or bool(sampling.bad_words)
-        or (sampling.min_tokens > 0 and bool(len(start.stop_ids)))
+        not fits_edits(sampling)
         or not (sampling.num_logprobs is None or (scores_raw and _fits_entry(sampling)))
         or sampling.guided
         or start.has_processors

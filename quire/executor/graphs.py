@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 SMALL_BUCKETS = (1, 2, 4, 8, 16, 32)
+EDIT_BUCKETS = (8, 64, 256)
 _OURS = "thread_local"  # other threads may use the device while this one captures
 
 
@@ -29,14 +30,24 @@ def buckets(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_rows), max_rows)
 
 
+def edit_bucket(num_lines: int) -> int:
+    """How many edited lines a graph is made for: 1 -> 8, 60 -> 64, 300 -> 512; 0 stays 0."""
+    if num_lines == 0:
+        return 0
+    small = next((size for size in EDIT_BUCKETS if size >= num_lines), 0)
+    return small or -(-num_lines // EDIT_BUCKETS[-1]) * EDIT_BUCKETS[-1]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
     """The fixed tensors of one bucket: `rows` [places] int32 sit there; pass k writes line k of
-    `made` [max_repeat, places] int32, and `step` [1] int32 is k."""
+    `made` [max_repeat, places] int32, and `step` [1] int32 is k. `edited` int32 lists the places
+    whose rows have edits, -1 where there are no more."""
 
     rows: Tensor
     made: Tensor
     step: Tensor
+    edited: Tensor
 
     @staticmethod
     def make(num_places: int, max_repeat: int, resting: int, device: torch.device) -> DecodePlaces:
@@ -44,6 +55,7 @@ class DecodePlaces:
             torch.full((num_places,), resting, dtype=torch.int32, device=device),
             torch.full((max_repeat, num_places), -1, dtype=torch.int32, device=device),
             torch.zeros(1, dtype=torch.int32, device=device),
+            torch.full((edit_bucket(num_places),), -1, dtype=torch.int32, device=device),
         )
 
     @property
@@ -59,6 +71,7 @@ class GraphKey:
     size: int  # places or tokens
     truncated: bool
     scored: bool = False  # some want logprobs
+    num_edited: int = 0  # places that may have edits
     prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
 
 

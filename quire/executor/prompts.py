@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,6 +115,7 @@ class Prompts:
         )
         columns, rows = self._parts.columns, alone.sampled_rows()
         asking = Asking.pack(parcel, "prompts", columns.num_logprobs[rows])
+        parcel.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
         return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
     def run(self, laid_out: LaidOut, parcel: Parcel) -> Computed:
@@ -128,8 +130,11 @@ class Prompts:
         logits = work.drawn_logits(batch, logits)
         at = parcel.take("drawn at")
         drawing = torch.where(parts.columns.live(rows), rows, NOWHERE).to(torch.int32)
+        edited = parcel.take("edited lines").to(torch.int32)
         tokens, failed = parts.ops.draw(
-            logits, drawing, at.to(torch.int32), truncated=laid_out.truncated
+            *(logits, drawing, at.to(torch.int32)),
+            truncated=laid_out.truncated,
+            edited=edited if len(edited) else None,
         )
         entries = None
         if laid_out.asking:

@@ -13,6 +13,7 @@ from quire.executor.graphs import DecodePlaces
 from quire.kernels.ops import AttentionStep, HeadShape
 from quire.kernels.triton.blocks import copy_blocks
 from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
+from quire.kernels.triton.edit import EditBuffers, RowEdits, sample_edited
 from quire.kernels.triton.heads import rope_store
 from quire.kernels.triton.prefix import PrefixSize, PrefixWork
 from quire.kernels.triton.sample import SampleBuffers, SamplingColumns, sample
@@ -63,6 +64,7 @@ class TritonOps:
             shape, rows, columns.device, prefix_parts=PrefixSize.of(shape, rows).parts
         )
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
+        self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
         self._work: dict[int, PrefixWork] = {}
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
@@ -98,10 +100,23 @@ class TritonOps:
         return Feed(fed.token_ids, fed.positions, fed.slots, fed.rows, fed.next_at, planned)
 
     def draw(
-        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        next_at: Tensor,
+        *,
+        truncated: bool,
+        edited: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         out, count = self._drawn, logits.shape[0]
-        sample(logits, rows, next_at, self._sampling, out, truncated=truncated)
+        given = (logits, rows, next_at, self._sampling, out)
+        if edited is None:
+            sample(*given, truncated=truncated)
+        else:
+            mine = self._columns.edits
+            edits = RowEdits(mine.ints, mine.penalties, mine.words)
+            room = self._edit_buffers()
+            sample_edited(*given, truncated=truncated, places=edited, edits=edits, room=room)
         return out.tokens[:count], out.failed[:count]
 
     def score(
@@ -124,6 +139,14 @@ class TritonOps:
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         copy_blocks(cache, pairs.to(torch.int32))
+
+    def _edit_buffers(self) -> EditBuffers:
+        """Made when the first row needs them."""
+        if self._editing is None:
+            columns = self._columns
+            with torch.inference_mode(False):
+                self._editing = EditBuffers(columns.vocab_size, columns.num_rows, columns.device)
+        return self._editing
 
     def _fed_of(self, num_places: int) -> Fed:
         if num_places not in self._fed:

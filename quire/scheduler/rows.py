@@ -34,16 +34,9 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
 
 
 def needs_every_step(params: SamplingParams) -> bool:
-    """Whether a token changes how the next one is drawn, beyond what a device row holds."""
-    penalised = params.presence_penalty or params.frequency_penalty
-    return bool(
-        penalised
-        or params.repetition_penalty != 1.0
-        or params.logit_bias
-        or params.bad_words
-        or params.allowed_token_ids
-        or params.min_tokens
-    )
+    """Whether a token changes how the next one is drawn, beyond what a device row holds: the
+    words of several tokens that it may not write."""
+    return any(len(word) > 1 for word in params._bad_words_token_ids or ())
 
 
 class Rows:

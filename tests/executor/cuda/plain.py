@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.engine import Engine
 from quire.executor.cuda_runner import CudaRunner
 from quire.executor.cuda_step import CudaStep
+from quire.executor.device_edits import DeviceEdits, EditColumn
 from quire.executor.device_ops import Feed
 from quire.executor.device_rows import NOWHERE, Column, DeviceColumns
 from quire.executor.executor import Executor, ExecutorFacts
@@ -61,6 +62,50 @@ class RestingKernels(ReferenceKernels):
         return RestingAttention(self.shape, inputs, window)
 
 
+@dataclass
+class PlainEdits:
+    """Edits of single lines, from the lists that rows have on the device."""
+
+    edits: DeviceEdits
+
+    def lists(self, row: int) -> list[Tensor]:
+        column = self.edits.ints[:, row].tolist()
+        sizes = [max(column[1], 0), *column[2:5], column[4], column[6], column[6]]
+        words = self.edits.words[column[0] : column[0] + sum(sizes)]
+        *fixed, seen, counts = words.split(sizes)
+        return [*fixed, seen[: column[5]], counts[: column[5]]]
+
+    def edit(self, logits: Tensor, row: int, at: int) -> Tensor:
+        allowed, banned, stops, bias_ids, biases, seen, counts = self.lists(row)
+        made = logits.clone()
+        if self.edits.ints[EditColumn.NUM_ALLOWED, row] >= 0:
+            made.fill_(-torch.inf)
+            made[allowed] = logits[allowed]
+        made[banned] = -torch.inf
+        if at < self.edits.ints[EditColumn.FREE_FROM, row]:
+            made[stops] = -torch.inf
+        made[bias_ids] += biases.view(torch.float32)
+        repetition, frequency, presence = self.edits.penalties[:, row]
+        before = made[seen]
+        after = torch.where(before > 0, before / repetition, before * repetition)
+        made[seen] = after - frequency * counts - presence * (counts > 0)
+        return made
+
+    def remember(self, row: int, token: int) -> None:
+        room = int(self.edits.ints[EditColumn.ROOM_SEEN, row])
+        if not room:
+            return
+        _, _, _, _, biases, seen, _ = self.lists(row)
+        found = (seen == token).nonzero()[:, 0].tolist()
+        at = found[0] if found else len(seen)
+        assert at < room, "a row wrote more than it may"
+        column = self.edits.ints[:, row]
+        first = int(column[0] + max(int(column[1]), 0) + column[2] + column[3] + 2 * column[4])
+        self.edits.words[first + at] = token
+        self.edits.words[first + room + at] = self.edits.words[first + room + at] * bool(found) + 1
+        column[EditColumn.NUM_SEEN] = len(seen) + (not found)
+
+
 class PlainOps:
     """DeviceOps without a kernel of its own."""
 
@@ -97,6 +142,28 @@ class PlainOps:
         )
 
     def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        next_at: Tensor,
+        *,
+        truncated: bool,
+        edited: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        if edited is None:
+            return self.draw_plain(logits, rows, next_at, truncated=truncated)
+        editing = PlainEdits(self.columns.edits)
+        lines = [line for line in edited.tolist() if line >= 0 and rows[line] >= 0]
+        logits = logits.to(torch.float32, copy=True)  # logprobs are of the raw ones
+        for line in lines:
+            logits[line] = editing.edit(logits[line], int(rows[line]), int(next_at[line]))
+        tokens, failed = self.draw_plain(logits, rows, next_at, truncated=truncated)
+        for line in lines:
+            if not failed[line]:
+                editing.remember(int(rows[line]), int(tokens[line]))
+        return tokens, failed
+
+    def draw_plain(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
     ) -> tuple[Tensor, Tensor]:
         knobs, at = self.columns.knobs, rows.long().clamp(min=0)

@@ -88,24 +88,27 @@ def test_no_room_for_a_block_is_an_error_with_numbers() -> None:
         ({"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3}, (2,), False),
         ({"temperature": 0.0, "stop_token_ids": [4]}, (4,), False),
         ({"min_tokens": 3}, (), False),
-        ({"min_tokens": 3}, (2,), True),
-        ({"presence_penalty": 0.1}, (), True),
+        ({"min_tokens": 3}, (2,), False),
+        ({"presence_penalty": 0.1}, (), False),
         ({"logprobs": 0}, (), False),
         ({"logprobs": 20}, (), False),
         ({"logprobs": 21}, (), True),
         ({"logprobs": -1}, (), True),
         ({"logprob_token_ids": [3]}, (), True),
         ({"prompt_logprobs": 1}, (), False),
-        ({"logit_bias": {1: 2.0}}, (), True),
-        ({"allowed_token_ids": [1]}, (), True),
-        ({"bad_words": ["x"]}, (), True),
+        ({"logit_bias": {1: 2.0}}, (), False),
+        ({"allowed_token_ids": [1]}, (), False),
+        ({"bad_words": ["x"]}, (), False),
+        ({"bad_words": ["several"]}, (), True),
     ],
 )
 def test_rows_that_need_the_sampler_are_known(
     params: dict[str, object], stop_ids: tuple[int, ...], special: bool
 ) -> None:
     given = SamplingParams(**params)  # type: ignore[arg-type]
-    given._bad_words_token_ids = [[7]] if given.bad_words else None
+    given._bad_words_token_ids = [
+        [7, 8] if word == "several" else [7] for word in given.bad_words or ()
+    ]
     sampling = RowSampling.of(given)
     start = row_start(0, [1], sampling=sampling, stop_ids=ints(*stop_ids))
     assert needs_sampler(start) is special

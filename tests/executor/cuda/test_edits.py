@@ -1,0 +1,80 @@
+"""Rows with edits run as plain ones do: by the device's own sampling, many steps a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire.executor.device_edits import Arena, DeviceEdits
+from quire.request import Request
+from tests.executor.cuda.plain import answers
+from tests.executor.cuda.test_drawn_scores import Watched, few_stop
+from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected
+from tests.executor.harness import small_config, told
+
+EDITED: list[dict[str, object]] = [
+    {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+    {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": 0.5, "n": 3},
+    {"temperature": 1.0, "logit_bias": {3: 5.0, 9: -3.0}, "logprobs": 0},
+    {"temperature": 0.7, "top_k": 20, "allowed_token_ids": list(range(5, 90))},
+    {"temperature": 0.0, "min_tokens": 9, "bad_words": ["word"]},
+]
+# What only the sampler can do, beside them.
+LONG_WORDS: list[dict[str, object]] = [{"temperature": 0.0, "bad_words": ["several tokens"]}]
+
+
+def asked(kinds: list[dict[str, object]]) -> list[Request]:
+    made = few_stop(kinds)
+    for one in made:
+        if one.params.bad_words == ["word"]:
+            one.params._bad_words_token_ids = [[token] for token in range(100, 140)]
+        elif one.params.bad_words:
+            one.params._bad_words_token_ids = [[a, b] for a in range(60) for b in range(0, 200, 9)]
+    return made
+
+
+def check(kinds: list[dict[str, object]], max_repeat: int, num_blocks: int) -> Watched:
+    config = small_config(depth=2, max_repeat=max_repeat, num_blocks=num_blocks)
+    executor = Watched(config, SPEC, WEIGHTS)
+    got = answers(executor, config, asked(kinds))
+    for one, wanted in zip(got, expected(asked(kinds), config), strict=True):
+        assert one.output_ids.tolist() == wanted.output_ids.tolist()
+        assert (one.finish_reason, one.stop_reason) == (wanted.finish_reason, wanted.stop_reason)
+        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
+        np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
+    return executor
+
+
+@pytest.mark.parametrize("kinds", [EDITED, PLAIN + EDITED], ids=["edited", "mixed"])
+@pytest.mark.parametrize(("max_repeat", "num_blocks"), [(1, 128), (8, 40)])
+def test_edited_rows_draw_the_tokens_of_one_step_at_a_time(
+    kinds: list[dict[str, object]], max_repeat: int, num_blocks: int
+) -> None:
+    executor = check(kinds, max_repeat, num_blocks)
+    assert not any(eager for eager, _ in executor.seen)
+    assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1)
+    edits = executor.runner.columns.edits
+    executor.reset()
+    assert edits._room._free == [(0, edits._num_words)]
+
+
+def test_rows_with_edits_draw_by_kernels_beside_the_samplers() -> None:
+    executor = check(EDITED + LONG_WORDS, 8, 128)
+    assert any(eager for eager, _ in executor.seen)
+
+
+def test_rows_that_find_no_room_are_left_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = DeviceEdits.begin
+    monkeypatch.setattr(DeviceEdits, "begin", lambda self, s: s.row % 2 == 0 and begin(self, s))
+    executor = check(EDITED, 8, 128)
+    assert any(eager for eager, _ in executor.seen)
+
+
+def test_the_arena_hands_out_and_joins_spans() -> None:
+    arena = Arena(10)
+    assert [arena.take(size) for size in (4, 3, 3, 1)] == [0, 4, 7, None]
+    arena.give(0, 4)
+    arena.give(7, 3)
+    assert [arena.take(5), arena.take(3)] == [None, 0]
+    arena.give(4, 3)
+    assert arena.take(7) == 3
