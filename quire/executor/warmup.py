@@ -161,7 +161,7 @@ class Calls:
         driver.active.get_current_device()
 
     def later(self) -> list[Callable[[], object]]:
-        """What only some plans call: truncation, logprobs, shared prefixes, many rows."""
+        """What only some plans call: truncation, edits, logprobs, shared prefixes, many rows."""
         from quire.kernels.triton.tiles import MANY_ROWS, decode_tile
 
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
@@ -173,7 +173,7 @@ class Calls:
             if kind not in done:
                 done.add(kind)
                 decodes += [partial(self.decode, w, size, shared=shared) for w in self.windows]
-        return [partial(self.sample, truncated=True), self.score, *decodes]
+        return [partial(self.sample, truncated=True), *decodes]
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
@@ -274,17 +274,13 @@ class Calls:
 
         ops = TritonOps(self.shape, self.columns(), self.windows)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
-        ops.draw(self.empty(ROWS, self.spec.vocab_size), nobody, nobody, truncated=truncated)
-
-    def score(self) -> None:
-        from quire.executor.triton_ops import TritonOps
-
-        ops = TritonOps(self.shape, self.columns(), self.windows)
-        nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
-        drawn = self.empty(ROWS, dtype=torch.int64)
-        out = new_entries(1, ROWS, self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
-        ops.score(logits, nobody, drawn, drawn.bool(), out, nobody[:1])
+        ops.draw(logits, nobody, nobody, truncated=truncated)
+        if truncated:  # and what else only some plans call
+            ops.draw(logits, nobody, nobody, truncated=True, edited=nobody)
+            ops.draw(logits, nobody, nobody, truncated=False, edited=nobody)
+            drawn, out = self.empty(ROWS, dtype=torch.int64), new_entries(1, ROWS, self.device)
+            ops.score(logits, nobody, drawn, drawn.bool(), out, torch.zeros_like(nobody[:1]))
 
     def heads(self) -> None:
         from quire.kernels.triton.heads import HeadNorms, norm_rope_store

@@ -8,7 +8,7 @@ neither copied nor read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 MOST_LINES = 256  # edited at once: what the scratch has room for
 _SPLITS = 8  # programs that copy a line
 _WIDTH = 256
+LIST_CONSTANTS = {"WIDTH": _WIDTH, "num_warps": 4}
+COPY_CONSTANTS: dict[str, Any] = {"num_warps": 8}
+# x - frequency * count is rounded twice, as by the sampler.
+EDIT_CONSTANTS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+REMEMBER_CONSTANTS: dict[str, Any] = {"num_warps": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,11 @@ class RowEdits:
     arena: Tensor
 
 
+def scratch_width(vocab_size: int) -> int:
+    """Lines begin at addresses that 16 bytes divide."""
+    return -(-vocab_size // 16) * 16
+
+
 class EditBuffers:
     """The scratch, and what is drawn from it."""
 
@@ -46,9 +56,8 @@ class EditBuffers:
         import torch
 
         lines = min(MOST_LINES, max_rows)
-        # Lines begin at addresses that 16 bytes divide.
-        width = triton.cdiv(vocab_size, 16) * 16
-        self.scratch = torch.empty(lines, width, dtype=torch.float32, device=device)
+        shape = (lines, scratch_width(vocab_size))
+        self.scratch = torch.empty(shape, dtype=torch.float32, device=device)
         self.rows = torch.empty(lines, dtype=torch.int32, device=device)
         self.at = torch.empty(lines, dtype=torch.int32, device=device)
         self.drawn = SampleBuffers(lines, vocab_size, device)
@@ -73,7 +82,7 @@ def sample_edited(
     """As `sample`; of the lines `places` (int32, -1 = none) the rows' edits come first, and what
     they draw is counted in these. A place comes once."""
     count, plain_rows = places.shape[0], rows.clone()
-    leave_out[(triton.cdiv(count, _WIDTH),)](places, plain_rows, count, WIDTH=_WIDTH, num_warps=4)
+    leave_out[(triton.cdiv(count, _WIDTH),)](places, plain_rows, count, **LIST_CONSTANTS)
     sample(logits, plain_rows, positions, columns, out, truncated=truncated)
     for first in range(0, count, room.max_lines):
         group = places[first : first + room.max_lines]
@@ -83,13 +92,12 @@ def sample_edited(
         sample(room.scratch[:lines], theirs, room.at, columns, drawn, truncated=truncated)
         give_back[(triton.cdiv(lines, _WIDTH),)](
             *(group, theirs, drawn.tokens, drawn.failed, out.tokens, out.failed, lines),
-            WIDTH=_WIDTH,
-            num_warps=4,
+            **LIST_CONSTANTS,
         )
         remember[(lines,)](
             *(theirs, drawn.tokens, drawn.failed, edits.columns, edits.arena),
             edits.columns.stride(0),
-            num_warps=4,
+            **REMEMBER_CONSTANTS,
         )
 
 
@@ -106,11 +114,10 @@ def _edit(
     copy_lines[(lines, _SPLITS)](
         *(places, logits, rows, positions, columns, room.scratch, room.rows, room.at),
         *(logits.stride(0), columns.stride(0), room.scratch.stride(0), room.drawn.vocab_size),
-        num_warps=8,
+        **COPY_CONSTANTS,
     )
     edit_lines[(lines,)](
         *(places, logits, room.rows, room.at, columns, edits.penalties, edits.arena),
         *(room.scratch, logits.stride(0), columns.stride(0), room.scratch.stride(0)),
-        num_warps=8,
-        enable_fp_fusion=False,  # x - frequency * count is rounded twice, as by the sampler
+        **EDIT_CONSTANTS,
     )

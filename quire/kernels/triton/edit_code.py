@@ -27,7 +27,7 @@ def leave_out(places: tl.tensor, rows: tl.tensor, count: tl.tensor, WIDTH: tl.co
     tl.store(rows + place, -1, mask=place >= 0)
 
 
-@kernel("stride", "column_stride", "scratch_stride")
+@kernel("column_stride")
 def copy_lines(
     places: tl.tensor,
     logits: tl.tensor,

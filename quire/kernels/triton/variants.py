@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.kernels.ops import HeadShape
-from quire.kernels.triton import blocks, decode, elementwise, heads, prefill, sample, steps
+from quire.kernels.triton import (
+    blocks,
+    decode,
+    edit,
+    edit_code,
+    elementwise,
+    heads,
+    prefill,
+    sample,
+    steps,
+)
 from quire.kernels.triton.decode_code import attend_items, merge_parts
 from quire.kernels.triton.draw_code import TILE, draw, pick
 from quire.kernels.triton.items_code import make_items
@@ -121,8 +131,10 @@ class Steps:
         ]
 
     def later(self) -> list[Variant]:
-        """What only some plans call: truncation, logprobs, shared prefixes, many rows."""
-        made = [*self._sampling(truncated=True), self._limits(), self._scores()]
+        """What only some plans call: truncation, edits, logprobs, shared prefixes, many rows."""
+        own, vocab, scratch = self._own(), self.spec.vocab_size, edit.scratch_width
+        made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
+        made += [self._scores(), *self._edits(scratch(vocab))]
         made += [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
         if self.config.max_num_seqs >= MANY_ROWS:
             made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]
@@ -185,13 +197,27 @@ class Steps:
             {"HAS_STARTS": shared, "HAS_ROWS": True, "LONG": decode.LONG, **constants},
         )
 
-    def _limits(self) -> Variant:
-        vocab = self.spec.vocab_size
-        return Variant(
-            find_limits,
-            (self._own(), I32, F32, I32, F32, F64, F32, I32, F32, I32, I32, vocab, vocab),
-            sample.limits_constants(self.dtype),
-        )
+    def _limits(self, own: Pointer, stride: int, dtype: torch.dtype) -> Variant:
+        given = (own, I32, F32, I32, F32, F64, F32, I32, F32, I32, I32)
+        constants = sample.limits_constants(dtype)
+        return Variant(find_limits, (*given, stride, self.spec.vocab_size), constants)
+
+    def _edits(self, width: int) -> Iterator[Variant]:
+        """Edited lines, and what is drawn from them; `width`: of a line of the scratch."""
+        vocab, own = self.spec.vocab_size, self._own()
+        yield Variant(edit_code.leave_out, (I32, I32, SOME), edit.LIST_CONSTANTS)
+        copied = (I32, own, I32, I32, I32, F32, I32, I32, vocab, SOME, width, vocab)
+        yield Variant(edit_code.copy_lines, copied, edit.COPY_CONSTANTS)
+        edited = (I32, own, I32, I32, I32, F32, I32, F32, SOME, SOME, SOME)
+        yield Variant(edit_code.edit_lines, edited, edit.EDIT_CONSTANTS)
+        drawn = (I64, BOOL)
+        given = (I32, I32, *drawn, *drawn, SOME)
+        yield Variant(edit_code.give_back, given, edit.LIST_CONSTANTS)
+        counted = (I32, *drawn, I32, I32, SOME)
+        yield Variant(edit_code.remember, counted, edit.REMEMBER_CONSTANTS)
+        yield self._limits(F32, width, cast("torch.dtype", ElementType("float32")))
+        yield self._draw(F32, width, truncated=True)
+        yield self._draw(F32, width, truncated=False)
 
     def _scores(self) -> Variant:
         vocab, as_logits = self.spec.vocab_size, self.config.logprobs_mode.endswith("_logits")
@@ -201,15 +227,15 @@ class Steps:
 
     def _sampling(self, *, truncated: bool) -> Iterator[Variant]:
         vocab = self.spec.vocab_size
-        parts = (F32, I32, I32)
-        yield Variant(
-            draw,
-            (self._own(), I32, I32, F32, I64, I32, F32, I32, *parts, vocab, vocab, SOME),
-            {"TRUNCATED": truncated, "num_warps": 8},
-        )
+        yield self._draw(self._own(), vocab, truncated=truncated)
         block = power_of_two(-(-vocab // TILE.value))
-        given = (I32, *parts, I64, BOOL, SOME, SOME)
+        given = (I32, F32, I32, I32, I64, BOOL, SOME, SOME)
         yield Variant(pick, given, {"BLOCK": block, "num_warps": 1})
+
+    def _draw(self, own: Pointer, stride: int, *, truncated: bool) -> Variant:
+        given = (own, I32, I32, F32, I64, I32, F32, I32, F32, I32, I32)
+        constants = {"TRUNCATED": truncated, "num_warps": 8}
+        return Variant(draw, (*given, stride, self.spec.vocab_size, SOME), constants)
 
     def _thin(self) -> Iterator[Variant]:
         own, products = self._own(), products_of(self.spec, self.dtype)

@@ -32,8 +32,8 @@ def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
         top_k=int(rng.choice([0, 9])),
         top_p=float(rng.choice([1.0, 0.8])),
         repetition_penalty=maybe(1.3, 1.0),
-        frequency_penalty=maybe(0.37, 0.0),
-        presence_penalty=maybe(-0.6, 0.0),
+        frequency_penalty=maybe(0.77, 0.0),
+        presence_penalty=maybe(0.9, 0.0),
         min_tokens=maybe(8, 0),
         logit_bias=maybe({t: float(rng.normal()) * 4 for t in some_ids(rng, vocab, 7)}, None),
         allowed_token_ids=maybe(some_ids(rng, vocab, vocab // 2), None),
@@ -63,6 +63,7 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
     # Row numbers are not the lines'; half of the rows begin anew in the middle.
     rows = rng.permutation(num_rows).astype(np.int32)
     lengths = np.zeros(num_rows, np.int32)
+    favoured = place.random(num_rows, vocab, seed=seed - 1) * 2
     for step in range(steps):
         new = rows if step == 0 else rows[::2] if step == steps // 2 else rows[:0]
         starts = [random_start(rng, row, vocab) for row in new.tolist()]
@@ -74,7 +75,8 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
             sampler.start(start)
             lengths[start.row] = len(start.prompt_ids) + len(start.output_ids)
         assert not columns.special[rows].any()
-        logits = place.random(num_rows, vocab, seed=seed + step) * 4
+        # Nearly the same at each step: a row that forgot what it drew would draw it again.
+        logits = favoured + place.random(num_rows, vocab, seed=seed + step) / 8
         edited = np.flatnonzero(columns.edits.edited[rows]).astype(np.int32)
         assert 0 < len(edited) < num_rows
         listed = torch.from_numpy(np.append(edited, [-1, -1]).astype(np.int32))

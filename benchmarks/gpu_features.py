@@ -1,0 +1,170 @@
+"""What features of sampling cost on a GPU beside the same rows without them, and whether they
+draw the CPU's tokens.
+
+    python benchmarks/gpu_features.py --out features
+
+    equal    200 random rows with every feature, in float32: the kernels beside the sampler, in
+             tokens, ranks and logprobs
+    ratios   for each shape (random weights, bf16) and feature: seconds of 512 rows x 128 tokens
+             over those without it, the second of two runs; then of one row among 512
+
+Each part is written as it ends; within `--seconds` what is left is named and left out. Without a
+GPU `--rows 4 --tokens 4 --tiny` rehearses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import shapes
+from benchmarks.budget import Budget
+
+if TYPE_CHECKING:
+    from quire import LLM
+
+# Shapes by name: the default model's and that of 0.6B.
+SHAPES: dict[str, dict[str, Any]] = {
+    "135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 49152,
+    },
+    "0.6b": json.loads((shapes.MODELS / "qwen3-0.6b.json").read_text()),
+}
+TINY = {**SHAPES["135m"], "hidden_size": 72, "num_hidden_layers": 1, "vocab_size": 512}
+FEATURES: dict[str, dict[str, Any]] = {
+    "logprobs 1": {"logprobs": 1},
+    "logprobs 5": {"logprobs": 5},
+    "logprobs 20": {"logprobs": 20},
+    "repetition": {"repetition_penalty": 1.2},
+    "presence, frequency": {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+    "bias": {"logit_bias": {7: 2.0, 300: -3.0}},
+    "allowed ids": {"allowed_token_ids": list(range(3, 400))},
+    "min_tokens": {"min_tokens": 1, "stop_token_ids": [5, 9]},  # in truth: all of them
+    "penalties, logprobs 5": {"repetition_penalty": 1.2, "logprobs": 5},
+}
+ALONE = ("logprobs 5", "repetition", "allowed ids")
+PROMPT = 32
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    return [
+        {"prompt_token_ids": [(7 * i + 3 * j) % 500 for j in range(PROMPT)]} for i in range(count)
+    ]
+
+
+def seconds(llm: LLM, kinds: Sequence[dict[str, Any]], tokens: int, *, read: bool = False) -> float:
+    """Of one run: a row for each kind; with `read` every logprob is looked at."""
+    from quire import SamplingParams
+
+    alike = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True}
+    params = [
+        SamplingParams(**{**alike, **kind, "min_tokens": tokens if "min_tokens" in kind else 0})
+        for kind in kinds
+    ]
+    before = time.perf_counter()
+    done = llm.generate(prompts(len(kinds)), params, use_tqdm=False)
+    if read:
+        for one in done:
+            for position in one.outputs[0].logprobs or ():
+                assert position
+    taken = time.perf_counter() - before
+    # Nobody stops early, so that all runs are the same work.
+    assert sum(len(one.outputs[0].token_ids) for one in done) == tokens * len(kinds)
+    return taken
+
+
+def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget: Budget) -> None:
+    import tempfile
+
+    from quire import LLM
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+        with LLM(folder, max_model_len=512, max_num_seqs=asked.rows, **options) as llm:
+            # Twice: the second has no kernel to compile and no graph to capture.
+            plain = [seconds(llm, [{}] * asked.rows, asked.tokens) for _ in range(3)][-2:]
+            found["plain, seconds"] = plain
+            base = min(plain)
+            cases = {name: [kind] * asked.rows for name, kind in FEATURES.items()}
+            for name in ALONE:
+                cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
+            for name, kinds in cases.items():
+                if budget.left < 15:
+                    print(f"{shape}, {name}: not begun, {budget.left:.0f} s left", flush=True)
+                    continue
+                taken = [seconds(llm, kinds, asked.tokens) for _ in range(3)][-2:]
+                found[name] = min(taken) / base
+                budget.write(f"ratios of {shape}", found)
+                print(
+                    f"{shape}, {name}: {found[name]:.3f} x plain ({min(taken):.3f} s)", flush=True
+                )
+            if budget.left > 15:
+                read = seconds(llm, cases["logprobs 5"], asked.tokens, read=True)
+                found["logprobs 5, all read"] = read / base
+    budget.write(f"ratios of {shape}", found)
+
+
+def equal(rows: int, vocab: int, budget: Budget) -> None:
+    """The fuzzed checks of the kernels, at a real vocabulary and in float32."""
+    import torch
+
+    if not torch.cuda.is_available():
+        import tests.kernels.triton.conftest  # noqa: F401 - the interpreter
+    from tests.kernels.triton.checks import Place
+    from tests.kernels.triton.edit_checks import check_edits
+    from tests.kernels.triton.score_checks import check_scores
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place, found = Place(device, torch.float32), {}
+    runs: dict[str, Callable[[], None]] = {
+        "edits": lambda: check_edits(place, vocab, num_rows=rows, steps=4, seed=1),
+        "logprobs": lambda: check_scores(place, place.random(rows, vocab, seed=2) * 4, seed=2),
+    }
+    for name, run in runs.items():
+        before = time.perf_counter()
+        try:
+            run()
+            found[name] = "equal"
+        except AssertionError as error:
+            found[name] = f"not equal: {str(error)[:2000]}"
+        print(f"{name}: {found[name]} ({time.perf_counter() - before:.1f} s)", flush=True)
+    budget.write("equal", found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="features")
+    parser.add_argument("--seconds", type=float, default=230.0)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true", help="a model and a check of toy size")
+    asked = parser.parse_args()
+    budget = Budget(asked.seconds, Path(asked.out))
+    equal(8 if asked.tiny else 200, 300 if asked.tiny else 49_152, budget)
+    for name, config in ({"tiny": TINY} if asked.tiny else SHAPES).items():
+        ratios(name, config, asked, budget)
+
+
+if __name__ == "__main__":
+    main()
