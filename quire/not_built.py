@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from quire.errors import NotSupported
+from quire.families.registry import BY_ARCHITECTURE
 
 
 class _NotBuilt:
@@ -37,14 +38,14 @@ class ModelRegistry:
     def register_model(model_arch: str, model_cls: Any) -> NoReturn:
         raise NotSupported(
             f"ModelRegistry.register_model({model_arch!r}) is not built. "
-            "Load a model of one of quire's families: Llama, Mistral, Qwen2, Qwen3."
+            f"Load a model of one that quire has: {', '.join(BY_ARCHITECTURE)}."
         )
 
     @staticmethod
     def get_supported_archs() -> NoReturn:
         raise NotSupported(
             "ModelRegistry.get_supported_archs is not built. "
-            "quire's families are Llama, Mistral, Qwen2, Qwen3."
+            f"quire has {', '.join(BY_ARCHITECTURE)}."
         )
 
 

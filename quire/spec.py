@@ -1,64 +1,21 @@
 """ModelSpec: a Hugging Face or GGUF config reduced to what quire uses. Knows nothing of torch.
 
-Every field is a fact about the architecture. Which family means what is decided by the
-functions that make a spec, never by whoever reads one.
+Every field is a fact about the architecture, as the family's file in quire/families read it.
+`layers` says the same layer by layer, which is how a model is built.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class LinearRope:
-    """Every rotary frequency divided by one factor."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Fast frequencies kept, slow ones divided by `factor`, those between blended."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class YarnRope:
-    """The same idea with a ramp over the pairs, and cos and sin times `attention_factor`.
-
-    A pair that turns `beta_fast` times or more within the original length is kept, one that
-    turns `beta_slow` times or less is divided; `truncate` puts the ends of the ramp on pairs."""
-
-    factor: float
-    original_max_len: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class FactorRope:
-    """Frequency i divided by factor i (head_dim / 2 of them), cos and sin times a factor.
-
-    GGUF files of Llama 3 carry their scaling this way, and longrope its short and long one."""
-
-    factors: tuple[float, ...]
-    attention_factor: float = 1.0
-
-
-RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, Rope, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One decoder-only model."""
 
-    family: str  # "llama", "mistral", "qwen2", "qwen3"
+    family: str  # a name of families/registry.py: what the weights are called, nothing else
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -71,7 +28,7 @@ class ModelSpec:
     rope_theta: float
     rope_scaling: RopeScaling | None = None
     qkv_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head's q and k before RoPE (Qwen3)
+    qk_norm: bool = False  # RMSNorm over each head's q and k before RoPE
     o_bias: bool = False
     mlp_bias: bool = False
     tied_embeddings: bool = False
@@ -80,6 +37,27 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"  # what the weights were stored in
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """What each layer computes."""
+        mlp = MlpPlan(self.intermediate_size, bias=self.mlp_bias)
+        return tuple(
+            LayerPlan(self._attention(window), mlp)
+            for window in self.windows or (None,) * self.num_layers
+        )
+
+    def _attention(self, window: int | None) -> AttentionPlan:
+        return AttentionPlan(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            rope=Rope(self.rope_theta, self.head_dim, self.rope_scaling),
+            window=window,
+            qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
+            qk_norm=self.qk_norm,
+        )
 
     @property
     def kv_values_per_token(self) -> int:

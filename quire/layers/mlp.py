@@ -1,4 +1,4 @@
-"""The gated MLP of Llama-like models."""
+"""The gated feed-forward."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """RoPE: the angle by which each pair of a head's values is turned at each position.
 
-The maths only; what a config file says about scaling was read by whoever made the spec.
+The maths only; what a config file says about scaling was read before, into a Rope.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from quire.spec import FactorRope, LinearRope, Llama3Rope, ModelSpec, YarnRope
+from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, YarnRope
 
 
-def frequencies(spec: ModelSpec) -> Tensor:
-    """Radians per position of each pair: theta^(-2i / head_dim), then stretched. [head_dim / 2]"""
-    powers = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    periods = spec.rope_theta**powers
-    match spec.rope_scaling:
+def frequencies(rope: Rope) -> Tensor:
+    """Radians per position of each pair: theta^(-2i / dims), then stretched. [dims / 2]"""
+    powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / rope.dims
+    periods = rope.theta**powers
+    match rope.scaling:
         case None:
             return 1.0 / periods
         case LinearRope(factor):
@@ -25,14 +25,14 @@ def frequencies(spec: ModelSpec) -> Tensor:
         case Llama3Rope() as scaling:
             return _llama3(1.0 / periods, scaling)
         case YarnRope() as scaling:
-            return _yarn(periods, spec, scaling)
+            return _yarn(periods, rope, scaling)
         case FactorRope(factors):
             return 1.0 / (torch.tensor(factors, dtype=torch.float32) * periods)
 
 
-def attention_factor(spec: ModelSpec) -> float:
+def attention_factor(rope: Rope) -> float:
     """What cos and sin are multiplied with: its square is on every product of query and key."""
-    scaling = spec.rope_scaling
+    scaling = rope.scaling
     return scaling.attention_factor if isinstance(scaling, YarnRope | FactorRope) else 1.0
 
 
@@ -48,21 +48,21 @@ def _llama3(plain: Tensor, scaling: Llama3Rope) -> Tensor:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
-def _yarn(periods: Tensor, spec: ModelSpec, scaling: YarnRope) -> Tensor:
+def _yarn(periods: Tensor, rope: Rope, scaling: YarnRope) -> Tensor:
     """Pairs before the ramp keep their frequency, those behind it have it divided."""
 
     def pair_that_turns(times: float) -> float:
         """The pair, as a fraction, that turns so often within the original length."""
         length = scaling.original_max_len / (times * 2 * math.pi)
-        return spec.head_dim * math.log(length) / (2 * math.log(spec.rope_theta))
+        return rope.dims * math.log(length) / (2 * math.log(rope.theta))
 
     first, last = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    first, last = max(first, 0), min(last, rope.dims - 1)
     if first == last:
         last += 0.001  # a step is a very steep ramp
-    ramp = (torch.arange(spec.head_dim // 2, dtype=torch.float32) - first) / (last - first)
+    ramp = (torch.arange(rope.dims // 2, dtype=torch.float32) - first) / (last - first)
     kept = 1 - ramp.clamp(0, 1)
     return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
@@ -73,8 +73,8 @@ class Rotary:
     A table rather than a function of the step: each position has the same bits in every batch.
     """
 
-    def __init__(self, spec: ModelSpec, max_len: int, device: torch.device) -> None:
-        self._frequencies, self._factor = frequencies(spec), attention_factor(spec)
+    def __init__(self, rope: Rope, max_len: int, device: torch.device) -> None:
+        self._frequencies, self._factor = frequencies(rope), attention_factor(rope)
         self._device = device
         self.reach(max_len)
 

@@ -16,6 +16,7 @@ from quire.batch import Batch
 from quire.errors import CorruptModel
 from quire.kernels.native.kernels import NativeOps
 from quire.kernels.ops import HeadShape, Kernels
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan
 from quire.layers.attention import (
     Attention,
     NormedHeads,
@@ -107,8 +108,8 @@ def build_decoder(
     table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm(f"layers.{i}.attn_norm", spec.hidden_size) for i in range(spec.num_layers)]
     norms.append(parts.norm("norm", spec.hidden_size))
-    windows = spec.windows or (None,) * spec.num_layers
-    layers = [parts.layer(i, windows[i], norms[i + 1]) for i in range(spec.num_layers)]
+    plans = spec.layers
+    layers = [parts.layer(i, plan, norms[i + 1]) for i, plan in enumerate(plans)]
     tied = spec.tied_embeddings
     head = Linear(kernels, table if tied else parts.matrix("head.weight", *table.shape))
     return Decoder(
@@ -117,7 +118,7 @@ def build_decoder(
         norms[0],
         layers,
         head,
-        Rotary(spec, max_len, table.device),
+        Rotary(plans[0].attention.rope, max_len, table.device),
         tp,
     )
 
@@ -159,35 +160,35 @@ class Parts:
         weight = self.matrix(f"{name}.weight", rows, columns)
         return Linear(self.kernels, weight, self.vector(f"{name}.bias", rows) if bias else None)
 
-    def layer(self, index: int, window: int | None, next_norm: RMSNorm) -> Layer:
+    def layer(self, index: int, plan: LayerPlan, next_norm: RMSNorm) -> Layer:
         return Layer(
-            self.attention(f"layers.{index}.attn", window),
+            self.attention(f"layers.{index}.attn", plan.attention),
             self.norm(f"layers.{index}.mlp_norm", self.spec.hidden_size),
-            self.mlp(f"layers.{index}.mlp"),
+            self.mlp(f"layers.{index}.mlp", plan.mlp),
             next_norm,
         )
 
-    def attention(self, name: str, window: int | None) -> Attention:
-        spec, width = self.spec, self.spec.head_dim
-        num_all = spec.num_heads + 2 * spec.num_kv_heads
+    def attention(self, name: str, plan: AttentionPlan) -> Attention:
+        hidden, width = self.spec.hidden_size, plan.head_dim
+        num_all = plan.num_heads + 2 * plan.num_kv_heads
         heads: PlainHeads | NormedHeads = PlainHeads()
-        if spec.qk_norm:
+        if plan.qk_norm:
             q_norm, k_norm = (self.norm(f"{name}.{x}_norm", width) for x in "qk")
             heads = NormedHeads(self.shape, q_norm, k_norm)
         attention = Attention(
             self.shape,
-            self.linear(f"{name}.qkv", num_all * width, spec.hidden_size, bias=spec.qkv_bias),
+            self.linear(f"{name}.qkv", num_all * width, hidden, bias=plan.qkv_bias),
             heads,
-            self.linear(f"{name}.o", spec.hidden_size, spec.num_heads * width, bias=spec.o_bias),
-            window=window,
+            self.linear(f"{name}.o", hidden, plan.num_heads * width, bias=plan.o_bias),
+            window=plan.window,
             tp=self.tp,
         )
         if isinstance(heads, NormedHeads) and isinstance(self.kernels, NativeOps):
             return NormingAttention(attention, heads)
         return attention
 
-    def mlp(self, name: str) -> GatedMLP:
-        hidden, inner, bias = self.spec.hidden_size, self.spec.intermediate_size, self.spec.mlp_bias
+    def mlp(self, name: str, plan: MlpPlan) -> GatedMLP:
+        hidden, inner, bias = self.spec.hidden_size, plan.width, plan.bias
         return GatedMLP(
             self.kernels,
             self.linear(f"{name}.gate_up", 2 * inner, hidden, bias=bias),

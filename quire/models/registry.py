@@ -1,24 +1,15 @@
-"""Which families there are, and what each is built as.
+"""Which model is built for a spec: one decoder, from parts, for all families so far.
 
-A family that a ModelSpec describes completely needs no file of its own: it is a line here.
+A family that decoder.py cannot be gets a file of its own in this room and is chosen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from quire.errors import UnsupportedModel
+from quire.families.registry import family_named
 from quire.kernels.ops import HeadShape, Kernels
 from quire.models.decoder import Decoder, Weights, build_decoder
 from quire.spec import ModelSpec
 from quire.tp import TensorParallel
-
-FAMILIES: Mapping[str, Callable[..., Decoder]] = {
-    "llama": build_decoder,
-    "mistral": build_decoder,
-    "qwen2": build_decoder,
-    "qwen3": build_decoder,
-}
 
 
 def build_model(
@@ -30,10 +21,6 @@ def build_model(
     max_len: int,
     tp: TensorParallel,
 ) -> Decoder:
-    """The model of a spec; empties `weights`."""
-    build = FAMILIES.get(spec.family)
-    if build is None:
-        raise UnsupportedModel(
-            f"family {spec.family!r} is not known; quire has {', '.join(FAMILIES)}."
-        )
-    return build(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+    """The model of a spec; empties `weights`. UnsupportedModel for a family that is not known."""
+    family_named(spec.family)
+    return build_decoder(spec, weights, kernels, shape, max_len=max_len, tp=tp)

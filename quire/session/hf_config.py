@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from quire.families.registry import family_named
 from quire.sampling.lanes import attempt
 from quire.spec import ModelSpec
-from quire.weights.hf_config import ARCHITECTURES
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
     """What a config.json would say, for models whose files have none."""
     eos = list(spec.eos_ids)
     return {
-        "architectures": [name for name, family in ARCHITECTURES.items() if family == spec.family],
+        "architectures": list(family_named(spec.family).architectures),
         "model_type": spec.family,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,

@@ -49,9 +49,10 @@ class LayerwiseModel:
     @torch.inference_mode()
     def hidden(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
         """The last hidden states of each text, normed."""
-        spec, layer_windows = self._spec, self._spec.windows or (None,) * self._spec.num_layers
+        spec, plans = self._spec, self._spec.layers
         longest, width = max(len(window) for window in windows), spec.hidden_size
-        rotary, kinds = Rotary(spec, longest, CPU), frozenset(layer_windows)
+        rotary = Rotary(plans[0].attention.rope, longest, CPU)
+        kinds = frozenset(plan.attention.window for plan in plans)
         lengths = {len(window) for window in windows}
         passes = {
             n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)
@@ -62,10 +63,10 @@ class LayerwiseModel:
         residuals = self._embedded(windows)
         first = self._parts({"layers.0.attn_norm.weight"}).norm("layers.0.attn_norm", width)
         normed = [first(residual) for residual in residuals]
-        for index in range(spec.num_layers):
+        for index, plan in enumerate(plans):
             after = f"layers.{index + 1}.attn_norm" if index + 1 < spec.num_layers else "norm"
             parts = self._parts({*self._of_layer(index), f"{after}.weight"})
-            layer = parts.layer(index, layer_windows[index], parts.norm(after, width))
+            layer = parts.layer(index, plan, parts.norm(after, width))
             for i, residual in enumerate(residuals):
                 shared = passes[len(windows[i])]
                 normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, 1])

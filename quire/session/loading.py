@@ -17,6 +17,7 @@ from quire.executor.compiling import Compiling, begin_compiling, hash_triton
 from quire.executor.executor import ExecutorFacts, ModelExecutor
 from quire.executor.spinning import short_spins
 from quire.executor.waking import wake_gpu
+from quire.families.fields import Fields
 from quire.inputs.tokenizer import Tokenizer
 from quire.notes import note
 from quire.options import DeviceFacts, Options, resolve
@@ -25,7 +26,6 @@ from quire.options.plugins import unused_line
 from quire.sampling_params import SamplingParams
 from quire.session.hf_config import config_of
 from quire.spec import ModelSpec
-from quire.weights.fields import Fields
 from quire.weights.source import ModelFiles, locate
 from quire.weights.tied import with_stored_head
 

@@ -1,12 +1,12 @@
 """GGUF metadata as a ModelSpec: translated into Hugging Face's words, then read as those. No torch.
 
-Architecture "llama" also covers Mistral. What GGUF does not say in its metadata is read off the
-tensors: biases, tied embeddings, the frequency factors of Llama 3.
+What GGUF does not say in its metadata is read off the tensors: biases, tied embeddings, factors of
+rotary frequencies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
 from typing import Any
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.spec import FactorRope, ModelSpec
-from quire.weights.fields import Fields
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.registry import families_of_gguf
+from quire.layer_plan import FactorRope
+from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import spec_from_hf
 
@@ -46,11 +49,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 # Factors that leave a model as it is when they are 1.
 _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
@@ -85,17 +83,15 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     arch = fields.word("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{fields.source}: GGUF architecture {arch[:40]!r} is not supported; quire runs "
-            f"{', '.join(ARCHITECTURES)}"
-        )
+    families = families_of_gguf(arch, fields.source)
+    window = _window(fields, arch)
+    family = _family(families, fields, window)
     _refuse_what_changes_the_model(file, fields, arch)
     heads = fields.count(f"{arch}.attention.head_count")
     hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[arch]],
-        "model_type": arch,
+        "architectures": [family.architectures[0]],
+        "model_type": family.model_types[0],
         "vocab_size": _vocab_size(file, fields, arch),
         "hidden_size": hidden,
         "intermediate_size": fields.count(f"{arch}.feed_forward_length"),
@@ -113,7 +109,17 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "dtype": _dtype(file),
     }
     _check_rotary(fields, arch, config["head_dim"])
-    return {**config, **_window(fields, arch, config["max_position_embeddings"])}
+    return config if window is None else {**config, "sliding_window": window}
+
+
+def _family(families: Sequence[Family], fields: Fields, window: int | None) -> Family:
+    for family in families:
+        if family.gguf_windows or window is None:
+            return family
+    raise UnsupportedModel(
+        f"{fields.source}: a sliding window of {window} that GGUF does not give layers for; "
+        "take the safetensors of this model"
+    )
 
 
 def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) -> None:
@@ -189,20 +195,13 @@ def _yarn(said: Fields) -> dict[str, Any]:
     }
 
 
-def _window(fields: Fields, arch: str, max_len: int) -> dict[str, Any]:
-    window = fields.count(f"{arch}.attention.sliding_window", max_len)
-    if window >= max_len:
-        return {}
-    if arch == "llama":
-        return {
-            "architectures": ["MistralForCausalLM"],
-            "model_type": "mistral",
-            "sliding_window": window,
-        }
-    raise UnsupportedModel(
-        f"{fields.source}: a sliding window of {window} that GGUF does not give layers for; "
-        "take the safetensors of this model"
-    )
+def _window(fields: Fields, arch: str) -> int | None:
+    """How far back layers see, where that is not everything anyway."""
+    max_len = fields.count(f"{arch}.context_length")
+    if fields.values.get(key := f"{arch}.attention.sliding_window") == 0:
+        return None
+    window = fields.count(key, max_len)
+    return window if window < max_len else None
 
 
 def _stop_ids(fields: Fields) -> list[int]:

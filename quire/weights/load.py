@@ -25,6 +25,7 @@ from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.names import Part, Weight, weights_of
 from quire.weights.read_rows import read_exactly, stored_rows, unpack
+from quire.weights.row_order import RowOrder
 from quire.weights.source import ModelFiles
 
 # Bytes read and weights unpacked at a time. On a CPU a piece stays below the 32,768 numbers from
@@ -50,7 +51,7 @@ def load_weights(
 
     def fill(weight: Weight, start: Start) -> None:
         tensors[weight.name] = out = torch.empty(weight.shape, dtype=dtype, device=device)
-        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+        start(lambda first, rows, source, order: _fill(out[first : first + rows], source, order))
 
     _fill_all(files, spec, dtype, torch.device(device), fill, only)
     return tensors
@@ -71,7 +72,7 @@ def load_int8_weights(
             start(lambda *where: _fill_int8(matrix, *where))
             return
         weights[weight.name] = out = torch.empty(weight.shape)
-        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+        start(lambda first, rows, source, order: _fill(out[first : first + rows], source, order))
 
     _fill_all(files, spec, torch.int8, torch.device("cpu"), fill)
     return weights
@@ -93,7 +94,7 @@ def load_fp8_weights(
             return
         out = torch.empty(weight.shape, dtype=torch.bfloat16, device=device)
         weights[weight.name] = out
-        start(lambda first, rows, source, heads: _fill(out[first : first + rows], source, heads))
+        start(lambda first, rows, source, order: _fill(out[first : first + rows], source, order))
 
     _fill_all(files, spec, FP8, torch.device(device), fill)
     _note_unrounded(spec)
@@ -105,8 +106,8 @@ def is_rounded(weight: Weight) -> bool:
     return weight.name.startswith("layers.") and Fp8Matrix.fits(weight.shape)
 
 
-# Fills rows first .. first + rows from a stored tensor whose rows are rearranged by `heads`.
-FillRows = Callable[[int, int, StoredTensor, int], None]
+# Fills rows first .. first + rows from a stored tensor whose rows are in that order.
+FillRows = Callable[[int, int, StoredTensor, RowOrder | None], None]
 Start = Callable[[FillRows], None]
 
 
@@ -125,7 +126,6 @@ def _fill_all(
     if only is None:
         _check_unused(plan, stored, spec, files)
     _check_memory([weight for weight, _ in plan], dtype, device)
-    rearranged = _rearranges_rows(files)
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), 8), "quire-load")
     try:
         filling: list[Future[None]] = []
@@ -136,8 +136,8 @@ def _fill_all(
             ) -> None:
                 first = 0
                 for part, source in zip(weight.parts, sources, strict=True):
-                    heads = part.heads if rearranged else 0
-                    filling.append(pool.submit(rows, first, part.rows, source, heads))
+                    order = part.gguf_order if files.kind == "gguf" else None
+                    filling.append(pool.submit(rows, first, part.rows, source, order))
                     first += part.rows
 
             fill(weight, start)
@@ -155,13 +155,8 @@ def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Te
     for weight, sources in plan:
         for part, source in zip(weight.parts, sources, strict=True):
             out = torch.empty(part.rows, *weight.shape[1:])
-            _fill(out, source, part.heads if _rearranges_rows(files) else 0)
+            _fill(out, source, part.gguf_order if files.kind == "gguf" else None)
             yield part.hf, out
-
-
-def _rearranges_rows(files: ModelFiles) -> bool:
-    """Only llama.cpp's converter for its "llama" architecture does, for its own RoPE."""
-    return files.kind == "gguf" and files.gguf.metadata["general.architecture"] == "llama"
 
 
 def dummy_weights(
@@ -299,36 +294,36 @@ def _available(device: torch.device) -> int | None:
     return int(kilobytes[0]) * 1024 if kilobytes else None
 
 
-def _fill(out: Tensor, source: StoredTensor, heads: int) -> None:
-    """Unpack a stored tensor into `out`; with `heads`, put rearranged rows back in order."""
+def _fill(out: Tensor, source: StoredTensor, order: RowOrder | None) -> None:
+    """Unpack a stored tensor into `out`, its rows put in order."""
     on_cpu = out.device.type == "cpu"
-    if not heads and on_cpu and PLAIN.get(source.format.name) == out.dtype:
+    if order is None and on_cpu and PLAIN.get(source.format.name) == out.dtype:
         with source.path.open("rb", buffering=0) as file:
             file.seek(source.offset)
             read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
         return
     read_size, piece = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
-    for first, count, raw in stored_rows(source, len(out), heads, read_size, pinned=out.is_cuda):
+    for first, count, raw in stored_rows(source, len(out), order, read_size, pinned=out.is_cuda):
         part = out[first : first + count].view(-1)
         unpack(part, raw.to(out.device, non_blocking=True), source.format, piece)
 
 
 def _fill_int8(
-    matrix: Int8Matrix, first_row: int, num_rows: int, source: StoredTensor, heads: int
+    matrix: Int8Matrix, first_row: int, num_rows: int, source: StoredTensor, order: RowOrder | None
 ) -> None:
     """Unpack a stored tensor into rows of a matrix of bytes."""
-    for first, count, raw in stored_rows(source, num_rows, heads, _CPU_READ):
+    for first, count, raw in stored_rows(source, num_rows, order, _CPU_READ):
         wide = torch.empty(count, matrix.shape[1])
         unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
         matrix.pack(wide, first_row + first)
 
 
 def _fill_fp8(
-    matrix: Fp8Matrix, first_row: int, num_rows: int, source: StoredTensor, heads: int
+    matrix: Fp8Matrix, first_row: int, num_rows: int, source: StoredTensor, order: RowOrder | None
 ) -> None:
     """Unpack a stored tensor into rows of a matrix in fp8."""
     pinned = torch.device(matrix.device).type == "cuda"
-    rows = stored_rows(source, num_rows, heads, _ROUNDED_READ, pinned=pinned)
+    rows = stored_rows(source, num_rows, order, _ROUNDED_READ, pinned=pinned)
     for first, count, raw in rows:
         wide = torch.empty(count, matrix.shape[1], device=matrix.device)
         on_device = raw.to(matrix.device, non_blocking=True)

@@ -2,25 +2,30 @@
 
 One entry per final tensor. Those made of several stored ones list them in row order: of
 `layers.0.attn.qkv.weight` the first heads * head_dim rows are q_proj, then k_proj, then v_proj.
+A family whose files have them as one tensor lists that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quire.families.family import LayerNames, Name
+from quire.families.registry import family_named
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
+from quire.weights.row_order import RowOrder, interleaved
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored tensor. `heads` > 0: a GGUF of architecture "llama" has its rows rearranged
-    within each head, and this is how many heads there are."""
+    """One stored tensor: what files call it, and how its rows stand in a GGUF file where that is
+    not their order here."""
 
     hf: str
     gguf: str
     rows: int
-    heads: int = 0
+    gguf_order: RowOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +41,10 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     """Every weight the model of this spec has."""
     vocab, hidden = spec.vocab_size, spec.hidden_size
     yield _single("embed.weight", (vocab, hidden), "model.embed_tokens.weight", "token_embd.weight")
-    for layer in range(spec.num_layers):
-        yield from _attention(spec, f"layers.{layer}.", f"model.layers.{layer}.", f"blk.{layer}.")
-        yield from _mlp(spec, f"layers.{layer}.", f"model.layers.{layer}.", f"blk.{layer}.")
+    family = family_named(spec.family)
+    for index, plan in enumerate(spec.layers):
+        layer = _LayerWeights(index, hidden, family.names, interleaved=family.gguf_interleaved)
+        yield from layer.all(plan)
     yield _single("norm.weight", (hidden,), "model.norm.weight", "output_norm.weight")
     if not spec.tied_embeddings:
         yield _single("head.weight", (vocab, hidden), "lm_head.weight", "output.weight")
@@ -48,53 +54,66 @@ def _single(name: str, shape: tuple[int, ...], hf: str, gguf: str) -> Weight:
     return Weight(name, shape, (Part(hf, gguf, shape[0]),))
 
 
-def _linear(name: str, columns: int, parts: tuple[Part, ...], *, bias: bool) -> Iterator[Weight]:
-    """A matrix and, if the model has it, its bias; both are cut into the same parts."""
-    rows = sum(part.rows for part in parts)
-    for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
-        if kind == "weight" or bias:
-            named = tuple(
-                Part(f"{part.hf}.{kind}", f"{part.gguf}.{kind}", part.rows, part.heads)
-                for part in parts
+@dataclass(frozen=True, slots=True)
+class _LayerWeights:
+    """The weights of one layer, by its plan."""
+
+    index: int
+    hidden: int
+    names: LayerNames
+    interleaved: bool
+
+    def all(self, plan: LayerPlan) -> Iterator[Weight]:
+        yield self._vector("attn_norm", self.names.attn_norm, self.hidden)
+        yield from self._attention(plan.attention)
+        yield self._vector("mlp_norm", self.names.mlp_norm, self.hidden)
+        yield from self._mlp(plan.mlp)
+
+    def _attention(self, plan: AttentionPlan) -> Iterator[Weight]:
+        names, size = self.names, plan.head_dim
+        heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
+        qkv = self._parts(names.qkv, tuple(count * size for count in heads))
+        if self.interleaved:  # v is not turned, so its rows stay
+            orders = (*(interleaved(count, size) for count in heads[:2]), None)
+            qkv = tuple(
+                replace(part, gguf_order=order) for part, order in zip(qkv, orders, strict=True)
             )
-            yield Weight(f"{name}.{kind}", shape, named)
+        yield from self._linear("attn.qkv", self.hidden, qkv, bias=plan.qkv_bias)
+        if plan.qk_norm:
+            yield self._vector("attn.q_norm", names.q_norm, size)
+            yield self._vector("attn.k_norm", names.k_norm, size)
+        out = self._parts((names.o,), (self.hidden,))
+        yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
 
+    def _mlp(self, plan: MlpPlan) -> Iterator[Weight]:
+        gate_up = self._parts(self.names.gate_up, (plan.width, plan.width))
+        yield from self._linear("mlp.gate_up", self.hidden, gate_up, bias=plan.bias)
+        down = self._parts((self.names.down,), (self.hidden,))
+        yield from self._linear("mlp.down", plan.width, down, bias=plan.bias)
 
-def _attention(spec: ModelSpec, ours: str, hf: str, gguf: str) -> Iterator[Weight]:
-    hidden, size = spec.hidden_size, spec.head_dim
-    queries, keys = spec.num_heads * size, spec.num_kv_heads * size
-    yield _single(
-        f"{ours}attn_norm.weight",
-        (hidden,),
-        f"{hf}input_layernorm.weight",
-        f"{gguf}attn_norm.weight",
-    )
-    qkv = (
-        Part(f"{hf}self_attn.q_proj", f"{gguf}attn_q", queries, spec.num_heads),
-        Part(f"{hf}self_attn.k_proj", f"{gguf}attn_k", keys, spec.num_kv_heads),
-        Part(f"{hf}self_attn.v_proj", f"{gguf}attn_v", keys),
-    )
-    yield from _linear(f"{ours}attn.qkv", hidden, qkv, bias=spec.qkv_bias)
-    if spec.qk_norm:
-        for head in ("q_norm", "k_norm"):
-            stored = f"{hf}self_attn.{head}.weight", f"{gguf}attn_{head}.weight"
-            yield _single(f"{ours}attn.{head}.weight", (size,), *stored)
-    output = (Part(f"{hf}self_attn.o_proj", f"{gguf}attn_output", hidden),)
-    yield from _linear(f"{ours}attn.o", queries, output, bias=spec.o_bias)
+    def _parts(self, names: tuple[Name, ...], rows: tuple[int, ...]) -> tuple[Part, ...]:
+        """The stored tensors of so many rows each, or the one that has all of them."""
+        if len(names) == 1:
+            rows = (sum(rows),)
+        return tuple(Part(*self._stored(n), count) for n, count in zip(names, rows, strict=True))
 
+    def _stored(self, name: Name) -> tuple[str, str]:
+        return f"model.layers.{self.index}.{name.hf}", f"blk.{self.index}.{name.gguf}"
 
-def _mlp(spec: ModelSpec, ours: str, hf: str, gguf: str) -> Iterator[Weight]:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    yield _single(
-        f"{ours}mlp_norm.weight",
-        (hidden,),
-        f"{hf}post_attention_layernorm.weight",
-        f"{gguf}ffn_norm.weight",
-    )
-    gate_up = (
-        Part(f"{hf}mlp.gate_proj", f"{gguf}ffn_gate", inner),
-        Part(f"{hf}mlp.up_proj", f"{gguf}ffn_up", inner),
-    )
-    yield from _linear(f"{ours}mlp.gate_up", hidden, gate_up, bias=spec.mlp_bias)
-    down = (Part(f"{hf}mlp.down_proj", f"{gguf}ffn_down", hidden),)
-    yield from _linear(f"{ours}mlp.down", inner, down, bias=spec.mlp_bias)
+    def _vector(self, name: str, stored: Name, size: int) -> Weight:
+        hf, gguf = self._stored(stored)
+        ours = f"layers.{self.index}.{name}.weight"
+        return _single(ours, (size,), f"{hf}.weight", f"{gguf}.weight")
+
+    def _linear(
+        self, name: str, columns: int, parts: tuple[Part, ...], *, bias: bool
+    ) -> Iterator[Weight]:
+        """A matrix and, if the model has it, its bias; both are cut into the same parts."""
+        rows = sum(part.rows for part in parts)
+        for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+            if kind == "weight" or bias:
+                named = tuple(
+                    replace(part, hf=f"{part.hf}.{kind}", gguf=f"{part.gguf}.{kind}")
+                    for part in parts
+                )
+                yield Weight(f"layers.{self.index}.{name}.{kind}", shape, named)

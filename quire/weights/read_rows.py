@@ -13,15 +13,21 @@ from torch import Tensor
 from quire.errors import CorruptModel
 from quire.weights.dequantise import dequantise_into
 from quire.weights.formats import StorageFormat, StoredTensor
+from quire.weights.row_order import RowOrder
 
 
 def stored_rows(
-    source: StoredTensor, num_rows: int, heads: int, read_size: int, *, pinned: bool = False
+    source: StoredTensor,
+    num_rows: int,
+    order: RowOrder | None,
+    read_size: int,
+    *,
+    pinned: bool = False,
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
 
     Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
-    unit = num_rows // heads if heads else 1  # rows that must be read together
+    unit = len(order.order) if order else 1  # rows that must be read together
     rows = max(read_size // (source.row_bytes * unit), 1) * unit
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)
@@ -29,7 +35,9 @@ def stored_rows(
             count = min(rows, num_rows - first)
             raw = torch.empty(count * source.row_bytes, dtype=torch.uint8, pin_memory=pinned)
             read_exactly(file, raw.numpy(), source)
-            yield first, count, _in_order(raw, unit, source.row_bytes) if heads else raw
+            if order:
+                raw = _in_order(raw.view(-1, unit, source.row_bytes), order, first // unit)
+            yield first, count, raw
 
 
 def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
@@ -41,10 +49,11 @@ def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
         dequantise_into(weights, raw[start : start + num_bytes], format.name)
 
 
-def _in_order(raw: Tensor, rows_per_head: int, row_bytes: int) -> Tensor:
-    """Undo the interleaving of a head's two halves: rows [0 4 1 5 2 6 3 7] -> [0 1 2 3 4 5 6 7]."""
-    pairs = raw.view(-1, rows_per_head // 2, 2, row_bytes)
-    return pairs.transpose(1, 2).contiguous().view(-1)
+def _in_order(heads: Tensor, order: RowOrder, first_head: int) -> Tensor:
+    """The rows of heads [heads, rows, bytes], which begin with a head of the tensor."""
+    ordered = heads[:, torch.tensor(order.order)]
+    ordered[max(order.heads - first_head, 0) :] = heads[max(order.heads - first_head, 0) :]
+    return ordered.view(-1)
 
 
 def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTensor) -> None:

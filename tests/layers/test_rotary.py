@@ -8,28 +8,27 @@ import math
 import pytest
 import torch
 
+from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope
 from quire.layers.rotary import Rotary, frequencies
-from quire.spec import FactorRope, LinearRope, Llama3Rope
-from tests.executor.test_invariance import spec_of
 
-SPEC = spec_of(head_dim=8, rope_theta=100.0)
+ROPE = Rope(theta=100.0, dims=8)
 
 
 def test_plain_frequencies_fall_by_powers_of_theta() -> None:
     expected = [1.0, 100**-0.25, 0.1, 100**-0.75]
-    assert frequencies(SPEC).tolist() == pytest.approx(expected)
+    assert frequencies(ROPE).tolist() == pytest.approx(expected)
 
 
 def test_linear_scaling_divides_every_frequency() -> None:
-    spec = dataclasses.replace(SPEC, rope_scaling=LinearRope(4.0))
-    assert torch.allclose(frequencies(spec), frequencies(SPEC) / 4)
+    rope = dataclasses.replace(ROPE, scaling=LinearRope(4.0))
+    assert torch.allclose(frequencies(rope), frequencies(ROPE) / 4)
 
 
 def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
     # Turns within 40 positions: 6.4, 2.0, 0.64, 0.2; above 4 is fast, below 1 is slow.
     scaling = Llama3Rope(8.0, 1.0, 4.0, 40)
-    made = frequencies(dataclasses.replace(SPEC, rope_scaling=scaling))
-    plain = frequencies(SPEC)
+    made = frequencies(dataclasses.replace(ROPE, scaling=scaling))
+    plain = frequencies(ROPE)
     kept = (40 * float(plain[1]) / (2 * math.pi) - 1) / 3
     middle = kept * float(plain[1]) + (1 - kept) * float(plain[1]) / 8
     assert made.tolist() == pytest.approx(
@@ -38,14 +37,14 @@ def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
 
 
 def test_factors_of_a_file_divide_one_frequency_each() -> None:
-    spec = dataclasses.replace(SPEC, rope_scaling=FactorRope((1.0, 2.0, 4.0, 8.0)))
-    expected = frequencies(SPEC) / torch.tensor([1.0, 2.0, 4.0, 8.0])
-    assert torch.allclose(frequencies(spec), expected)
+    rope = dataclasses.replace(ROPE, scaling=FactorRope((1.0, 2.0, 4.0, 8.0)))
+    expected = frequencies(ROPE) / torch.tensor([1.0, 2.0, 4.0, 8.0])
+    assert torch.allclose(frequencies(rope), expected)
 
 
 def test_the_table_has_every_position() -> None:
-    rotary = Rotary(SPEC, 100, torch.device("cpu"))
+    rotary = Rotary(ROPE, 100, torch.device("cpu"))
     cos, sin = rotary(torch.tensor([0, 99]))
-    angles = 99 * frequencies(SPEC)
+    angles = 99 * frequencies(ROPE)
     assert torch.equal(cos[0], torch.ones(4)) and torch.equal(sin[0], torch.zeros(4))
     assert torch.allclose(cos[1], angles.cos()) and torch.allclose(sin[1], angles.sin())

@@ -29,7 +29,7 @@ from quire.session.int8_default import (
 )
 from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles, locate
-from tests.weights.test_rope_config import YARN
+from tests.families.test_rope_config import YARN
 from tests.weights.tiny import tiny_model, write_gguf
 
 GOOD = Accuracy(1020, 0.002, 0.004, 0.96, 1.0)

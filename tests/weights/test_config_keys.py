@@ -30,8 +30,8 @@ from quire.weights import gguf_config, hf_config
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import spec_from_hf
+from tests.families.test_rope_config import HEADS, LONG, YARN
 from tests.weights.test_hf_config import LLAMA, LLAMA3_SCALING, family
-from tests.weights.test_rope_config import HEADS, LONG, YARN
 from tests.weights.tiny import tiny_model, write_gguf
 
 CONFIGS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
-from quire.spec import LinearRope, Llama3Rope
+from quire.layer_plan import LinearRope, Llama3Rope
 from quire.weights.hf_config import (
     ARCHITECTURES,
     read_config,

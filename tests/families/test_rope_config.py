@@ -15,9 +15,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families import rope_config
+from quire.layer_plan import FactorRope, Rope, YarnRope
 from quire.layers.rotary import attention_factor, frequencies
-from quire.spec import FactorRope, YarnRope
-from quire.weights import rope_config
+from quire.spec import ModelSpec
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import spec_from_hf
@@ -34,13 +35,17 @@ LONG = {
 }
 
 
+def rope_of(spec: ModelSpec) -> Rope:
+    return spec.layers[0].attention.rope
+
+
 def check(config: dict[str, Any]) -> None:
     """Our frequencies and our factor are Transformers', to the last bits."""
     config = {key: value for key, value in config.items() if value is not None}
     theirs = LlamaRotaryEmbedding(LlamaConfig(**json.loads(json.dumps(config))))
-    spec = spec_from_hf(config)
-    assert torch.allclose(frequencies(spec), theirs.inv_freq, rtol=3e-7, atol=0), config
-    assert attention_factor(spec) == pytest.approx(theirs.attention_scaling, rel=1e-12), config
+    rope = rope_of(spec_from_hf(config))
+    assert torch.allclose(frequencies(rope), theirs.inv_freq, rtol=3e-7, atol=0), config
+    assert attention_factor(rope) == pytest.approx(theirs.attention_scaling, rel=1e-12), config
 
 
 YARNS: list[dict[str, Any]] = [
@@ -110,9 +115,9 @@ def test_a_scaling_that_would_lose_its_theta_is_refused() -> None:
 def test_a_length_outside_wins_over_the_one_in_the_settings() -> None:
     for kind in (LLAMA3_SCALING, YARN):
         config = {**HEADS, "rope_scaling": kind}
-        without = frequencies(spec_from_hf(config))
+        without = frequencies(rope_of(spec_from_hf(config)))
         beside = {**config, "original_max_position_embeddings": 16}
-        assert not torch.equal(frequencies(spec_from_hf(beside)), without)
+        assert not torch.equal(frequencies(rope_of(spec_from_hf(beside))), without)
         check(beside)
 
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.fields import Fields
+from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
 from quire.notes import note
-from quire.spec import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from quire.weights.fields import Fields
 
 DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class RopeSettings:
     """Rotary settings, and the number of positions they are made for."""
 
     theta: float
@@ -28,7 +28,7 @@ class Rope:
     max_len: int
 
 
-def read_rope(fields: Fields, head_dim: int) -> Rope:
+def read_rope(fields: Fields, head_dim: int) -> RopeSettings:
     """The settings of a config whose heads have `head_dim` numbers."""
     written = fields.inner("rope_scaling").values and "rope_scaling"
     rope = fields.inner(written or "rope_parameters")
@@ -42,7 +42,7 @@ def read_rope(fields: Fields, head_dim: int) -> Rope:
     max_len = fields.count("max_position_embeddings")
     kind = rope.word("rope_type", rope.values.get("type") or "default")
     if kind == "default":
-        return Rope(theta, None, max_len)
+        return RopeSettings(theta, None, max_len)
     if kind not in _KINDS:
         raise UnsupportedModel(
             f"{rope.source}: rope type {kind[:40]!r} is not supported; quire has default, "
@@ -74,19 +74,19 @@ class _Sizes:
     head_dim: int
 
 
-def _linear(rope: Fields, sizes: _Sizes) -> Rope:
-    return Rope(sizes.theta, LinearRope(rope.positive("factor")), sizes.max_len)
+def _linear(rope: Fields, sizes: _Sizes) -> RopeSettings:
+    return RopeSettings(sizes.theta, LinearRope(rope.positive("factor")), sizes.max_len)
 
 
-def _llama3(rope: Fields, sizes: _Sizes) -> Rope:
+def _llama3(rope: Fields, sizes: _Sizes) -> RopeSettings:
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
     if low >= high:
         raise CorruptModel(f"{rope.source}: low_freq_factor {low} is not below {high}")
     scaling = Llama3Rope(rope.positive("factor"), low, high, sizes.original)
-    return Rope(sizes.theta, scaling, sizes.max_len)
+    return RopeSettings(sizes.theta, scaling, sizes.max_len)
 
 
-def _yarn(rope: Fields, sizes: _Sizes) -> Rope:
+def _yarn(rope: Fields, sizes: _Sizes) -> RopeSettings:
     if sizes.theta <= 1:
         raise rope.wrong("rope_theta", "above 1 for YaRN")
     factor = rope.positive("factor", sizes.max_len / sizes.original)
@@ -100,7 +100,7 @@ def _yarn(rope: Fields, sizes: _Sizes) -> Rope:
         truncate=rope.flag("truncate", True),
     )
     # A config may have the original length as its length: the factor is what was stretched to.
-    return Rope(sizes.theta, scaling, max(sizes.max_len, int(sizes.original * factor)))
+    return RopeSettings(sizes.theta, scaling, max(sizes.max_len, int(sizes.original * factor)))
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
@@ -111,7 +111,7 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
     return scale(weight) / scale(weight_all) if weight and weight_all else scale(1.0)
 
 
-def _longrope(rope: Fields, sizes: _Sizes) -> Rope:
+def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:
     """Up to the original length alone: beyond it other factors hold for the whole text, so which
     ones is known when it ends, and no cached prefix would fit both."""
     short = rope.positives("short_factor", sizes.head_dim // 2)
@@ -124,10 +124,10 @@ def _longrope(rope: Fields, sizes: _Sizes) -> Rope:
             f"longrope: quire has its factors for up to {sizes.original:,} tokens, not those for "
             f"{sizes.max_len:,}; max_model_len is at most {sizes.original:,}"
         )
-    return Rope(sizes.theta, scaling, min(sizes.max_len, sizes.original))
+    return RopeSettings(sizes.theta, scaling, min(sizes.max_len, sizes.original))
 
 
-_KINDS: Mapping[str, Callable[[Fields, _Sizes], Rope]] = {
+_KINDS: Mapping[str, Callable[[Fields, _Sizes], RopeSettings]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -1,0 +1,61 @@
+"""What a family's file says of it: its names, and how its config becomes a ModelSpec. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.families.fields import Fields
+from quire.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What files call one tensor, without the layer before it and without `.weight`."""
+
+    hf: str
+    gguf: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What files call the tensors of a layer.
+
+    `qkv` and `gate_up` are one tensor here: of these stored ones, from the top."""
+
+    attn_norm: Name = Name("input_layernorm", "attn_norm")
+    qkv: tuple[Name, ...] = (
+        Name("self_attn.q_proj", "attn_q"),
+        Name("self_attn.k_proj", "attn_k"),
+        Name("self_attn.v_proj", "attn_v"),
+    )
+    q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
+    k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
+    o: Name = Name("self_attn.o_proj", "attn_output")
+    mlp_norm: Name = Name("post_attention_layernorm", "ffn_norm")
+    gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
+    down: Name = Name("mlp.down_proj", "ffn_down")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of models."""
+
+    name: str
+    # What config.json calls it: one of these in `architectures`, one of these as `model_type`.
+    architectures: tuple[str, ...]
+    model_types: tuple[str, ...]
+    read: Callable[[Fields], ModelSpec]
+    # What GGUF files call it, and whether a window is in there for it. Of two families with one
+    # name the first that has what the file says is taken.
+    gguf: str
+    gguf_windows: bool = False
+    # Whether the converter to GGUF puts the rows of a q or k head in another order: the first of
+    # either half, then the second of either half, and so on.
+    gguf_interleaved: bool = False
+    names: LayerNames = LayerNames()
+    # Keys of its config that change nothing, and why; see weights/hf_config.py for those of all.
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    # Values of keys beyond which it would be another model; null and absent are fine.
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

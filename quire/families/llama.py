@@ -1,0 +1,30 @@
+"""Llama: the family that the others are told apart from. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_decoder, read_heads
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    return read_decoder(
+        "llama",
+        fields,
+        read_heads(fields),
+        qkv_bias=biased,
+        o_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+FAMILY = Family(
+    name="llama",
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    read=read,
+    gguf="llama",
+    gguf_interleaved=True,
+)

@@ -1,0 +1,36 @@
+"""Mistral: windows in every layer, or in those that `layer_types` names. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import (
+    num_layers,
+    read_decoder,
+    read_heads,
+    read_window,
+    windows_by_kind,
+)
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    window = read_window(fields)
+    return read_decoder(
+        "mistral",
+        fields,
+        read_heads(fields, kv_heads=8),
+        windows=windows_by_kind(fields, window) or (window,) * num_layers(fields),
+    )
+
+
+FAMILY = Family(
+    name="mistral",
+    # With windows for some layers it has a name of its own in Transformers.
+    architectures=("MistralForCausalLM", "MinistralForCausalLM"),
+    model_types=("mistral", "ministral"),
+    read=read,
+    gguf="llama",
+    gguf_windows=True,
+    gguf_interleaved=True,
+)

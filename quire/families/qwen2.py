@@ -1,0 +1,27 @@
+"""Qwen2: biases for q, k and v, windows from a layer on. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_decoder, read_heads, windows_from_a_layer_on
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    return read_decoder(
+        "qwen2",
+        fields,
+        read_heads(fields, kv_heads=32),
+        qkv_bias=True,
+        windows=windows_from_a_layer_on(fields),
+    )
+
+
+FAMILY = Family(
+    name="qwen2",
+    architectures=("Qwen2ForCausalLM",),
+    model_types=("qwen2",),
+    read=read,
+    gguf="qwen2",
+)

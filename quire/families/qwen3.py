@@ -1,0 +1,30 @@
+"""Qwen3: q and k normed head by head, heads of 128, windows from a layer on. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_decoder, read_heads, windows_from_a_layer_on
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    return read_decoder(
+        "qwen3",
+        fields,
+        read_heads(fields, kv_heads=32, head_dim=128),
+        qkv_bias=biased,
+        o_bias=biased,
+        qk_norm=True,
+        windows=windows_from_a_layer_on(fields),
+    )
+
+
+FAMILY = Family(
+    name="qwen3",
+    architectures=("Qwen3ForCausalLM",),
+    model_types=("qwen3",),
+    read=read,
+    gguf="qwen3",
+)

@@ -1,0 +1,133 @@
+"""What the families' files share: fields that mean the same in most configs. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.fields import Fields
+from quire.families.rope_config import RopeSettings, read_rope
+from quire.spec import ModelSpec
+
+MAX_LAYERS = 10_000
+_DTYPES = ("float32", "bfloat16", "float16")
+_LAYER_KINDS = {"attention": "full_attention"}  # what older files call them
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of every layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def read_heads(
+    fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None
+) -> Heads:
+    """Heads of a config; `kv_heads` are those of one that does not mention them (null means as
+    many as heads), `head_dim` likewise (by default the hidden size divided among the heads)."""
+    heads = fields.count("num_attention_heads")
+    unsaid = heads if "num_key_value_heads" in fields.values else kv_heads or heads
+    found = fields.count("num_key_value_heads", unsaid)
+    if heads % found:
+        raise CorruptModel(
+            f"{fields.source}: {heads} attention heads do not divide among {found} key/value heads"
+        )
+    hidden = fields.count("hidden_size")
+    if fields.values.get("head_dim") is None and head_dim is None and hidden % heads:
+        raise CorruptModel(
+            f"{fields.source}: hidden_size {hidden} does not divide among {heads} heads"
+        )
+    size = fields.count("head_dim", head_dim or hidden // heads)
+    if size % 2:
+        raise CorruptModel(f"{fields.source}: head_dim {size} is odd; rotary needs pairs")
+    return Heads(heads, found, size)
+
+
+def read_decoder(
+    family: str, fields: Fields, heads: Heads, *, rope: RopeSettings | None = None, **facts: Any
+) -> ModelSpec:
+    """The spec of a decoder, from fields that all configs have; `facts` are other fields of it."""
+    rope = rope or read_rope(fields, heads.head_dim)
+    bos = fields.ids("bos_token_id")
+    usual: dict[str, Any] = {
+        "windows": (None,) * num_layers(fields),
+        "tied_embeddings": fields.flag("tie_word_embeddings", False),
+    }
+    return ModelSpec(
+        family=family,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=num_layers(fields),
+        num_heads=heads.heads,
+        num_kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        max_model_len=rope.max_len,
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        eos_ids=fields.ids("eos_token_id"),
+        bos_id=bos[0] if bos else None,
+        dtype=_dtype(fields),
+        **{**usual, **facts},
+    )
+
+
+def num_layers(fields: Fields) -> int:
+    return fields.count("num_hidden_layers", most=MAX_LAYERS)
+
+
+def read_window(fields: Fields, unsaid: int | None = 4096) -> int | None:
+    """How far back layers see that have a window; null means none."""
+    if "sliding_window" in fields.values and fields.values["sliding_window"] is None:
+        return None
+    absent = fields.values.get("sliding_window") is None
+    return unsaid if absent else fields.count("sliding_window")
+
+
+def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...] | None:
+    """Windows as `layer_types` gives them out, None where it is not there."""
+    kinds, count = fields.values.get("layer_types"), num_layers(fields)
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise fields.wrong("layer_types", f"a list of {count} names")
+    meaning = {"full_attention": None, "sliding_attention": window}
+    windows = []
+    for kind in kinds:
+        name = _LAYER_KINDS.get(kind, kind) if isinstance(kind, str) else None
+        if name not in meaning:
+            raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
+        if name == "sliding_attention" and window is None:
+            raise CorruptModel(
+                f"{fields.source}: layer_types has sliding_attention, but no sliding_window is set"
+            )
+        windows.append(meaning[name])
+    return tuple(windows)
+
+
+def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
+    """Windows that are switched on by a flag, and begin with a layer."""
+    on = fields.flag("use_sliding_window", False)
+    window = read_window(fields) if on else None
+    by_kind = windows_by_kind(fields, window)
+    if by_kind is not None or window is None:
+        return by_kind or (None,) * num_layers(fields)
+    first = fields.values.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise fields.wrong("max_window_layers", "a whole number from 0")
+    return tuple(window if layer >= first else None for layer in range(num_layers(fields)))
+
+
+def _dtype(fields: Fields) -> str:
+    key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
+    name = fields.word(key, "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise UnsupportedModel(
+            f"{fields.source}: weights in {name[:40]!r}; quire reads {', '.join(_DTYPES)}"
+        )
+    return name

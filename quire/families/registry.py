@@ -1,0 +1,37 @@
+"""The families that quire has: a line each."""
+
+from __future__ import annotations
+
+from quire.errors import UnsupportedModel
+from quire.families import llama, mistral, qwen2, qwen3
+from quire.families.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+)
+BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+
+
+def family_named(name: str) -> Family:
+    """The family that a spec names."""
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise UnsupportedModel(f"family {name!r} is not known; quire has {known}.")
+
+
+def families_of_gguf(architecture: str, source: str) -> tuple[Family, ...]:
+    """The families whose GGUF files have this architecture."""
+    found = tuple(family for family in FAMILIES if family.gguf == architecture)
+    if not found:
+        known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES))
+        raise UnsupportedModel(
+            f"{source}: GGUF architecture {architecture[:40]!r} is not supported; quire runs "
+            f"{known}"
+        )
+    return found

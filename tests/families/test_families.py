@@ -1,0 +1,41 @@
+"""A family is known to its own file alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from quire.families.family import Family
+from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, FAMILIES
+
+PACKAGE = Path(__file__).resolve().parents[2] / "quire"
+# Names of text formats that models brought up: tokenizers, tool calls, parsers of reasoning.
+FORMATS = ("inputs", "options")
+# GGUF files of Mistral say that they are of Llama.
+ALSO = {"llama": {"families/mistral.py"}}
+
+
+def mentions(name: str) -> set[str]:
+    """Files that have the word, but for names of programs that begin with it."""
+    word = re.compile(rf"(?<![a-z]){name}(?!\.cpp|-gguf|[a-z0-9])", re.IGNORECASE)
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if word.search(path.read_text(encoding="utf-8"))
+    }
+    return {file for file in found if not file.startswith(tuple(f"{room}/" for room in FORMATS))}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_is_named_in_its_own_file_and_the_registry_alone(family: Family) -> None:
+    name, own = family.name, f"families/{family.name}.py"
+    assert mentions(name) == {own, "families/registry.py", *ALSO.get(name, ())}
+    assert len((PACKAGE / own).read_text(encoding="utf-8").splitlines()) <= 100
+
+
+def test_no_two_families_answer_to_one_name() -> None:
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert len(BY_ARCHITECTURE) == sum(len(family.architectures) for family in FAMILIES)
+    assert len(BY_MODEL_TYPE) == sum(len(family.model_types) for family in FAMILIES)
