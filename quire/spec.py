@@ -27,6 +27,7 @@ class ModelSpec:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    rotary_dims: int | None = None  # numbers of a head that RoPE turns, the first; None = all
     qkv_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head's q and k before RoPE
     o_bias: bool = False
@@ -52,7 +53,7 @@ class ModelSpec:
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            rope=Rope(self.rope_theta, self.head_dim, self.rope_scaling),
+            rope=Rope(self.rope_theta, self.rotary_dims or self.head_dim, self.rope_scaling),
             window=window,
             qkv_bias=self.qkv_bias,
             o_bias=self.o_bias,

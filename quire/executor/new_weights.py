@@ -20,6 +20,8 @@ from quire.models.decoder import Decoder
 from quire.models.places import places_of
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
+from quire.weights.read_rows import in_order
+from quire.weights.row_order import RowOrder
 
 # What checkpoints hold beside weights: computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
@@ -32,6 +34,7 @@ class _Target:
     places: tuple[WeightRows, ...]
     first: int
     shape: tuple[int, ...]
+    order: RowOrder | None
 
 
 class NewWeights:
@@ -44,7 +47,7 @@ class NewWeights:
             first = 0
             for part in weight.parts:
                 shape = (part.rows, *weight.shape[1:])
-                self._targets[part.hf] = _Target(places[weight.name], first, shape)
+                self._targets[part.hf] = _Target(places[weight.name], first, shape, part.order)
                 first += part.rows
         self._is_tied = spec.tied_embeddings
 
@@ -59,8 +62,9 @@ class NewWeights:
                 continue
             target = self._targets[name]
             _check(given, tensor, target.shape)
+            rows = tensor.detach() if target.order is None else in_order(tensor, target.order)
             for place in target.places:
-                place.write_rows(target.first, tensor.detach())
+                place.write_rows(target.first, rows)
             loaded.add(given)
         return loaded
 

@@ -54,6 +54,8 @@ class Family:
     # Whether the converter to GGUF puts the rows of a q or k head in another order: the first of
     # either half, then the second of either half, and so on.
     gguf_interleaved: bool = False
+    # Whether only a part of each head may be turned, by its config.
+    partial_rotary: bool = False
     names: LayerNames = LayerNames()
     # Keys of its config that change nothing, and why; see weights/hf_config.py for those of all.
     without_effect: Mapping[str, str] = field(default_factory=dict)

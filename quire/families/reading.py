@@ -56,6 +56,7 @@ def read_decoder(
     usual: dict[str, Any] = {
         "windows": (None,) * num_layers(fields),
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
+        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
     }
     return ModelSpec(
         family=family,
@@ -67,9 +68,9 @@ def read_decoder(
         num_kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
         max_model_len=rope.max_len,
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
+        rotary_dims=rope.dims if rope.dims < heads.head_dim else None,
         eos_ids=fields.ids("eos_token_id"),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),

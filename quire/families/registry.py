@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.errors import UnsupportedModel
-from quire.families import llama, mistral, qwen2, qwen3
+from quire.families import llama, mistral, phi3, qwen2, qwen3
 from quire.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -11,6 +11,7 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     qwen2.FAMILY,
     qwen3.FAMILY,
+    phi3.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}

@@ -26,33 +26,62 @@ class RopeSettings:
     theta: float
     scaling: RopeScaling | None
     max_len: int
+    dims: int  # numbers of a head that are turned
 
 
-def read_rope(fields: Fields, head_dim: int) -> RopeSettings:
-    """The settings of a config whose heads have `head_dim` numbers."""
+def read_rope(
+    fields: Fields,
+    head_dim: int,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    original: int | None = None,
+    partial: bool = False,
+) -> RopeSettings:
+    """The settings of a config whose heads have `head_dim` numbers.
+
+    `kinds`: the words that a family has for a scaling, and ours, where they are others than
+    usual. `original`: the original length of a config that does not say it; else its length.
+    `partial`: whether the family has heads of which only a part is turned."""
     written = fields.inner("rope_scaling").values and "rope_scaling"
     rope = fields.inner(written or "rope_parameters")
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
-    for where in (fields, rope):
-        if where.positive("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedModel(f"{where.source}: partial_rotary_factor is not supported")
+    dims = _dims(fields, rope, head_dim, partial=partial)
     theta = rope.positive("rope_theta", fields.positive("rope_theta", DEFAULT_THETA))
     _refuse_a_second_theta(fields, rope, theta)
     max_len = fields.count("max_position_embeddings")
     kind = rope.word("rope_type", rope.values.get("type") or "default")
     if kind == "default":
-        return RopeSettings(theta, None, max_len)
-    if kind not in _KINDS:
+        return RopeSettings(theta, None, max_len, dims)
+    known = {name: name for name in _KINDS} if kinds is None else kinds
+    if kind not in known:
         raise UnsupportedModel(
             f"{rope.source}: rope type {kind[:40]!r} is not supported; quire has default, "
-            f'{", ".join(_KINDS)}. hf_overrides={{"rope_scaling": None}} runs the model without '
+            f'{", ".join(known)}. hf_overrides={{"rope_scaling": None}} runs the model without '
             "it, within its original length."
         )
     original = fields.count(
-        "original_max_position_embeddings", rope.count("original_max_position_embeddings", max_len)
+        "original_max_position_embeddings",
+        rope.count("original_max_position_embeddings", original or max_len),
     )
-    return _KINDS[kind](rope, _Sizes(theta, max_len, original, head_dim))
+    return _KINDS[known[kind]](rope, _Sizes(theta, max_len, original, dims))
+
+
+def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool) -> int:
+    """How many numbers of a head are turned."""
+    where = fields if rope.values.get("partial_rotary_factor") is None else rope
+    factor = where.positive("partial_rotary_factor", 1.0)
+    if factor == 1.0:
+        return head_dim
+    if not partial:
+        raise UnsupportedModel(f"{where.source}: partial_rotary_factor is not supported")
+    dims = int(head_dim * factor)
+    if factor > 1.0 or dims == 0 or dims % 2:
+        raise CorruptModel(
+            f"{where.source}: partial_rotary_factor {factor:g} of heads of {head_dim} is {dims} "
+            f"numbers; it must be an even number from 2 to {head_dim}"
+        )
+    return dims
 
 
 def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:
@@ -71,11 +100,11 @@ class _Sizes:
     theta: float
     max_len: int
     original: int  # positions that the model was trained on before it was stretched
-    head_dim: int
+    dims: int
 
 
 def _linear(rope: Fields, sizes: _Sizes) -> RopeSettings:
-    return RopeSettings(sizes.theta, LinearRope(rope.positive("factor")), sizes.max_len)
+    return RopeSettings(sizes.theta, LinearRope(rope.positive("factor")), sizes.max_len, sizes.dims)
 
 
 def _llama3(rope: Fields, sizes: _Sizes) -> RopeSettings:
@@ -83,7 +112,7 @@ def _llama3(rope: Fields, sizes: _Sizes) -> RopeSettings:
     if low >= high:
         raise CorruptModel(f"{rope.source}: low_freq_factor {low} is not below {high}")
     scaling = Llama3Rope(rope.positive("factor"), low, high, sizes.original)
-    return RopeSettings(sizes.theta, scaling, sizes.max_len)
+    return RopeSettings(sizes.theta, scaling, sizes.max_len, sizes.dims)
 
 
 def _yarn(rope: Fields, sizes: _Sizes) -> RopeSettings:
@@ -100,7 +129,8 @@ def _yarn(rope: Fields, sizes: _Sizes) -> RopeSettings:
         truncate=rope.flag("truncate", True),
     )
     # A config may have the original length as its length: the factor is what was stretched to.
-    return RopeSettings(sizes.theta, scaling, max(sizes.max_len, int(sizes.original * factor)))
+    stretched = max(sizes.max_len, int(sizes.original * factor))
+    return RopeSettings(sizes.theta, scaling, stretched, sizes.dims)
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
@@ -114,8 +144,8 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
 def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:
     """Up to the original length alone: beyond it other factors hold for the whole text, so which
     ones is known when it ends, and no cached prefix would fit both."""
-    short = rope.positives("short_factor", sizes.head_dim // 2)
-    rope.positives("long_factor", sizes.head_dim // 2)
+    short = rope.positives("short_factor", sizes.dims // 2)
+    rope.positives("long_factor", sizes.dims // 2)
     factor = rope.positive("factor", sizes.max_len / sizes.original)
     stretched = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(sizes.original, 2)))
     scaling = FactorRope(short, rope.positive("attention_factor", stretched))
@@ -124,7 +154,7 @@ def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:
             f"longrope: quire has its factors for up to {sizes.original:,} tokens, not those for "
             f"{sizes.max_len:,}; max_model_len is at most {sizes.original:,}"
         )
-    return RopeSettings(sizes.theta, scaling, min(sizes.max_len, sizes.original))
+    return RopeSettings(sizes.theta, scaling, min(sizes.max_len, sizes.original), sizes.dims)
 
 
 _KINDS: Mapping[str, Callable[[Fields, _Sizes], RopeSettings]] = {
@@ -149,6 +179,11 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         return merged
     theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
     merged |= {"rope_scaling": None, "rope_parameters": {**rope, "rope_theta": theta}}
+    # A scaling can be taken away; which numbers of a head are turned is how it was trained.
+    if isinstance(before, dict) and "partial_rotary_factor" in before:
+        merged["rope_parameters"].setdefault(
+            "partial_rotary_factor", before["partial_rotary_factor"]
+        )
     plain = rope.get("rope_type", rope.get("type", "default")) in (None, "default")
     if plain and "max_position_embeddings" not in overrides and isinstance(before, dict):
         lengths = (

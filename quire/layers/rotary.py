@@ -71,10 +71,16 @@ class Rotary:
     """cos and sin of every position up to a length, in fp32.
 
     A table rather than a function of the step: each position has the same bits in every batch.
+    Of a head of `head_dim` numbers the first rope.dims are turned; the others stand in pairs, too
+    (weights/row_order.py), whose angle is 0 at every position.
     """
 
-    def __init__(self, rope: Rope, max_len: int, device: torch.device) -> None:
-        self._frequencies, self._factor = frequencies(rope), attention_factor(rope)
+    def __init__(self, rope: Rope, head_dim: int, max_len: int, device: torch.device) -> None:
+        still = torch.zeros((head_dim - rope.dims) // 2)
+        self._frequencies = torch.cat([frequencies(rope), still])
+        self._factors = torch.cat(
+            [torch.full((rope.dims // 2,), attention_factor(rope)), still + 1]
+        )
         self._device = device
         self.reach(max_len)
 
@@ -82,8 +88,8 @@ class Rotary:
         """Make the table for positions below `max_len`: known for good once the KV cache is, since
         a config may claim millions of positions that no memory holds."""
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * self._frequencies
-        self.cos = angles.cos().mul_(self._factor).to(self._device)
-        self.sin = angles.sin_().mul_(self._factor).to(self._device)
+        self.cos = angles.cos().mul_(self._factors).to(self._device)
+        self.sin = angles.sin_().mul_(self._factors).to(self._device)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] -> cos and sin, each [T, head_dim / 2]."""

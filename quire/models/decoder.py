@@ -118,7 +118,7 @@ def build_decoder(
         norms[0],
         layers,
         head,
-        Rotary(plans[0].attention.rope, max_len, table.device),
+        Rotary(plans[0].attention.rope, spec.head_dim, max_len, table.device),
         tp,
     )
 

@@ -17,16 +17,22 @@ from quire.weights.source import ModelFiles
 
 KEPT = "file-hashes.json"
 _PIECE = 1 << 24
+# Facts of a spec that no weight shows, and those that most models do not have: these count where
+# they are there, so that verdicts which were kept before stay.
+FACTS = (
+    *("family", "num_heads", "head_dim", "norm_eps"),
+    *("rope_theta", "rope_scaling", "windows"),
+)
+RARE = ("rotary_dims",)
 
 
 def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> str:
     """Of the arithmetic, the weights in full, and the facts that are not in their shapes."""
     made = hashlib.sha256(arithmetic.encode())
-    facts = (
-        *(spec.family, spec.num_heads, spec.head_dim, spec.norm_eps),
-        *(spec.rope_theta, spec.rope_scaling, spec.windows),
-    )
-    made.update(repr(facts).encode())
+    facts = tuple(getattr(spec, name) for name in FACTS)
+    rare = {name: getattr(spec, name) for name in RARE}
+    there = tuple(f"{name}={value}" for name, value in rare.items() if value is not None)
+    made.update(repr((*facts, *there)).encode())
     for path in sorted({tensor.path for tensor in files.stored_tensors().values()}):
         made.update(_file_hash(path).encode())
     return made.hexdigest()[:32]

@@ -16,7 +16,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     eos = list(spec.eos_ids)
     return {
         "architectures": list(family_named(spec.family).architectures),
-        "model_type": spec.family,
+        "model_type": family_named(spec.family).model_types[0],
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

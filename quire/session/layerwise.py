@@ -51,7 +51,7 @@ class LayerwiseModel:
         """The last hidden states of each text, normed."""
         spec, plans = self._spec, self._spec.layers
         longest, width = max(len(window) for window in windows), spec.hidden_size
-        rotary = Rotary(plans[0].attention.rope, longest, CPU)
+        rotary = Rotary(plans[0].attention.rope, spec.head_dim, longest, CPU)
         kinds = frozenset(plan.attention.window for plan in plans)
         lengths = {len(window) for window in windows}
         passes = {

@@ -86,7 +86,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     families = families_of_gguf(arch, fields.source)
     window = _window(fields, arch)
     family = _family(families, fields, window)
-    _refuse_what_changes_the_model(file, fields, arch)
+    _refuse_what_changes_the_model(fields, arch)
     heads = fields.count(f"{arch}.attention.head_count")
     hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
@@ -102,13 +102,13 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         "rms_norm_eps": _shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon")),
         "rope_theta": _shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
-        "rope_scaling": _rope_scaling(fields, arch),
+        "rope_scaling": _rope_scaling(file, fields, arch),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
         "dtype": _dtype(file),
     }
-    _check_rotary(fields, arch, config["head_dim"])
+    config |= _partial_rotary(fields, arch, config["head_dim"], family)
     return config if window is None else {**config, "sliding_window": window}
 
 
@@ -122,7 +122,7 @@ def _family(families: Sequence[Family], fields: Fields, window: int | None) -> F
     )
 
 
-def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) -> None:
+def _refuse_what_changes_the_model(fields: Fields, arch: str) -> None:
     experts = fields.values.get(f"{arch}.expert_count", 0)
     if isinstance(experts, np.ndarray) or experts != 0:
         raise UnsupportedModel(f"{fields.source}: a mixture of experts; quire has none yet")
@@ -136,18 +136,17 @@ def _refuse_what_changes_the_model(file: GgufFile, fields: Fields, arch: str) ->
                 f"{fields.source}: {key} {str(value)[:40]} is a part of a model that quire does "
                 "not know"
             )
-    for name in ("rope_factors_long.weight", "rope_factors_short.weight"):
-        if name in file.tensors:
-            raise UnsupportedModel(f"{fields.source}: longrope ({name}) is not supported")
 
 
-def _check_rotary(fields: Fields, arch: str, head_dim: int) -> None:
-    for key in ("rope.dimension_count", "attention.value_length"):
-        size = fields.count(f"{arch}.{key}", head_dim)
-        if size != head_dim:
+def _partial_rotary(fields: Fields, arch: str, head_dim: int, family: Family) -> dict[str, float]:
+    keys = ("rope.dimension_count", "attention.value_length")
+    dims, values = (fields.count(f"{arch}.{key}", head_dim) for key in keys)
+    for key, size in zip(keys, (dims, values), strict=True):
+        if size != head_dim and not (key == keys[0] and family.partial_rotary):
             raise UnsupportedModel(
                 f"{fields.source}: {arch}.{key} {size} differs from the head size {head_dim}"
             )
+    return {} if dims == head_dim else {"partial_rotary_factor": dims / head_dim}
 
 
 def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
@@ -157,7 +156,7 @@ def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
     return fields.count(f"{arch}.vocab_size", embedding.shape[0])
 
 
-def _rope_scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any] | None:
     said = Fields(
         {
             key.removeprefix(f"{arch}.rope.scaling."): value
@@ -167,6 +166,8 @@ def _rope_scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
         f"{fields.source}, {arch}.rope.scaling",
     )
     kind = said.word("type", "none")
+    if "rope_factors_short.weight" in file.tensors:
+        return _longrope(file, said)
     if kind == "yarn":
         return _yarn(said)
     if said.positive("attn_factor", 1.0) != 1.0:
@@ -175,6 +176,18 @@ def _rope_scaling(fields: Fields, arch: str) -> dict[str, Any] | None:
         factor = fields.positive(f"{arch}.rope.scale_linear", 1.0)  # how older files say it
         return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
     return {"rope_type": kind, "factor": said.positive("factor")}
+
+
+def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:
+    short, long = (_factors(file, f"rope_factors_{one}.weight") for one in ("short", "long"))
+    return {
+        "rope_type": "longrope",
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": said.values.get("original_context_length"),
+        # Without one Transformers computes it from the lengths; a converter wrote what came of it.
+        "attention_factor": said.values.get("attn_factor"),
+    }
 
 
 def _yarn(said: Fields) -> dict[str, Any]:
@@ -198,7 +211,8 @@ def _yarn(said: Fields) -> dict[str, Any]:
 def _window(fields: Fields, arch: str) -> int | None:
     """How far back layers see, where that is not everything anyway."""
     max_len = fields.count(f"{arch}.context_length")
-    if fields.values.get(key := f"{arch}.attention.sliding_window") == 0:
+    said = fields.values.get(key := f"{arch}.attention.sliding_window")
+    if isinstance(said, int) and said == 0:
         return None
     window = fields.count(key, max_len)
     return window if window < max_len else None
@@ -218,17 +232,25 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _freq_factors(file: GgufFile, spec: ModelSpec) -> tuple[float, ...] | None:
-    stored = file.tensors.get("rope_freqs.weight")
-    if stored is None:
+    if "rope_freqs.weight" not in file.tensors:
         return None
-    if stored.format.name != "F32" or stored.shape != (spec.head_dim // 2,):
+    factors, pairs = _factors(file, "rope_freqs.weight"), (spec.rotary_dims or spec.head_dim) // 2
+    if len(factors) != pairs:
         raise CorruptModel(
-            f"{file.path.name}: rope_freqs.weight is {stored.shape} in {stored.format.name}; "
-            f"expected ({spec.head_dim // 2},) in F32"
+            f"{file.path.name}: rope_freqs.weight has {len(factors)} factors; expected {pairs}"
         )
-    factors = file.raw("rope_freqs.weight").view("<f4")
+    return factors
+
+
+def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
+    """What the frequencies of pairs are divided by."""
+    stored = file.tensors.get(name)
+    if stored is None or stored.format.name != "F32" or len(stored.shape) != 1:
+        found = "missing" if stored is None else f"{stored.shape} in {stored.format.name}"
+        raise CorruptModel(f"{file.path.name}: {name} is {found}; expected a vector in F32")
+    factors = file.raw(name).view("<f4")
     if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise CorruptModel(f"{file.path.name}: rope_freqs.weight holds factors that are not > 0")
+        raise CorruptModel(f"{file.path.name}: {name} holds factors that are not > 0")
     return tuple(float(factor) for factor in factors)
 
 

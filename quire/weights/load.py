@@ -35,7 +35,10 @@ _CPU_READ, _CPU_PIECE = 1 << 20, 127 * 256
 # For a GPU: pieces that a few threads have on their way at once, from memory it can read itself.
 _DEVICE_READ = 1 << 23
 _ROUNDED_READ = 1 << 24  # rounding takes room for several copies in float32
-_IGNORED = ("rotary_emb.inv_freq", "rope_freqs.weight")
+_IGNORED = (
+    *("rotary_emb.inv_freq", "rope_freqs.weight"),
+    *("rope_factors_long.weight", "rope_factors_short.weight"),
+)
 
 
 def load_weights(
@@ -136,7 +139,9 @@ def _fill_all(
             ) -> None:
                 first = 0
                 for part, source in zip(weight.parts, sources, strict=True):
-                    order = part.gguf_order if files.kind == "gguf" else None
+                    order = _given_order(part, files)
+                    if part.order is not None:
+                        order = part.order.after(order)
                     filling.append(pool.submit(rows, first, part.rows, source, order))
                     first += part.rows
 
@@ -155,8 +160,13 @@ def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Te
     for weight, sources in plan:
         for part, source in zip(weight.parts, sources, strict=True):
             out = torch.empty(part.rows, *weight.shape[1:])
-            _fill(out, source, part.gguf_order if files.kind == "gguf" else None)
+            _fill(out, source, _given_order(part, files))
             yield part.hf, out
+
+
+def _given_order(part: Part, files: ModelFiles) -> RowOrder | None:
+    """How the rows of Hugging Face stand in these files."""
+    return part.gguf_order if files.kind == "gguf" else None
 
 
 def dummy_weights(

@@ -14,18 +14,19 @@ from quire.families.family import LayerNames, Name
 from quire.families.registry import family_named
 from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
-from quire.weights.row_order import RowOrder, interleaved
+from quire.weights.row_order import RowOrder, deinterleaved, paired
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored tensor: what files call it, and how its rows stand in a GGUF file where that is
-    not their order here."""
+    """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
+    in another order than Hugging Face, and in which order quire wants those of Hugging Face."""
 
     hf: str
     gguf: str
     rows: int
     gguf_order: RowOrder | None = None
+    order: RowOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +74,26 @@ class _LayerWeights:
         names, size = self.names, plan.head_dim
         heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
         qkv = self._parts(names.qkv, tuple(count * size for count in heads))
-        if self.interleaved:  # v is not turned, so its rows stay
-            orders = (*(interleaved(count, size) for count in heads[:2]), None)
-            qkv = tuple(
-                replace(part, gguf_order=order) for part, order in zip(qkv, orders, strict=True)
-            )
+        # v is not turned, so its rows stay.
+        turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
+        ordered = tuple(self._turned(*pair, plan) for pair in zip(qkv, turned, strict=False))
+        qkv = (*ordered, *qkv[len(ordered) :])
         yield from self._linear("attn.qkv", self.hidden, qkv, bias=plan.qkv_bias)
         if plan.qk_norm:
-            yield self._vector("attn.q_norm", names.q_norm, size)
-            yield self._vector("attn.k_norm", names.k_norm, size)
+            for ours, stored in (("attn.q_norm", names.q_norm), ("attn.k_norm", names.k_norm)):
+                norm, order = self._vector(ours, stored, size), paired(1, size, plan.rope.dims)
+                yield replace(norm, parts=(replace(norm.parts[0], order=order),))
         out = self._parts((names.o,), (self.hidden,))
         yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
+
+    def _turned(self, part: Part, heads: int, plan: AttentionPlan) -> Part:
+        """The part with the order of its first `heads` heads, which are turned."""
+        size, dims = plan.head_dim, plan.rope.dims
+        return replace(
+            part,
+            gguf_order=deinterleaved(heads, size, dims) if self.interleaved else None,
+            order=paired(heads, size, dims),
+        )
 
     def _mlp(self, plan: MlpPlan) -> Iterator[Weight]:
         gate_up = self._parts(self.names.gate_up, (plan.width, plan.width))

@@ -36,7 +36,7 @@ def stored_rows(
             raw = torch.empty(count * source.row_bytes, dtype=torch.uint8, pin_memory=pinned)
             read_exactly(file, raw.numpy(), source)
             if order:
-                raw = _in_order(raw.view(-1, unit, source.row_bytes), order, first // unit)
+                raw = in_order(raw.view(count, -1), order, first // unit).view(-1)
             yield first, count, raw
 
 
@@ -49,11 +49,12 @@ def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
         dequantise_into(weights, raw[start : start + num_bytes], format.name)
 
 
-def _in_order(heads: Tensor, order: RowOrder, first_head: int) -> Tensor:
-    """The rows of heads [heads, rows, bytes], which begin with a head of the tensor."""
-    ordered = heads[:, torch.tensor(order.order)]
-    ordered[max(order.heads - first_head, 0) :] = heads[max(order.heads - first_head, 0) :]
-    return ordered.view(-1)
+def in_order(rows: Tensor, order: RowOrder, first_head: int = 0) -> Tensor:
+    """Rows [N, ...] of a tensor, from a head of it on, put in order."""
+    heads = rows.view(-1, len(order.order), *rows.shape[1:])
+    num_ordered = max(order.heads - first_head, 0)
+    ordered = heads[:num_ordered, torch.tensor(order.order, device=rows.device)]
+    return torch.cat([ordered, heads[num_ordered:]]).view(rows.shape)
 
 
 def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTensor) -> None:

@@ -10,14 +10,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Of the first `heads` heads, row i of each is the stored row order[i]; others are in order."""
+    """Of the first `heads` heads, row i of each is the given row order[i]; others are in order."""
 
     heads: int
     order: tuple[int, ...]
 
+    def after(self, first: RowOrder | None) -> RowOrder:
+        """Both of them for the same heads, `first` before this one."""
+        if first is None:
+            return self
+        return RowOrder(self.heads, tuple(first.order[row] for row in self.order))
 
-def interleaved(heads: int, size: int) -> RowOrder:
-    """Stored as pairs side by side: 0 and half, 1 and half + 1, and so on.
 
-    Heads of 8: the stored rows 0 2 4 6 1 3 5 7 are the rows in order."""
-    return RowOrder(heads, (*range(0, size, 2), *range(1, size, 2)))
+def deinterleaved(heads: int, size: int, dims: int) -> RowOrder:
+    """Pairs that were given side by side, of the first `dims` rows: 0 and 1, 2 and 3, and so on.
+
+    Heads of 8, all turned: the rows 0 2 4 6 1 3 5 7 that were given are 0 to 7."""
+    return RowOrder(heads, (*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)))
+
+
+def paired(heads: int, size: int, dims: int) -> RowOrder | None:
+    """Pairs half a head apart where those that were given are half of `dims` apart, and rows that
+    are not turned paired behind them; None where all are turned.
+
+    Heads of 8, 4 of them turned: 0 1 4 5 2 3 6 7."""
+    if dims == size:
+        return None
+    half, rest = dims // 2, dims + (size - dims) // 2
+    return RowOrder(
+        heads, (*range(half), *range(dims, rest), *range(half, dims), *range(rest, size))
+    )

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.ministral import MinistralConfig
 from transformers.models.mistral import MistralConfig
+from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
@@ -44,6 +45,21 @@ YARN: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
+# Heads of 16, as Phi-3 has it: by the hidden size.
+PHI3: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "head_dim"},
+    "hidden_size": 96,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 8 for i in range(6)],
+    "long_factor": [2.0 + i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}
 
 FAMILIES: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
@@ -83,6 +99,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
     ),
     "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=True),
     "qwen3 untied": Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "phi3, window 9": Phi3Config(**PHI3, sliding_window=9),
+    "phi3, partial longrope": Phi3Config(
+        **PHI3,
+        original_max_position_embeddings=256,
+        rope_parameters=LONG,
+        tie_word_embeddings=True,
+    ),
 }
 
 
@@ -128,14 +151,30 @@ def canonical(stored: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
         renamed[f"{ours}mlp_norm.weight"] = stored[f"{theirs}post_attention_layernorm.weight"]
         for new, old in {
             "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "attn.qkv fused": ("self_attn.qkv_proj",),
             "attn.o": ("self_attn.o_proj",),
             "attn.q_norm": ("self_attn.q_norm",),
             "attn.k_norm": ("self_attn.k_norm",),
             "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+            "mlp.gate_up fused": ("mlp.gate_up_proj",),
             "mlp.down": ("mlp.down_proj",),
         }.items():
             for kind in ("weight", "bias"):
                 parts = [stored.get(f"{theirs}{part}.{kind}") for part in old]
                 if parts[0] is not None:
-                    renamed[f"{ours}{new}.{kind}"] = torch.cat([p for p in parts if p is not None])
+                    renamed[f"{ours}{new.split()[0]}.{kind}"] = torch.cat(
+                        [p for p in parts if p is not None]
+                    )
+        if spec.rotary_dims is not None:
+            renamed[f"{ours}attn.qkv.weight"] = in_pairs(renamed[f"{ours}attn.qkv.weight"], spec)
     return {name: tensor.detach().clone() for name, tensor in renamed.items()}
+
+
+def in_pairs(qkv: Tensor, spec: ModelSpec) -> Tensor:
+    """Rows of q and k so that i and i + half are a pair, also of those that are not turned."""
+    size, dims = spec.head_dim, spec.rotary_dims or 0
+    turned = (spec.num_heads + spec.num_kv_heads) * size
+    heads = qkv[:turned].view(-1, size, qkv.shape[1])
+    pairs, rest = heads[:, :dims].chunk(2, 1), heads[:, dims:].chunk(2, 1)
+    ordered = torch.cat([pairs[0], rest[0], pairs[1], rest[1]], 1)
+    return torch.cat([ordered.reshape(turned, -1), qkv[turned:]])

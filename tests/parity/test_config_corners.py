@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -108,3 +110,28 @@ def test_yarn_of_a_gguf_file_is_that_of_transformers(family: str, tmp_path: Path
     path = write_gguf(model, tmp_path / "model.gguf", metadata=metadata)
     assert SIZES["vocab_size"] == model.config.vocab_size
     agrees(path, model, family)
+
+
+def test_partial_longrope_of_a_gguf_file_is_that_of_transformers(tmp_path: Path) -> None:
+    short, long = [1.0 + i / 8 for i in range(6)], [2.0 + i for i in range(6)]
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": short,
+        "long_factor": long,
+    }
+    sizes = {"original_max_position_embeddings": 128, "pad_token_id": 0}
+    model = tiny_model("phi3", rope_parameters=rope, initializer_range=0.25, **sizes)
+    metadata: dict[str, int | float | str] = {
+        "{arch}.rope.dimension_count": 12,
+        "{arch}.rope.scaling.original_context_length": 128,
+        "{arch}.rope.scaling.attn_factor": (1 + math.log(2) / math.log(128)) ** 0.5,
+        "{arch}.attention.sliding_window": 0,
+    }
+    factors = {
+        f"rope_factors_{name}.weight": np.array(values, np.float32)
+        for name, values in (("short", short), ("long", long))
+    }
+    path = write_gguf(model, tmp_path / "model.gguf", metadata=metadata, tensors=factors)
+    agrees(path, model, "phi3")

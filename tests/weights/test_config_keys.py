@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -26,6 +27,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 from quire.errors import UnsupportedModel
+from quire.families.registry import BY_ARCHITECTURE
 from quire.weights import gguf_config, hf_config
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
@@ -40,6 +42,7 @@ CONFIGS: dict[str, Any] = {
     "ministral": MinistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "phi3": Phi3Config,
 }
 
 
@@ -74,10 +77,18 @@ def test_every_key_of_a_config_class_is_accounted_for(
     architecture = f"{name.capitalize()}ForCausalLM"
     plain = {**LLAMA, "architectures": [architecture], "model_type": name, "dtype": "float32"}
     sliding = {"use_sliding_window": True, "sliding_window": 8}
-    read = keys_read(plain, monkeypatch) | keys_read({**plain, **sliding}, monkeypatch)
+    long = {**LONG, **{f"{one}_factor": [1.0] * 8 for one in ("short", "long")}}
+    others = (sliding, {"rope_scaling": long, "head_dim": 16})
+    read = keys_read(plain, monkeypatch).union(
+        *(keys_read({**plain, **other}, monkeypatch) for other in others)
+    )
     known = {field.name for field in fields(CONFIGS[name])}
-    assert known - read - hf_config.WITHOUT_EFFECT.keys() == set()
-    assert not read & hf_config.WITHOUT_EFFECT.keys()
+    without_effect = {
+        *hf_config.WITHOUT_EFFECT,
+        *BY_ARCHITECTURE[architecture].without_effect,
+    }
+    assert known - read - without_effect == set()
+    assert not read & without_effect
 
 
 def test_every_rotary_setting_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
 }
 
 
@@ -52,16 +53,18 @@ def as_quire_names_them(state: dict[str, torch.Tensor], spec: ModelSpec) -> dict
         expected[f"{ours}mlp_norm.weight"] = state[f"{theirs}post_attention_layernorm.weight"]
         for packed, parts in {
             "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "attn.qkv fused": ["self_attn.qkv_proj"],
             "attn.o": ["self_attn.o_proj"],
             "attn.q_norm": ["self_attn.q_norm"],
             "attn.k_norm": ["self_attn.k_norm"],
             "mlp.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+            "mlp.gate_up fused": ["mlp.gate_up_proj"],
             "mlp.down": ["mlp.down_proj"],
         }.items():
             for kind in ("weight", "bias"):
                 found = [state.get(f"{theirs}{part}.{kind}") for part in parts]
                 if found[0] is not None:
-                    expected[f"{ours}{packed}.{kind}"] = torch.cat(
+                    expected[f"{ours}{packed.split()[0]}.{kind}"] = torch.cat(
                         [t for t in found if t is not None]
                     )
     return expected

@@ -1,0 +1,49 @@
+"""Phi-3 and Phi-4: q, k, v in one stored matrix, gate and up in another, heads of which a part may
+be turned, longrope. No torch.
+
+Of longrope quire has the factors for texts up to the original length, which is then the longest.
+"""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import num_layers, read_decoder, read_heads, read_window
+from quire.families.rope_config import read_rope
+from quire.spec import ModelSpec
+
+ORIGINAL_LEN = 4096  # of a config that does not say it
+# Older files say "su" or "yarn", and mean the same.
+ROPE_KINDS = {"longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads = read_heads(fields)
+    rope = read_rope(fields, heads.head_dim, kinds=ROPE_KINDS, original=ORIGINAL_LEN, partial=True)
+    window = read_window(fields, unsaid=None)
+    if window is not None and window >= rope.max_len:
+        window = None  # as far as any text goes
+    return read_decoder(
+        "phi3",
+        fields,
+        heads,
+        rope=rope,
+        norm_eps=fields.positive("rms_norm_eps", 1e-5),
+        windows=(window,) * num_layers(fields),
+    )
+
+
+FAMILY = Family(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    read=read,
+    gguf="phi3",
+    gguf_windows=True,
+    partial_rotary=True,
+    names=LayerNames(
+        qkv=(Name("self_attn.qkv_proj", "attn_qkv"),),
+        gate_up=(Name("mlp.gate_up_proj", "ffn_up"),),
+    ),
+    without_effect={"resid_pdrop": "training", "embd_pdrop": "training"},
+)
