@@ -26,7 +26,10 @@ from tests.parity.families import make_pair
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
 DRAWN = SamplingParams(temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=0)
-FAMILIES = ["llama", "llama untied, every bias", "qwen2", "qwen3", "qwen3 untied"]
+FAMILIES = [
+    *("llama", "llama untied, every bias", "qwen2", "qwen3", "qwen3 untied"),
+    "phi3, partial longrope",
+]
 
 
 def open_llm(directory: Path, **options: Any) -> LLM:

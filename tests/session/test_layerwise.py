@@ -19,6 +19,7 @@ from tests.weights.tiny import tiny_model, write_gguf
         ("mistral", {"sliding_window": 9}),
         ("qwen2", {"num_hidden_layers": 1}),
         ("qwen3", {}),
+        ("phi3", {"pad_token_id": 0}),
     ],
 )
 def test_logits_are_those_of_transformers(

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.executor.int8_probe import int8_arithmetic
+from quire.kernels.cpu.int8 import Int8Matrix
 from quire.weights.formats import StoredTensor
+from quire.weights.load import load_int8_weights, load_weights
 from quire.weights.read_rows import stored_rows
 from quire.weights.row_order import RowOrder, deinterleaved, paired
 from quire.weights.source import locate
+from tests.parity.families import make_pair
 from tests.weights.tiny import tiny_model
 
 
@@ -35,3 +39,18 @@ def test_only_the_first_heads_are_put_in_order_however_much_is_read_at_once(
     heads = model.state_dict()[name].view(8, 16, -1)
     expected = torch.cat([heads[:6, list(order.order)], heads[6:]])
     assert torch.equal(torch.cat(pieces).view(torch.float32), expected.reshape(-1))
+
+
+def test_bytes_are_put_in_order_as_floats_are(tmp_path: Path) -> None:
+    make_pair("phi3, partial longrope").oracle.save_pretrained(tmp_path)
+    files = locate(str(tmp_path))
+    spec = files.spec()
+    assert spec.layers[0].attention.rope.dims == 12
+    wide = load_weights(files, spec, dtype=torch.float32, device="cpu")
+    arithmetic = int8_arithmetic()
+    narrow = load_int8_weights(files, spec, arithmetic)
+    for name, weight in wide.items():
+        if weight.dim() == 2:
+            found, expected = narrow[name], Int8Matrix.of(weight, arithmetic)
+            assert isinstance(found, Int8Matrix)
+            assert torch.equal(found.packed, expected.packed), name
