@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.inputs.gguf_cuts import CUTS, Cut
 from quire.inputs.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,43 +34,6 @@ _NAMED = {
     "sep_token": "seperator_token_id",  # so spelled in the format
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
-}
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS_AND_MARKS = (
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}{1,3}"
-_QWEN2 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-class _Cut(NamedTuple):
-    """How text is cut before merging: patterns applied one after the other, each to the pieces
-    of the one before."""
-
-    patterns: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token is taken without merging
-    nfc: bool = False
-    bos: bool = False  # the beginning token is added where the file does not say
-
-
-_DIGITS_THEN_GPT2 = _Cut((r"\p{N}", _GPT2))
-_LIKE_LLAMA3 = _Cut((_LLAMA3,), whole_words=True, bos=True)
-_LIKE_QWEN2 = _Cut((_QWEN2,), nfc=True)
-_CUTS = {
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS_THEN_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LIKE_LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), _Cut((_GPT2,))),
-    "smaug-bpe": _Cut((_LLAMA3,)),
-    "tekken": _Cut((_TEKKEN,), whole_words=True, bos=True),
-    "default": _Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }
 
 
@@ -189,21 +153,21 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) ->
     return None if value == _NO_TOKEN else int(value)
 
 
-def _cut(metadata: Mapping[str, Any]) -> _Cut:
+def _cut(metadata: Mapping[str, Any]) -> Cut:
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is not None and not isinstance(pre, str):
         raise _wrong(metadata, "pre", "a text")
-    if pre not in _CUTS:
+    if pre not in CUTS:
         named = "does not name the rule" if pre is None else f"names the rule {pre!r}"
         raise UnsupportedModel(
             f"the GGUF file {named} by which its tokenizer cuts text (tokenizer.ggml.pre); quire "
-            f"knows {', '.join(sorted(_CUTS))}. Pass tokenizer= with the directory of the original "
+            f"knows {', '.join(sorted(CUTS))}. Pass tokenizer= with the directory of the original "
             "model, or a GGUF file made by a newer converter"
         )
-    return _CUTS[pre]
+    return CUTS[pre]
 
 
-def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: _Cut) -> Backend:
+def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: Cut) -> Backend:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
@@ -224,7 +188,7 @@ def _bpe(kind: Any, ids: dict[str, int], merges: Sequence[Any], **options: Any) 
         return kind(ids, merges, **options)
 
 
-def _pre_tokenizer(cut: _Cut) -> PreTokenizer:
+def _pre_tokenizer(cut: Cut) -> PreTokenizer:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 

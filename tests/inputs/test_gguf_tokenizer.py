@@ -148,6 +148,21 @@ def test_the_default_rule_cuts_marks_and_digits_as_llama_cpp_does() -> None:
     assert cut == ["it", "'", "s", "Ġ", "123", "45", "!?", "Ġok"]
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        # Phi-4-mini: by case, with what was left out of a word behind it, three digits at a time.
+        ("gpt-4o", ["He", "LLo", "World's", "Ġ", "123", "45", "ĠDON'T", "Ġ//Ċ", "ĠĠ", "Ġok"]),
+        # Phi-4: what was left out of a word is a piece of its own.
+        ("dbrx", ["HeLLoWorld", "'s", "Ġ", "123", "45", "ĠDON", "'T", "Ġ//Ċ", "ĠĠ", "Ġok"]),
+    ],
+)
+def test_cutting_rules_of_phi_are_those_of_its_tokenizers(pre: str, expected: list[str]) -> None:
+    backend = load_gguf_tokenizer(gguf_metadata(train_byte_bpe(False), "gpt2", pre=pre)).backend
+    text = "HeLLoWorld's 12345 DON'T //\n   ok"
+    assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)] == expected
+
+
 @pytest.fixture(scope="module")
 def default_metadata(default_model: Path) -> dict[str, Any]:
     from quire.weights.gguf_file import GgufFile

@@ -1,0 +1,45 @@
+"""How text is cut before pairs are merged, by the names that GGUF files have for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS_AND_MARKS = (
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}{1,3}"
+_QWEN2 = _CONTRACTIONS + _WORDS_AND_MARKS % r"\p{N}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BEFORE, _MARKS = r"[^\r\n\p{L}\p{N}]?", r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}" + _MARKS
+_GPT4O = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}{_MARKS}"
+)
+
+
+class Cut(NamedTuple):
+    """How text is cut before merging: patterns applied one after the other, each to the pieces
+    of the one before."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False  # a word that is a token is taken without merging
+    nfc: bool = False
+    bos: bool = False  # the beginning token is added where the file does not say
+
+
+_DIGITS_THEN_GPT2 = Cut((r"\p{N}", _GPT2))
+_LIKE_LLAMA3 = Cut((_LLAMA3,), whole_words=True, bos=True)
+_LIKE_QWEN2 = Cut((_QWEN2,), nfc=True)
+CUTS = {
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS_THEN_GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LIKE_LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), Cut((_GPT2,))),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), Cut((_LLAMA3,))),
+    "gpt-4o": Cut((_GPT4O,)),
+    "tekken": Cut((_TEKKEN,), whole_words=True, bos=True),
+    "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+}
