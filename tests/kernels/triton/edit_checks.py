@@ -36,7 +36,7 @@ def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
         presence_penalty=maybe(0.9, 0.0),
         min_tokens=maybe(8, 0),
         logit_bias=maybe({t: float(rng.normal()) * 4 for t in some_ids(rng, vocab, 7)}, None),
-        allowed_token_ids=maybe(some_ids(rng, vocab, vocab // 2), None),
+        allowed_token_ids=maybe(some_ids(rng, vocab, min(vocab // 2, 2000)), None),
     )
     params._bad_words_token_ids = [[t] for t in maybe(some_ids(rng, vocab, 5), [])]
     outputs = rng.integers(0, vocab, int(rng.integers(0, 6))).astype(np.int32)
