@@ -188,7 +188,7 @@ PARAMS_STATUS: dict[str, Status] = {
         max_tokens="At least 1; None = as many as the model's length leaves room for.",
         min_tokens="No stop before this many tokens; at most max_tokens.",
         logprobs="The k likeliest tokens besides the sampled one; 0 = sampled only, -1 = all.",
-        prompt_logprobs="The same for the prompt; cached prefixes are still used.",
+        prompt_logprobs="The same for the prompt, up to 2 GiB; cached prefixes are still used.",
         logprob_token_ids="Up to 128 ids whose logprobs come with each token.",
         flat_logprobs="Return FlatLogprobs instead of a list of dicts.",
         detokenize="False: text stays empty.",
