@@ -246,7 +246,7 @@ def main(words: Sequence[str] | None = None) -> None:
         with LLM(model.path, **model.options) as llm:
             ready = time.perf_counter() - started
             measured = [measure(llm, name, i, arguments.runs) for name, i in chosen.items()]
-            dtype = llm.model_config.dtype
+            dtype = str(llm.model_config.dtype).removeprefix("torch.")
         theirs: list[Measured] = []
         if arguments.against:
             theirs = measure_transformers(model, chosen, arguments.batch, dtype)

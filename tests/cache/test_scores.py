@@ -103,4 +103,4 @@ def test_parts_and_joins_of_scores() -> None:
     assert [a.tolist() for a in joined.arrays()] == [a.tolist() for a in whole.arrays()]
     fewer = whole.part(1, 4, num_top=2)
     assert len(fewer) == 3 and fewer.top_ids.shape == (3, 2)
-    assert [entry.token_id for entry in fewer.entries()] == [1, 2, 3]
+    assert fewer.token_ids.tolist() == [1, 2, 3]

@@ -141,7 +141,6 @@ NO_TALK: dict[str, tuple[Any, str]] = {
     "too long": (said("x" * 2_000), "prompt_too_long"),
     "far too long": (said("x" * 200_000), "prompt_too_long"),
     "too many messages": (ASK * 200, "prompt_too_long"),
-    "no number as logits": (said("<nan>"), "nan_logits"),
 }
 CLASH = ("output", "finish_reason", "prompt_tokens", "output_tokens", "error", "error_type")
 

@@ -59,5 +59,6 @@ def check_scores(place: Place, logits: Tensor, seed: int, *, as_logits: bool = F
         floats = torch.cat([entry[:1], pairs[:, 1]]).view(torch.float32).numpy()
         expected = np.concatenate([told.logprobs, told.top_logprobs[0]])
         # Sums over 150,000 tokens in float32, in two orders.
-        np.testing.assert_allclose(floats, expected, atol=1e-5 if vocab < 50_000 else 3e-5, rtol=1e-6)
+        within = 1e-5 if vocab < 50_000 else 3e-5
+        np.testing.assert_allclose(floats, expected, atol=within, rtol=1e-6)
         assert bool((entry[2 + 2 * count :] == UNTOUCHED).all())
