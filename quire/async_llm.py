@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
@@ -100,6 +101,8 @@ class AsyncLLM:
         """
         if lora_request is not None:
             raise NotSupported(LORA_WAY_OUT)
+        if data_parallel_rank:
+            raise NotSupported(f"data_parallel_rank={data_parallel_rank}: there is one engine, 0.")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise InvalidParams(
@@ -163,8 +166,12 @@ class AsyncLLM:
         return self._engine.failure
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End everything and free the memory; tasks that still read get EngineClosed."""
-        self._end()
+        """End everything and free the memory; tasks that still read get EngineClosed. `timeout`:
+        seconds to wait for the step in progress."""
+        if timeout is None:
+            self._end()
+        elif self._end.detach() is not None:
+            self._engine.close(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +206,7 @@ def _hand_over(news: list[News]) -> None:
     for one in news:
         by_loop.setdefault(one[0].reader.loop, []).append(one)
     for loop, some in by_loop.items():
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop was closed, and its tasks with it
             loop.call_soon_threadsafe(_deliver, some)
 
 

@@ -20,7 +20,9 @@ from quire import (
     RequestOutputKind,
     SamplingParams,
 )
+from quire.async_llm import _hand_over, _Reader
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
+from quire.session.engine_thread import Asked
 from tests.tiny_llm import tiny_llm
 
 LONG = SamplingParams(temperature=1.0, seed=1, max_tokens=200, ignore_eos=True)
@@ -248,3 +250,18 @@ def test_an_engine_that_is_forgotten_ends_by_itself(home: Path) -> None:
     assert gone() is None
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_what_comes_for_a_closed_loop_is_dropped() -> None:
+    async def reader() -> Any:
+        asked = Asked("a", params(1))
+        asked.reader = _Reader(asked)
+        return asked
+
+    asked = asyncio.run(reader())  # its loop is closed now
+    _hand_over([(asked, EngineClosed("too late"))])
+
+
+def test_another_rank_is_refused(llm: AsyncLLM) -> None:
+    with pytest.raises(NotSupported, match="data_parallel_rank=1"):
+        asyncio.run(all_of(llm, "a", params(1), data_parallel_rank=1))

@@ -115,7 +115,10 @@ class CudaExecutor:
         if self._runner is None:
             raise EngineClosed("this executor does not run; call start() before submit().")
         with self._errors("in a step"):
-            return self._runner.run(plan)
+            step = self._runner.run(plan)
+            if plan.masks is not None:  # also where no row that draws looked at them
+                self.handles.wait_for(plan.masks)
+            return step
 
     def reset(self) -> None:
         """End every row; the model and the KV cache stay."""

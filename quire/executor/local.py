@@ -143,7 +143,10 @@ class LocalExecutor:
     def submit(self, plan: StepPlan) -> FinishedStep:
         if self._runner is None:
             raise EngineClosed("this executor does not run; call start() before submit().")
-        return FinishedStep(self._runner.run(plan))
+        result = self._runner.run(plan)
+        if plan.masks is not None:  # also where no row that draws looked at them
+            self.handles.wait_for(plan.masks)
+        return FinishedStep(result)
 
     def reset(self) -> None:
         """End every row; the model and the KV cache stay."""

@@ -110,10 +110,10 @@ class EngineThread:
         """Cancel it, wherever it is; its last output has finish_reason "abort"."""
         self._inbox.give_up(asked)
 
-    def close(self) -> None:
-        """End what runs, after the step in progress, and free the memory."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End what runs, after the step in progress or so many seconds, and free the memory."""
         self._inbox.close()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(seconds)
         self._session.close()
 
     def _drive(self) -> None:
