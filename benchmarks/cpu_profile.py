@@ -201,8 +201,8 @@ def peaks(llm: LLM, clock: Callable[[], float]) -> Peaks:
     """The best rates of this model's own products with many rows, and of copying memory."""
     import torch
 
-    from quire.executor.int8_probe import int8_arithmetic
-    from quire.kernels.cpu.int8 import Int8Matrix
+    from quire.backends.cpu.int8 import Int8Matrix
+    from quire.executor.cpu.int8_probe import int8_arithmetic
 
     executor: Any = llm._session.engine.executor
     weight, x = torch.randn(PEAK_SIZE), torch.randn(PEAK_ROWS, PEAK_SIZE[1])
@@ -293,7 +293,7 @@ def main(words: Sequence[str] | None = None) -> None:
     import torch
 
     from quire import LLM
-    from quire.kernels.native.library import loaded
+    from quire.backends.cpu.native.library import loaded
 
     options: dict[str, Any] = {"quantization": arguments.quantization}
     if arguments.quantization == "none":

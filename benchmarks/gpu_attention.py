@@ -13,11 +13,11 @@ import torch.nn.functional as F
 import triton.testing
 from torch import Tensor
 
-from quire.kernels.ops import HeadShape
-from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
-from quire.kernels.triton.prefill import PrefillAttention
-from quire.kernels.triton.prefix import PrefixSize, PrefixWork
-from quire.kernels.triton.tiles import Tile
+from quire.backends.ops import HeadShape
+from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.prefill import PrefillAttention
+from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.backends.triton.tiles import Tile
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

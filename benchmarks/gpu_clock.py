@@ -32,7 +32,7 @@ class Clock:
             self._time(self.inside, runner, "_change")
             self._time(self.inside, runner.graphs, "run")
             self._time(self.inside, runner._prompts, "run", "prompts")
-            self._time(self.inside, runner._outbox, "send")
+            self._time(self.inside, runner._host_copies, "send")
         observe = engine._observe
 
         def observed(plan: Any, seconds: float) -> None:

@@ -130,10 +130,10 @@ def equal(rows: int, vocab: int, budget: Budget) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        import tests.kernels.triton.conftest  # noqa: F401 - the interpreter
-    from tests.kernels.triton.checks import Place
-    from tests.kernels.triton.edit_checks import check_edits
-    from tests.kernels.triton.score_checks import check_scores
+        import tests.backends.triton.conftest  # noqa: F401 - the interpreter
+    from tests.backends.triton.checks import Place
+    from tests.backends.triton.edit_checks import check_edits
+    from tests.backends.triton.score_checks import check_scores
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     place, found = Place(device, torch.float32), {}

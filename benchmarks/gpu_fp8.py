@@ -43,9 +43,9 @@ def checks() -> Iterator[Line]:
     """bf16, head_dim 128 and 64, ragged rows, windows, groups, prompts; products of some shapes."""
     import torch
 
-    from quire.kernels.ops import HeadShape
-    from tests.kernels.triton import checks as attention
-    from tests.kernels.triton import fp8_checks as fp8
+    from quire.backends.ops import HeadShape
+    from tests.backends.triton import checks as attention
+    from tests.backends.triton import fp8_checks as fp8
 
     place = attention.Place(torch.device("cuda"), torch.bfloat16)
     lengths = [(i * 977) % 2500 for i in range(60)]
@@ -70,8 +70,8 @@ def checks() -> Iterator[Line]:
         )
     calls["rows"] = partial(fp8.check_rounded_rows, place, 700, 14336)
     calls["norms and gates"] = partial(fp8.check_fused, place, 700, 4096)
-    import quire.kernels.triton.kernels  # noqa: F401 - by one thread
-    from quire.kernels.triton import fp8 as products_in_fp8  # noqa: F401
+    import quire.backends.triton.kernels  # noqa: F401 - by one thread
+    from quire.backends.triton import fp8 as products_in_fp8  # noqa: F401
 
     # In threads, because most of it is compiling.
     with ThreadPoolExecutor(THREADS) as pool:
@@ -93,7 +93,7 @@ def accuracy(path: str = "smollm2") -> Iterator[Line]:
     """The default model, read as the gate of 8-bit arithmetic reads it, but on the GPU."""
     import torch
 
-    from quire.executor.accuracy import Accuracy, compare
+    from quire.executor.cpu.accuracy import Accuracy, compare
     from quire.session.int8_default import text_windows
     from quire.weights.load import load_fp8_weights, load_weights
     from quire.weights.source import locate
@@ -133,11 +133,11 @@ def built(spec: Any, weights: Any, dtype: str, fp8_kv: bool = False) -> Any:
     """A model on the GPU, to be read eagerly."""
     import torch
 
-    from quire.kernels.ops import kernels_for
+    from quire.backends.choose import kernels_for
+    from quire.layers.tp import TensorParallel
     from quire.models.decoder import head_shape
     from quire.models.fp8 import round_early
     from quire.models.registry import build_model
-    from quire.tp import TensorParallel
 
     shape = head_shape(spec, 16, getattr(torch, dtype), fp8_kv=fp8_kv)
     device = weights["norm.weight"].device.type

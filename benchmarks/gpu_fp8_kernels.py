@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.kernels.ops import HeadShape
-    from quire.kernels.triton.tiles import Tile
+    from quire.backends.ops import HeadShape
+    from quire.backends.triton.tiles import Tile
 
 Line = dict[str, Any]
 THREADS = 12
@@ -22,8 +22,8 @@ def decode() -> Iterator[Line]:
     import torch
 
     from benchmarks.gpu_attention import copy_bandwidth
-    from quire.kernels.ops import HeadShape
-    from quire.kernels.triton.tiles import Tile
+    from quire.backends.ops import HeadShape
+    from quire.backends.triton.tiles import Tile
 
     yield {"copy TB/s": round(copy_bandwidth(), 3)}
     sizes = ((128, 4, 3), (128, 2, 3), (64, 1, 4), (64, 2, 4), (32, 1, 5), (64, 4, 4))
@@ -64,8 +64,8 @@ def run_decode(
     """A step's attention that has run once, and the bytes it reads."""
     import torch
 
-    from quire.kernels.fp8 import block_shape
-    from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
+    from quire.backends.fp8 import block_shape
+    from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 
     cuda, blocks = torch.device("cuda"), rows * -(-context // 16)
     block = block_shape(shape.num_kv_heads, 16, shape.head_dim, shape.kv_dtype)
@@ -99,11 +99,11 @@ def prompts() -> Iterator[Line]:
     import torch
 
     from benchmarks.gpu_attention import milliseconds
-    from quire.kernels.fp8 import block_shape
-    from quire.kernels.ops import HeadShape
-    from quire.kernels.triton.heads import norm_rope_store
-    from quire.kernels.triton.prefill import PrefillAttention
-    from quire.kernels.triton.tiles import Tile
+    from quire.backends.fp8 import block_shape
+    from quire.backends.ops import HeadShape
+    from quire.backends.triton.heads import norm_rope_store
+    from quire.backends.triton.prefill import PrefillAttention
+    from quire.backends.triton.tiles import Tile
 
     cuda, count, new = torch.device("cuda"), 16, 1024
     tables = torch.arange(count * new // 16, dtype=torch.int32, device=cuda).view(count, -1)
@@ -141,8 +141,8 @@ def products() -> Iterator[Line]:
     import torch.nn.functional as F
 
     from benchmarks.gpu_attention import milliseconds
-    from quire.kernels.fp8 import Fp8Matrix
-    from quire.kernels.triton.fp8 import Fp8Linear, round_rows, silu_mul_rounded
+    from quire.backends.fp8 import Fp8Matrix
+    from quire.backends.triton.fp8 import Fp8Linear, round_rows, silu_mul_rounded
 
     cuda = torch.device("cuda")
     for inner, outer in ((4096, 6144), (4096, 28672), (14336, 4096)):

@@ -35,11 +35,11 @@ from benchmarks.gpu_attention import (
     prefill,
     prefix,
 )
-from quire.kernels.ops import HeadShape
-from quire.kernels.triton import blocks, elementwise
-from quire.kernels.triton.decode import DecodeAttention, DecodeBuffers
-from quire.kernels.triton.heads import HeadNorms, norm_rope_store
-from quire.kernels.triton.sample import SampleBuffers, SamplingColumns, sample
+from quire.backends.ops import HeadShape
+from quire.backends.triton import blocks, elementwise
+from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.heads import HeadNorms, norm_rope_store
+from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 
 Check = Callable[[], object]
 
@@ -55,7 +55,7 @@ def draws() -> Iterator[Line]:
 
 
 def checks() -> Iterator[Line]:
-    """The parity checks of tests/kernels/triton at real shapes."""
+    """The parity checks of tests/backends/triton at real shapes."""
     yield from _checks(
         (
             (BF16, ((16, 8, 128), (32, 8, 64), (16, 1, 256), (9, 3, 80))),
@@ -69,10 +69,10 @@ Shapes = tuple[tuple[int, int, int], ...]
 
 
 def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
-    from tests.kernels.triton import checks as c
-    from tests.kernels.triton import sampling_checks as s
-    from tests.kernels.triton.thin_checks import check_thin
-    from tests.kernels.triton.wishes import CUT, KEPT, PLAIN
+    from tests.backends.triton import checks as c
+    from tests.backends.triton import sampling_checks as s
+    from tests.backends.triton.thin_checks import check_thin
+    from tests.backends.triton.wishes import CUT, KEPT, PLAIN
 
     for dtype, shapes in kinds:
         place = c.Place(CUDA, dtype)
@@ -95,8 +95,8 @@ def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
 
 
 def _attention_checks(place: Any, shape: HeadShape) -> Iterator[tuple[str, Check]]:
-    from tests.kernels.triton import checks as c
-    from tests.kernels.triton.thin_checks import check_packed
+    from tests.backends.triton import checks as c
+    from tests.backends.triton.thin_checks import check_packed
 
     lengths = [(i * 977) % 2500 for i in range(60)]
     groups = ((32, tuple(range(70))), (50, tuple(range(3, 30))))
@@ -131,11 +131,11 @@ def _verdict(name: str, run: Check) -> Line:
 
 def tiny() -> Iterator[Line]:
     """Every kernel once at a small shape: for compute-sanitizer."""
-    from tests.kernels.triton import checks as c
-    from tests.kernels.triton import fp8_checks as fp8
-    from tests.kernels.triton import sampling_checks as s
-    from tests.kernels.triton.thin_checks import check_packed, check_thin
-    from tests.kernels.triton.wishes import CUT, PLAIN
+    from tests.backends.triton import checks as c
+    from tests.backends.triton import fp8_checks as fp8
+    from tests.backends.triton import sampling_checks as s
+    from tests.backends.triton.thin_checks import check_packed, check_thin
+    from tests.backends.triton.wishes import CUT, PLAIN
 
     place = c.Place(CUDA, BF16)
     shape, narrow = (HeadShape(4, 2, 80, 16, BF16, fp8_kv) for fp8_kv in (False, True))

@@ -4,7 +4,7 @@
 
 Ours include the norm before a product, the gate and what is added to the stream; the library's
 do not. Each is replayed over so many copies of its weight that none is left in the L2 cache.
-What kernels/triton/thin.py chooses is marked with a star.
+What backends/triton/small_batch.py chooses is marked with a star.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks import shapes
 from benchmarks.gpu_attention import milliseconds
-from quire.kernels.triton.thin import (
+from quire.backends.triton.small_batch import (
     LEAST_COLUMNS,
     Norm,
     Product,

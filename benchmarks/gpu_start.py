@@ -138,9 +138,9 @@ def _wrap_when_torch_is_there(line: Timeline) -> None:
     def wrapped(*given: Any) -> Any:
         line.mark("torch imported, device asked")
         before = time.time()
-        import quire.executor.compiling as compiling
-        import quire.executor.cuda as cuda
-        import quire.executor.warmup as warmup
+        import quire.executor.cuda.executor as cuda
+        import quire.executor.precompile.parent as compiling
+        import quire.executor.precompile.warmup as warmup
         import quire.weights.load as load
 
         line.mark("import executor", before)

@@ -22,9 +22,9 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks.gpu import opened
 from benchmarks.gpu_profile import summary
-from quire.executor.decoding import Decoding, Parts
-from quire.executor.device_rows import Column
-from quire.executor.graphs import GraphKey, Graphs
+from quire.executor.cuda.decoding import Decoding, Parts
+from quire.executor.cuda.device_rows import Column
+from quire.executor.cuda.graphs import GraphKey, Graphs
 
 STEPS = 24  # replayed at a time
 
@@ -50,7 +50,7 @@ class Step:
         columns.tables[: self.num_rows, :width] = blocks.view(self.num_rows, width)
         columns.ints[Column.LAST_TOKEN, : self.num_rows] = 100 + rows
         columns.ints[Column.MAX_TOKENS, : self.num_rows] = 10**9
-        columns.knobs.temperature[: self.num_rows] = 1.0
+        columns.sampling_columns.temperature[: self.num_rows] = 1.0
         self.places.rows[: self.num_rows] = rows.int()
         self._begin()
 

@@ -24,13 +24,13 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks import shapes, workloads
 from quire.executor.executor import ExecutorFacts
-from quire.handles import Handles
 from quire.llm import LLM
 from quire.options import DeviceFacts, parse_options, resolve
 from quire.sampling_params import SamplingParams
 from quire.session.loading import LoadedModel
 from quire.session.session import Session
 from quire.step import StepPlan, StepResult
+from quire.steps.handles import Handles
 from quire.weights.source import locate
 
 GPU = DeviceFacts("cuda", 140 << 30, 120 << 30, 16, ("bfloat16",))

@@ -21,11 +21,11 @@ if not __package__:  # run as a file: the repository is not on the path
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.int8 import Int8Matrix, TorchInt8
-from quire.kernels.cpu.linear import make_linear
-from quire.kernels.cpu.native_int8 import Choice, NativeInt8, paths_here
-from quire.kernels.native.library import loaded
-from quire.kernels.ops import LinearOp
+from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
+from quire.backends.cpu.linear import make_linear
+from quire.backends.cpu.native.library import loaded
+from quire.backends.cpu.native_int8 import Choice, NativeInt8, paths_here
+from quire.backends.ops import LinearOp
 
 
 def linears(weight: Tensor) -> dict[str, LinearOp]:

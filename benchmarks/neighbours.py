@@ -44,7 +44,7 @@ DECIDED = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 def serve(way: str, arguments: argparse.Namespace) -> None:
     """An engine that does the work once for every line it reads."""
     from quire import LLM, SamplingParams
-    from quire.kernels.native.library import library
+    from quire.backends.cpu.native.library import library
 
     params = SamplingParams(
         max_tokens=arguments.tokens, ignore_eos=True, temperature=1.0, seed=1, detokenize=False

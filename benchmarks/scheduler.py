@@ -25,7 +25,7 @@ from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan, StepResult
 
 PROMPT, BLOCK_SIZE = 32, 16

@@ -10,7 +10,7 @@ from typing import Any
 
 import quire
 from quire.options import OPTIONS
-from quire.param_rules import PARAMS_STATUS
+from quire.params.rules import PARAMS_STATUS
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 PAGE = Path(__file__).with_name("api.md")
@@ -35,8 +35,8 @@ TypeError. `None` always stands for the default. A value that breaks a rule rais
 
 MODULES = """\
 Each is also importable from the module of the same name as vLLM's: `quire.sampling_params`,
-`quire.outputs`, `quire.inputs`, `quire.logprobs`, `quire.pooling_params`,
-`quire.lora.request`, `quire.logits_process`, `quire.v1.sample.logits_processor`,
+`quire.outputs`, `quire.inputs`, `quire.logprobs`, `quire.params.pooling`,
+`quire.params.lora`, `quire.logits_process`, `quire.v1.sample.logits_processor`,
 `quire.tokenizers`, `quire.renderers.hf`, and `quire.exceptions`, where
 `VLLMValidationError` is `InvalidRequest`.
 """

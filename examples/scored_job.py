@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 from quire import Job
-from quire.jobs.report.page import write_report
-from quire.jobs.results import StoredRun
-from quire.jobs.scoring.run import score_run
+from quire.evals.scoring.run import score_run
+from quire.jobs.output.results import StoredRun
+from quire.report.page import write_report
 
 rows = [
     {"country": "France", "continent": "Europe", "capital": "Paris"},

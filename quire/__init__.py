@@ -6,12 +6,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__version_tuple__ = (0, 1, 0)
+from quire.base.version import __version__, __version_tuple__
+from quire.compat import serve_script_names
 
 if TYPE_CHECKING:
-    from quire.async_llm import AsyncLLM as AsyncLLM
-    from quire.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from quire.compat.not_built import *  # noqa: F403
     from quire.errors import *  # noqa: F403
     from quire.inputs import PromptType as PromptType
     from quire.inputs import TextPrompt as TextPrompt
@@ -19,29 +18,30 @@ if TYPE_CHECKING:
     from quire.jobs.job import Job as Job
     from quire.jobs.job import JobReport as JobReport
     from quire.llm import LLM as LLM
-    from quire.lora.request import LoRARequest as LoRARequest
-    from quire.not_built import *  # noqa: F403
     from quire.options import AsyncEngineArgs as AsyncEngineArgs
     from quire.options import EngineArgs as EngineArgs
     from quire.outputs import *  # noqa: F403
-    from quire.pooling_params import PoolingParams as PoolingParams
+    from quire.params.lora import LoRARequest as LoRARequest
+    from quire.params.pooling import PoolingParams as PoolingParams
     from quire.sampling_params import *  # noqa: F403
+    from quire.session.async_llm import AsyncLLM as AsyncLLM
+    from quire.session.async_llm import AsyncLLMEngine as AsyncLLMEngine
 
 _HOME = {
     "llm": "LLM",
-    "async_llm": "AsyncLLM AsyncLLMEngine",
+    "session.async_llm": "AsyncLLM AsyncLLMEngine",
     "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
     "GuidedDecodingParams RepetitionDetectionParams RequestOutputKind",
     "outputs": "RequestOutput CompletionOutput RequestStateStats Logprob FlatLogprobs "
     "PromptLogprobs SampleLogprobs BeamSearchOutput BeamSearchSequence ContinuationScore "
     "PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput "
     "ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
-    "pooling_params": "PoolingParams",
-    "lora.request": "LoRARequest",
+    "params.pooling": "PoolingParams",
+    "params.lora": "LoRARequest",
     "inputs": "PromptType TextPrompt TokensPrompt",
     "options": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
-    "not_built": "LLMEngine ModelRegistry initialize_ray_cluster",
+    "compat.not_built": "LLMEngine ModelRegistry initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
     "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed DoesNotFit BatchError "
@@ -50,6 +50,8 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = ["__version__", "__version_tuple__", *_MODULE_OF]
+
+serve_script_names()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.structured_params import StructuredOutputsConfig
+from quire.params.structured import StructuredOutputsConfig
 
 
 @dataclass(frozen=True, slots=True)

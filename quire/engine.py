@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from quire.errors import EngineError
 from quire.executor.executor import Executor, PendingStep
-from quire.scheduler.landing import StepReport
+from quire.scheduler.commit import StepReport
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan
 
 # How long a step waits at most for rows that are with their logits processors: Ctrl-C is looked

@@ -9,10 +9,10 @@ from typing import Any, Self
 from quire.errors import NotSupported
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
-from quire.lora.request import LORA_WAY_OUT
 from quire.options import EngineArgs, parse_options
 from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
+from quire.params.lora import LORA_WAY_OUT
 from quire.plan.plan import Plan
 from quire.run import Window
 from quire.sampling_params import BeamSearchParams

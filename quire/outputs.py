@@ -18,7 +18,7 @@ from quire.logprobs import (
     PromptLogprobs,
     SampleLogprobs,
 )
-from quire.pooling_params import (
+from quire.params.pooling import (
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,

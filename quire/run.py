@@ -19,13 +19,13 @@ from quire.outputs import RequestOutput
 from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
-from quire.results import Results
+from quire.results.finished import Results
+from quire.results.text_watch import Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
-from quire.scheduler.landing import Grown, StepReport
+from quire.scheduler.commit import Grown, StepReport
 from quire.scheduler.scoring import score_lead
-from quire.sequence import Guide, Sequence
-from quire.text_watch import Shown
+from quire.scheduler.sequence import Guide, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from typing import Any, ClassVar
 
+from quire.base.notes import warn
 from quire.errors import InvalidParams, NotSupported
-from quire.notes import warn
-from quire.param_rules import (
+from quire.params.output_kind import RequestOutputKind
+from quire.params.rules import (
     MAX_INT32,
     MAX_REPETITION_PENALTY,
     MAX_SEED,
@@ -31,7 +31,7 @@ from quire.param_rules import (
     whole,
     words,
 )
-from quire.structured_params import (
+from quire.params.structured import (
     GuidedDecodingParams,
     RepetitionDetectionParams,
     StructuredOutputsParams,
@@ -53,12 +53,6 @@ LOWEST_TEMPERATURE = 0.01
 _FLAGS: tuple[str, ...] = ("ignore_eos", "flat_logprobs", "detokenize", "skip_clone")
 _FLAGS += ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 _NOT_HONOURED = [(name, s) for name, s in PARAMS_STATUS.items() if s.kind != "honoured"]
-
-
-class RequestOutputKind(Enum):
-    CUMULATIVE = 0  # every output has all the text so far
-    DELTA = 1  # every output has what is new
-    FINAL_ONLY = 2  # one output, at the end
 
 
 @dataclass(slots=True, repr=False)

@@ -1,7 +1,7 @@
 """The only words scheduler and executor exchange: a StepPlan goes down, a StepResult comes back.
 
 Plain frozen data, numbers and numpy arrays that are not written after they are made, so that both
-can go to another process or into a file (step_codec.py). What cannot is named by a number and
+can go to another process or into a file (steps/codec.py). What cannot is named by a number and
 found in the executor's Handles. The executor runs
 plans in the order it got them, so a block freed in plan i may be taken in plan i + 1.
 Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, then the

@@ -82,6 +82,6 @@ def default_model() -> Path:
 def native_kernels() -> None:
     """The library of C kernels, loaded before a test puts QUIRE_HOME somewhere else: a process
     asks once, and a home in a test's folder would mean compiling it again, or not having it."""
-    from quire.kernels.native.library import library
+    from quire.backends.cpu.native.library import library
 
     library()

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.request import Ints, Request
 from quire.scheduler.beam_rule import SearchRules
-from quire.sequence import Guide
+from quire.scheduler.sequence import Guide
 from quire.step import Floats, Masks
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.executor.executor import ExecutorFacts
-from quire.handles import Handles
 from quire.request import Request
 from quire.step import Candidates, RowStart, Scores, Slice, StepPlan, StepResult, Targets
+from quire.steps.handles import Handles
 from tests.fake_beams import logprobs_after
 
 MASK = (1 << 63) - 1

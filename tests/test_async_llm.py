@@ -20,8 +20,8 @@ from quire import (
     RequestOutputKind,
     SamplingParams,
 )
-from quire.async_llm import _hand_over, _Reader
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
+from quire.session.async_llm import _hand_over, _Reader
 from quire.session.engine_thread import Asked
 from tests.tiny_llm import tiny_llm
 

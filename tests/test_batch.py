@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.batch import make_batch
 from quire.errors import NotSupported
+from quire.layers.batch import make_batch
+from quire.layers.tp import TensorParallel
 from quire.step import PrefixGroup, Slice
-from quire.tp import TensorParallel
 from tests.executor.harness import ints
 
 

@@ -15,7 +15,7 @@ from quire.errors import InvalidRequest
 from quire.outputs import RequestOutput
 from quire.plan.lengths import OutputLengths
 from quire.request import Request
-from quire.results import Results
+from quire.results.finished import Results
 from quire.run import Refused, Run, Window
 from tests.fakes import expected_output
 from tests.scheduler.runs import Setting, make_request

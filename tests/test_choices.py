@@ -23,9 +23,9 @@ from quire import (
     StructuredOutputsParams,
 )
 from quire.request import Choices, Request
-from quire.results import PathScores
+from quire.results.finished import PathScores
 from quire.scheduler.score_tree import ScoreTree
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import Scores, StepPlan, StepResult
 from tests.tiny_llm import tiny_llm
 

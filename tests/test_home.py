@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from quire import home
-from quire.executor import compiling
-from quire.home import keep, kept, open_ours, why_not_private
+from quire.base import home
+from quire.base.home import keep, kept, open_ours, why_not_private
+from quire.executor.precompile import parent as compiling
 from quire.weights import pull
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")

@@ -114,13 +114,13 @@ def test_urls_are_opened_by_the_fetchers_alone() -> None:
 # grammars that are tried, requests that tasks make, what is made of a row of somebody's table, and
 # the boundary to what is not ours.
 MAY_CATCH_ANYTHING = {
-    "quire/boundary.py",
+    "quire/base/boundary.py",
     "quire/cli/exits.py",
     "quire/grammar/child.py",
-    "quire/jobs/ahead.py",
+    "quire/jobs/supervise/ahead.py",
     "quire/jobs/input/arrow_values.py",
-    "quire/jobs/requests.py",
-    "quire/jobs/work.py",
+    "quire/jobs/child/requests.py",
+    "quire/jobs/input/work.py",
     "quire/sampling/lanes.py",
     "quire/session/engine_thread.py",
 }
@@ -156,7 +156,7 @@ def test_import_contracts_cover_every_torch_free_room() -> None:
     ]
     free = {
         *("scheduler", "cache", "grammar", "plan", "inputs", "step", "spec", "jobs"),
-        *("families", "layer_plan"),
+        *("families", "layer_plan", "evals", "report"),
     }
     there = {
         f"quire.{name}"
@@ -164,6 +164,45 @@ def test_import_contracts_cover_every_torch_free_room() -> None:
         if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name / "__init__.py").exists()
     }
     assert there <= set(contract["source_modules"])
+
+
+def imported_modules(name: str, tree: ast.Module, known: set[str]) -> set[str]:
+    """The modules of quire that a file imports, anywhere in it, for types alone too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            parts = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (parts & known) or ({node.module} & known)
+    return found - {name}
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Type-only imports count: files that need each other to be read are one file in two."""
+    trees = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
+        for name, tree in modules()
+    }
+    imports = {name: imported_modules(name, tree, set(trees)) for name, tree in trees.items()}
+    # Take away what imports nothing that is left, until only rings and what leads to them remain.
+    while free := {name for name, found in imports.items() if not found & imports.keys()}:
+        for name in free:
+            del imports[name]
+    # Weights rounded to fp8 on load name the product that multiplies them, and it them.
+    known_rings = {"quire.backends.fp8", "quire.backends.triton.fp8"}
+    ring = {name: sorted(found & imports.keys()) for name, found in imports.items()}
+    assert not ring or known_rings <= ring.keys()
+    for name in known_rings:
+        imports.pop(name, None)
+    while free := {name for name, found in imports.items() if not found & imports.keys()}:
+        for name in free:
+            del imports[name]
+    assert imports == {}
+
+
+def test_the_root_has_at_most_fifteen_modules() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 15
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)

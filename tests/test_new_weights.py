@@ -20,7 +20,7 @@ from quire import (
     NotSupported,
     SamplingParams,
 )
-from quire.kernels import ops
+from quire.backends import ops
 from tests.parity.families import make_pair
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -126,9 +126,9 @@ def load_one(model: Any, named: tuple[str, torch.Tensor]) -> None:
 
 
 def _without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.executor import int8_probe
-    from quire.kernels.cpu.int8 import TorchInt8
-    from quire.kernels.native import kernels
+    from quire.backends.cpu.int8 import TorchInt8
+    from quire.backends.cpu.native import kernels
+    from quire.executor.cpu import int8_probe
     from quire.session import cpu_weights
 
     monkeypatch.setattr(kernels, "native_kernels", lambda shape, **how: None)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
+from quire.params.structured import StructuredOutputsConfig
 from quire.spec import ModelSpec
-from quire.structured_params import StructuredOutputsConfig
 
 NAN, INF = float("nan"), float("inf")
 GIB = 1 << 30

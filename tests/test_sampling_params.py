@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidParams, NotSupported, QuireError, QuireWarning
-from quire.param_rules import PARAMS_STATUS
+from quire.params.rules import PARAMS_STATUS
 from quire.sampling_params import (
     BeamSearchParams,
     GuidedDecodingParams,

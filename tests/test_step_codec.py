@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import step_codec
 from quire.sampling_params import SamplingParams
 from quire.step import (
     Assigned,
@@ -28,7 +27,8 @@ from quire.step import (
     StepResult,
     Targets,
 )
-from quire.step_codec import BadStep, decode, encode
+from quire.steps import codec as step_codec
+from quire.steps.codec import BadStep, decode, encode
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidParams
-from quire.stop_strings import StopMatch, StopStrings
+from quire.results.stop_strings import StopMatch, StopStrings
 
 
 def plainly(stops: list[str], text: str, include: bool, start: int = 0) -> StopMatch | None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import InvalidGrammar, InvalidParams
 from quire.sampling_params import GuidedDecodingParams
-from quire.scheduler.landing import Landing
+from quire.scheduler.commit import Committer
 from tests.tiny_llm import tiny_llm
 
 PERSON = {
@@ -183,7 +183,7 @@ def test_forced_tokens_cost_no_step_and_change_nothing(
     before = engine.num_steps
     jumped = texts(llm, params)
     num_steps = engine.num_steps - before
-    monkeypatch.setattr(Landing, "_jump_ahead", lambda self, row: False)
+    monkeypatch.setattr(Committer, "_jump_ahead", lambda self, row: False)
     before = engine.num_steps
     assert texts(llm, params)[0] == jumped[0]
     assert num_steps < 0.6 * (engine.num_steps - before)

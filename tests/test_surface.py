@@ -14,8 +14,8 @@ import pytest
 
 import quire
 from docs import render_api
+from quire.base.notes import note, warn
 from quire.errors import InvalidRequest, NotSupported, QuireWarning
-from quire.notes import note, warn
 from quire.safe_text import one_line
 
 ROOT = Path(__file__).parent.parent
@@ -197,7 +197,7 @@ def test_the_api_page_is_what_the_tables_render() -> None:
 
 
 # Another process, because pytest itself configures logging.
-NOTE = "from quire.notes import note; note('dtype float32\\nforged \\x1b[31mline\\u2028')"
+NOTE = "from quire.base.notes import note; note('dtype float32\\nforged \\x1b[31mline\\u2028')"
 
 
 def test_a_note_is_one_line_on_stderr() -> None:

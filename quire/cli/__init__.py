@@ -68,9 +68,9 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             code = app(args=arguments, prog_name="quire", standalone_mode=False)
         except _Usage as error:
-            told = io.StringIO()
-            error.show(told)
-            terminal.say(told.getvalue().rstrip("\n"), err=True)
+            described = io.StringIO()
+            error.show(described)
+            terminal.say(described.getvalue().rstrip("\n"), err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
             raise KeyboardInterrupt from None

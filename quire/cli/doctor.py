@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
+from quire.base.home import quire_home
 from quire.cli import exits
 from quire.cli.terminal import say, say_json
-from quire.home import quire_home
 from quire.safe_text import one_line
 from quire.weights.pull import ALIASES, cached, offline
 
@@ -102,7 +102,7 @@ def _device() -> Finding:
 
 def _kernels() -> Finding:
     try:
-        from quire.kernels.native.library import loaded
+        from quire.backends.cpu.native.library import loaded
     except (ImportError, OSError):
         return Finding("kernels", "note", "unknown without torch")
     found = loaded()

@@ -15,7 +15,7 @@ from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
-    from quire.jobs.tasks.evaluate import EvalReport
+    from quire.evals.tasks.evaluate import EvalReport
 
 
 def evaluate(
@@ -44,8 +44,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run and score named tasks; run it again and it goes on."""
-    from quire.jobs.tasks.evaluate import EvalOptions
-    from quire.jobs.tasks.evaluate import evaluate as run_task
+    from quire.evals.tasks.evaluate import EvalOptions
+    from quire.evals.tasks.evaluate import evaluate as run_task
 
     if output is not None and len(tasks) > 1:
         raise InvalidOption("--output goes with one task; here: " + ", ".join(tasks))

@@ -45,7 +45,7 @@ def save_traceback() -> str:
     return file.name
 
 
-def _told(error: OSError) -> str:
+def _described(error: OSError) -> str:
     """Which file, and what is wrong with it, without the system's number for it."""
     if error.filename is None or error.strerror is None:
         return str(error)
@@ -62,7 +62,7 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except OSError as error:
-        fail(_told(error), IO_ERROR)
+        fail(_described(error), IO_ERROR)
     except Exception as error:  # the outermost door: what no one foresaw must still be legible
         fail(
             f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",

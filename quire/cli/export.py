@@ -30,20 +30,20 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write results to a file, or push them to the Hub, private unless said otherwise."""
-    from quire.jobs.export import export_file, push
-    from quire.jobs.results import StoredRun
+    from quire.jobs.output.results import StoredRun
+    from quire.report.export import export_file, push
 
     if (to is None) == (push_to_hub is None):
         raise InvalidOption("one of --to and --push-to-hub is needed, and not both", parameter="to")
     stored = StoredRun.open(run)
     if to is not None:
         num_rows = export_file(stored, to, overwrite=overwrite, keep_formulas=keep_formulas)
-        told, where = {"file": str(to)}, str(to)
+        described, where = {"file": str(to)}, str(to)
     else:
         pushed = push(stored, str(push_to_hub), private=not public, split=split, license=license)
         num_rows, where = pushed.num_rows, f"{pushed.url} ({pushed.seen_by})"
-        told = {"url": pushed.url, "seen_by": pushed.seen_by}
+        described = {"url": pushed.url, "seen_by": pushed.seen_by}
     if as_json:
-        say_json({**told, "rows": num_rows})
+        say_json({**described, "rows": num_rows})
     else:
         say(f"{num_rows:,} rows: {where}")

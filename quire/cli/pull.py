@@ -20,7 +20,7 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Fetch a model, or say where it already is."""
-    from quire.notes import note
+    from quire.base.notes import note
     from quire.weights.pull import pull as fetch
     from quire.weights.pull import resolve_alias
     from quire.weights.source import locate

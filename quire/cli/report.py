@@ -28,8 +28,8 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write one HTML file that shows everything about a run, offline."""
-    from quire.jobs.report.page import write_report
-    from quire.jobs.results import StoredRun
+    from quire.jobs.output.results import StoredRun
+    from quire.report.page import write_report
 
     if len(runs) > 2:
         raise InvalidOption(f"a report has one run or two, not {len(runs)}", parameter="runs")

@@ -18,8 +18,8 @@ from quire.cli.toml_text import toml_text
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
-    from quire.jobs.failures import Failures
     from quire.jobs.job import Job, JobReport
+    from quire.jobs.supervise.failures import Failures
 
 _MOST_FAILURES, _LONGEST = 5, 200  # causes that are told at the end, and characters of each
 
@@ -85,7 +85,7 @@ def run(
 
 def _without_token(options: dict[str, Any]) -> dict[str, Any]:
     """What may be kept in a file that is passed around."""
-    from quire.jobs import secrets
+    from quire.jobs.store import secrets
 
     given = options.get("options")
     if not isinstance(given, dict) or not secrets.of(given):
@@ -201,8 +201,8 @@ def summary(report: JobReport) -> str:
 
 
 def _failure(found: Failures) -> str:
-    told = found.example if len(found.example) <= _LONGEST else found.example[:_LONGEST] + "…"
-    return f"\n  {found.count:,} {found.error_type}: {told}"
+    described = found.example if len(found.example) <= _LONGEST else found.example[:_LONGEST] + "…"
+    return f"\n  {found.count:,} {found.error_type}: {described}"
 
 
 def facts(report: JobReport) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
 
 if TYPE_CHECKING:
-    from quire.jobs.results import StoredRun
-    from quire.jobs.scoring.judge import JudgeScorer
-    from quire.jobs.scoring.scores import MetricScore
+    from quire.evals.scoring.judge import JudgeScorer
+    from quire.evals.scoring.scores import MetricScore
+    from quire.jobs.output.results import StoredRun
 
 _JUDGE = "judge"
 
@@ -52,10 +52,10 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score what a run has stored, and keep the scores beside it."""
-    from quire.jobs.results import StoredRun
-    from quire.jobs.scoring.named import ScorerOptions, scorers_by_name
-    from quire.jobs.scoring.scores import ScoreOptions
-    from quire.jobs.scoring.scores import score as make_scores
+    from quire.evals.scoring.named import ScorerOptions, scorers_by_name
+    from quire.evals.scoring.scores import ScoreOptions
+    from quire.evals.scoring.scores import score as make_scores
+    from quire.jobs.output.results import StoredRun
 
     stored = StoredRun.open(run, output_column=output_column)
     options = ScorerOptions(extract=extract, last=last, choices=choices, schema=schema)
@@ -90,7 +90,7 @@ def _judged(
     options: list[str] | None,
     truth: str | None,
 ) -> JudgeScorer:
-    from quire.jobs.scoring.judge import DEFAULT_PROMPT, JudgeOptions, judge
+    from quire.evals.scoring.judge import DEFAULT_PROMPT, JudgeOptions, judge
 
     if model is None:
         raise InvalidOption("--by judge needs --judge-model", parameter="judge_model")

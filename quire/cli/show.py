@@ -18,9 +18,9 @@ from quire.errors import CorruptJob, InvalidOption
 from quire.safe_text import one_line, shown
 
 if TYPE_CHECKING:
-    from quire.jobs.report.compare import Comparison
-    from quire.jobs.results import StoredRow, StoredRun
-    from quire.jobs.templates import RowTest
+    from quire.jobs.input.templates import RowTest
+    from quire.jobs.output.results import StoredRow, StoredRun
+    from quire.report.compare import Comparison
 
 _DEEPEST = 4  # folders below the one that is listed
 _LONGEST = 2000  # characters of a text on the terminal
@@ -45,7 +45,7 @@ def ls(
 
 
 def _job_dirs(folder: Path) -> Iterator[Path]:
-    from quire.jobs.manifest import NAME
+    from quire.jobs.store.manifest import NAME
 
     for depth in range(_DEEPEST + 1):
         for path in folder.glob("*/" * depth + f"*.quire/{NAME}"):
@@ -53,10 +53,10 @@ def _job_dirs(folder: Path) -> Iterator[Path]:
 
 
 def _listed(job_dir: Path) -> dict[str, Any]:
-    from quire.jobs.manifest import Manifest
-    from quire.jobs.scoring.scores import read_scores
-    from quire.jobs.segments import scan
-    from quire.jobs.store import is_running
+    from quire.evals.scoring.scores import read_scores
+    from quire.jobs.store.manifest import Manifest
+    from quire.jobs.store.segments import scan
+    from quire.jobs.store.store import is_running
 
     name = str(job_dir).removesuffix(".quire")
     try:
@@ -98,7 +98,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
 ) -> None:
     """Show what a run is, its scores, and some of its rows."""
-    from quire.jobs.results import StoredRun
+    from quire.jobs.output.results import StoredRun
 
     stored = StoredRun.open(run)
     chosen = islice(_chosen(stored, row, failed, where), len(row) if row else num)
@@ -114,7 +114,7 @@ def show(
 def _chosen(
     stored: StoredRun, numbers: list[int] | None, failed: bool, where: str | None
 ) -> Iterator[StoredRow]:
-    from quire.jobs.templates import RowTest
+    from quire.jobs.input.templates import RowTest
 
     test = None if where is None else RowTest(where, "--where")
     for found in stored.rows():
@@ -127,7 +127,7 @@ def _chosen(
 
 
 def _holds(test: RowTest, stored: StoredRun, found: StoredRow) -> bool:
-    from quire.jobs.rows import BadRow
+    from quire.jobs.input.rows import BadRow
 
     try:
         return test.holds(stored.table_row(found))
@@ -139,8 +139,8 @@ def _holds(test: RowTest, stored: StoredRun, found: StoredRow) -> bool:
 
 
 def _show_run(stored: StoredRun) -> None:
-    from quire.jobs.report.tiles import described
-    from quire.jobs.scoring.scores import read_scores
+    from quire.evals.scoring.scores import read_scores
+    from quire.report.tiles import described
 
     manifest = stored.manifest
     if manifest is not None and stored.index is not None:
@@ -164,7 +164,7 @@ def _show_row(stored: StoredRun, found: StoredRow) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    from quire.jobs.output import json_line
+    from quire.jobs.output.json_line import json_line
 
     return json_line(row).decode().rstrip("\n")
 
@@ -185,8 +185,8 @@ def diff(
     """Compare two runs: what was asked, the scores, and the answers, word by word."""
     from dataclasses import asdict
 
-    from quire.jobs.report.compare import compare
-    from quire.jobs.results import StoredRun
+    from quire.jobs.output.results import StoredRun
+    from quire.report.compare import compare
 
     runs = (StoredRun.open(first), StoredRun.open(second))
     found = compare(*runs, on)
@@ -217,7 +217,7 @@ def _metrics(found: Comparison) -> str:
 
 
 def _show_differences(first: StoredRun, second: StoredRun, on: str | None, num: int) -> None:
-    from quire.jobs.report.compare import pairs, same_answers
+    from quire.report.compare import pairs, same_answers
 
     differing = (
         (key, mine, theirs)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from quire.safe_text import one_line
 
 if TYPE_CHECKING:
-    from quire.jobs.scoring.scores import MetricScore
-    from quire.jobs.scoring.statistics import Mean
+    from quire.evals.scoring.scores import MetricScore
+    from quire.evals.scoring.statistics import Mean
 
 _LONGEST = 200  # characters of a cell
 

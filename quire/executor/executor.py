@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-from quire.handles import Handles
 from quire.step import StepPlan, StepResult
+from quire.steps.handles import Handles
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+from quire.backends.fp8 import FP8, block_shape
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
-from quire.kernels.fp8 import FP8, block_shape
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
@@ -65,7 +65,7 @@ def make_cache(
 ) -> Tensor:
     """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet.
 
-    In fp8 the last two are one (kernels/fp8.py), and all is zeros: no byte may be NaN."""
+    In fp8 the last two are one (backends/fp8.py), and all is zeros: no byte may be NaN."""
     block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
     shape = (spec.num_layers, 2, count, *block)
     try:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.backends.ops import WeightRows
 from quire.errors import InvalidRequest
-from quire.kernels.ops import WeightRows
 from quire.models.decoder import Decoder
 from quire.models.places import places_of
 from quire.spec import ModelSpec

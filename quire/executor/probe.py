@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
+from quire.backends.cpu.linear import make_linear
+from quire.base.home import keep, kept
 from quire.executor.cores import usable_cores
 from quire.executor.driver import fast_on
-from quire.home import keep, kept
-from quire.kernels.cpu.linear import make_linear
 from quire.options import DeviceFacts
 
 # How many times faster than float32 a smaller format must be to be worth its rounding.

@@ -8,11 +8,11 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig, VllmConfig
-from quire.handles import Handles
 from quire.sampling.batch_interface import LogitsProcessor, make_processor
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.holding import HoldingSampler
 from quire.sampling.sampler import Sampler
+from quire.steps.handles import Handles
 
 
 def sampler_for(

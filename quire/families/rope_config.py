@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.base.notes import note
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
-from quire.notes import note
 
 DEFAULT_THETA = 10_000.0
 

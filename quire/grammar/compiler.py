@@ -22,7 +22,7 @@ from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
 from quire.grammar.vocabulary import Vocabulary, known_bits, open_vocabulary, vocabulary_of
-from quire.structured_params import StructuredOutputsConfig, StructuredOutputsParams
+from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -9,7 +9,7 @@ with a lexer of its own and feeds it the tokens so far; only if that fails too i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,7 +19,22 @@ from quire.grammar.vocabulary import Bits
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from quire.grammar.compiled import CompiledGrammar
+
+class Lexers(Protocol):
+    """A compiled grammar, as far as its matchers know it."""
+
+    kind: str
+
+    @property
+    def known(self) -> Bits | None: ...
+
+    def build(self) -> LLMatcher: ...
+
+    def retire(self, share: int) -> None: ...
+
+    def count_fill(self) -> None: ...
+
+    def target(self, bits: Bits) -> tuple[int, int]: ...
 
 
 class GrammarMatcher:
@@ -34,7 +49,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        grammar: CompiledGrammar,
+        grammar: Lexers,
         ll: LLMatcher,
         share: int,
         token_ids: Sequence[int] = (),

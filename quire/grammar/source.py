@@ -20,7 +20,7 @@ from quire.grammar.limits import GrammarLimits
 from quire.grammar.regex import in_slashes, one_of, translated
 from quire.grammar.schema import is_dear, prepare, read_schema, schema_text, size
 from quire.grammar.structural_tag import structural_tag_to_lark
-from quire.structured_params import StructuredOutputsConfig, StructuredOutputsParams
+from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
 
 # Where JSON allows white space: nothing, up to two blanks, or a new line with its indentation.
 # Without a bound a model may write blanks until its tokens run out.

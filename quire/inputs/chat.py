@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.messages import checked_messages, plain
 from quire.inputs.quoting import ChatText, SpecialTokens

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.gguf_cuts import CUTS, Cut
 from quire.inputs.tokenizer import Tokenizer

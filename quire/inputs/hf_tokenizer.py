@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.inputs.tokenizer import Tokenizer
 from quire.weights.checkpoint import check_inside

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import (
     InvalidParams,
     InvalidPrompt,
@@ -24,13 +24,7 @@ from quire.errors import (
     QuireError,
 )
 from quire.inputs.choices import ChoiceReader
-from quire.inputs.parse import (
-    ParsedPrompt,
-    is_single,
-    merge_prompts,
-    parse_prompt,
-    split_prompts,
-)
+from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
 from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer

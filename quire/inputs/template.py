@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import meta, nodes
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import InvalidPrompt
 from quire.inputs.quoting import Writer
 from quire.inputs.sandbox import check_source, render, sandbox

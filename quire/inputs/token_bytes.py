@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import CorruptModel
 
 if TYPE_CHECKING:

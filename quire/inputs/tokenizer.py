@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
 from quire.errors import InvalidPrompt, ModelError, PromptTooLong
 from quire.inputs.literal import LiteralEncoder
 from quire.inputs.quoting import ChatText, SpecialTokens

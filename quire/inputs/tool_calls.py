@@ -22,7 +22,7 @@ from quire.errors import InvalidParams
 from quire.inputs.pythonic import read_pythonic_calls
 from quire.inputs.reasoning import split_reasoning
 from quire.outputs import ToolCall
-from quire.param_rules import fail
+from quire.params.rules import fail
 
 Format = Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic"]
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from quire.errors import CorruptJob
 from quire.inputs.tool_calls import parse_tool_calls
-from quire.jobs.durable import replacing
-from quire.jobs.keys import row_seed
-from quire.jobs.manifest import Manifest
-from quire.jobs.record import ResultRecord
-from quire.jobs.rows import BadRow
-from quire.jobs.segments import ResultIndex
-from quire.jobs.table import joined
-from quire.param_rules import show
+from quire.jobs.input.rows import BadRow
+from quire.jobs.output.joined import joined
+from quire.jobs.store.durable import replacing
+from quire.jobs.store.keys import row_seed
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.segments import ResultIndex
+from quire.params.rules import show
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Parameters that mean the same here, under the same name; the engine checks their values.

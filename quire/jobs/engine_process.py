@@ -169,7 +169,7 @@ class EngineProcess:
             time.sleep(0.005)
 
     @property
-    def last_words(self) -> str:
+    def stderr_tail(self) -> str:
         """What it wrote last, for whoever wants to know why it died."""
         return "\n".join(self._last_words)
 
@@ -182,7 +182,7 @@ def _available(number: int) -> bytes | None:
         return None
 
 
-def told(code: int) -> str:
+def described(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with code {code}"

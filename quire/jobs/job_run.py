@@ -12,30 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
-from quire.jobs import beginning, secrets
-from quire.jobs.ahead import Ahead
+from quire.jobs import job_setup as beginning
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.engine_process import COMMAND, EngineProcess
-from quire.jobs.failures import Failures, failures_of
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
-from quire.jobs.journal import FULL, Journal
-from quire.jobs.lock import JobLock
-from quire.jobs.manifest import Manifest
-from quire.jobs.metrics import MetricsFile
+from quire.jobs.input.prompts import PromptMaker
+from quire.jobs.input.work import Asking, Done, Work, WorkRow
 from quire.jobs.options import JobOptions
-from quire.jobs.output import write_output
-from quire.jobs.place import claim
-from quire.jobs.progress import Progress
-from quire.jobs.prompts import PromptMaker
-from quire.jobs.record import ResultRecord
+from quire.jobs.output.output import write_output
+from quire.jobs.output.reuse import reused
 from quire.jobs.refusals import refuse_written_input
-from quire.jobs.reuse import reused
-from quire.jobs.stamps import FileStamp, Hashing
-from quire.jobs.stopping import StopSignals
-from quire.jobs.supervisor import Supervisor
+from quire.jobs.store import secrets
+from quire.jobs.store.journal import FULL, Journal
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.place import claim
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.stamps import FileStamp, Hashing
+from quire.jobs.supervise.ahead import Ahead
+from quire.jobs.supervise.failures import Failures, failures_of
+from quire.jobs.supervise.metrics import MetricsFile
+from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.stopping import StopSignals
+from quire.jobs.supervise.supervisor import Supervisor
 from quire.jobs.wire import Message
-from quire.jobs.work import Asking, Done, Work, WorkRow
 
 _HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
 
@@ -212,11 +213,13 @@ class JobRun:
             self._change(status="stopped")
         done = self._progress.before + self._progress.num_ok + self._progress.num_failed
         token = " with HF_TOKEN set to the token" if secrets.of(self._options.options) else ""
-        told = (
+        described = (
             f"{stopped}: {done:,} rows are on disk. To continue{token}:\n  "
             f"{shlex.join(self._manifest.command)}"
         )
-        return Interrupted(told) if signals.received == signal.SIGINT else JobStopped(told)
+        return (
+            Interrupted(described) if signals.received == signal.SIGINT else JobStopped(described)
+        )
 
     def _check_model(self, facts: Message) -> None:
         """The engine's model must be the one that the rows before came from."""

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption, InvalidRequest
-from quire.jobs.manifest import Kind
-from quire.jobs.output import output_format
-from quire.jobs.requests import sampling_params
-from quire.jobs.templates import RowTemplate, RowTest
-from quire.jobs.work import Selection, Setting
+from quire.jobs.child.requests import sampling_params
+from quire.jobs.input.templates import RowTemplate, RowTest
+from quire.jobs.input.work import Selection, Setting
+from quire.jobs.output.output import output_format
+from quire.jobs.store.manifest import Kind
 from quire.options import parse_options
 from quire.safe_text import without_secrets
 

@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 from quire.errors import ModelError
-from quire.jobs import beginning
-from quire.jobs.ahead import Ahead
-from quire.jobs.engine_process import COMMAND, EngineProcess, told
+from quire.jobs import job_setup as beginning
+from quire.jobs.engine_process import COMMAND, EngineProcess, described
+from quire.jobs.input.work import WorkRow
 from quire.jobs.job_run import make_work, opening_message
 from quire.jobs.options import JobOptions
-from quire.jobs.work import WorkRow
+from quire.jobs.supervise.ahead import Ahead
 
 PLANNED_ROWS = 65_536
 
@@ -59,4 +59,6 @@ def _planned(engine: EngineProcess, rows: list[WorkRow]) -> str:
                 return str(message["text"])
             if message["kind"] == "failed":
                 raise ModelError(message["error"])
-    raise ModelError(f"the engine {told(engine.end())} while it planned:\n{engine.last_words}")
+    raise ModelError(
+        f"the engine {described(engine.end())} while it planned:\n{engine.stderr_tail}"
+    )

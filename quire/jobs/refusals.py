@@ -9,12 +9,12 @@ from pathlib import Path
 
 from quire.errors import InvalidOption
 from quire.jobs.batch import errors_path
-from quire.jobs.durable import PARTIAL
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.spool import STEM
-from quire.jobs.manifest import NAME
 from quire.jobs.options import STDIN, JobOptions
-from quire.jobs.results import StoredRun
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store.durable import PARTIAL
+from quire.jobs.store.manifest import NAME
 
 _OWN_FILES = re.compile(
     rf"(lock|reserve|manifest\.json|scores|scores\.json|metrics\.jsonl|errors\.jsonl"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.batch import Batch
-from quire.kernels.ops import AttentionInputs, AttentionStep, HeadShape
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape
+from quire.layers.batch import Batch
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
-from quire.tp import TensorParallel
+from quire.layers.tp import TensorParallel
 
 
 def attention_inputs(batch: Batch) -> AttentionInputs:

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from quire.kernels.ops import Kernels
+from quire.backends.ops import Kernels
 from quire.layers.linear import Linear, Matrix
 
 

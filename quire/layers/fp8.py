@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quire.kernels.triton.fp8 import Fp8Linear, rms_norm_rounded, silu_mul_rounded
+from quire.backends.triton.fp8 import Fp8Linear, rms_norm_rounded, silu_mul_rounded
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import RMSNorm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.triton.heads import HeadNorms, norm_rope_store
+from quire.backends.triton.heads import HeadNorms, norm_rope_store
 from quire.layers.attention import Attention, NormedHeads, Pass
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.ops import Kernels
+from quire.backends.ops import Kernels
 from quire.layers.linear import Linear
-from quire.tp import TensorParallel
+from quire.layers.tp import TensorParallel
 
 
 class GatedMLP:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.ops import Kernels
+from quire.backends.ops import Kernels
 
 
 class RMSNorm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.native.attention import HeadNorms, NativeAttention
+from quire.backends.cpu.native.attention import HeadNorms, NativeAttention
 from quire.layers.attention import Attention, NormedHeads, Pass
 
 

@@ -12,26 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.batch import Batch
+from quire.backends.cpu.native.kernels import NativeOps
+from quire.backends.ops import HeadShape, Kernels
 from quire.errors import CorruptModel
-from quire.kernels.native.kernels import NativeOps
-from quire.kernels.ops import HeadShape, Kernels
 from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan
-from quire.layers.attention import (
-    Attention,
-    NormedHeads,
-    Pass,
-    PlainHeads,
-    attention_inputs,
-)
+from quire.layers.attention import Attention, NormedHeads, Pass, PlainHeads, attention_inputs
+from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
 from quire.layers.linear import Linear, Matrix
 from quire.layers.mlp import GatedMLP
 from quire.layers.norm import RMSNorm
 from quire.layers.norming_attention import NormingAttention
 from quire.layers.rotary import Rotary
+from quire.layers.tp import TensorParallel
 from quire.spec import ModelSpec
-from quire.tp import TensorParallel
 
 Weights = dict[str, Tensor] | dict[str, Matrix]
 

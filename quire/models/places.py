@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.backends.ops import WeightRows
 from quire.errors import NotSupported
-from quire.kernels.ops import WeightRows
 from quire.layers.attention import NormedHeads
 from quire.layers.linear import Linear
 from quire.models.decoder import Decoder

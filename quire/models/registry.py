@@ -5,11 +5,11 @@ A family that decoder.py cannot be gets a file of its own in this room and is ch
 
 from __future__ import annotations
 
+from quire.backends.ops import HeadShape, Kernels
 from quire.families.registry import family_named
-from quire.kernels.ops import HeadShape, Kernels
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, Weights, build_decoder
 from quire.spec import ModelSpec
-from quire.tp import TensorParallel
 
 
 def build_model(

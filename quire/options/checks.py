@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire.base.notes import warn
 from quire.errors import InvalidOption, NotSupported
-from quire.notes import warn
 from quire.options.plugins import installed
-from quire.param_rules import MAX_SEED, MIN_SEED, fail, number, one_of, show, truth, whole
+from quire.params.rules import MAX_SEED, MIN_SEED, fail, number, one_of, show, truth, whole
 
 Check = Callable[[str, Any], Any]
 

@@ -14,9 +14,9 @@ from quire.errors import InvalidOption, NotSupported
 from quire.options.checks import FIT_TO_MEMORY
 from quire.options.parse import Options
 from quire.options.speculation import speculation_for
-from quire.param_rules import fail
+from quire.params.rules import fail
+from quire.params.structured import StructuredOutputsConfig
 from quire.spec import ModelSpec
-from quire.structured_params import StructuredOutputsConfig
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from quire.base.notes import warn
 from quire.config import Speculation
 from quire.errors import NotSupported, UnknownOption
-from quire.notes import warn
 from quire.options.table import OPTIONS
-from quire.param_rules import PARAMS_STATUS, show
-from quire.structured_params import StructuredOutputsConfig
+from quire.params.rules import PARAMS_STATUS, show
+from quire.params.structured import StructuredOutputsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

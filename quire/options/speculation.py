@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.base.notes import warn
 from quire.config import Speculation
 from quire.errors import InvalidOption
-from quire.notes import warn
 from quire.options.checks import mapping
-from quire.param_rules import fail
+from quire.params.rules import fail
 
 # Where nothing is said. A single token that agrees is enough, because each guess has to be worth
 # its cost anyway; copies of a text go on for longer than any guess.

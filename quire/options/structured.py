@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.base.notes import warn
 from quire.errors import InvalidOption, NotSupported
-from quire.notes import warn
 from quire.options.checks import mapping
-from quire.param_rules import fail, show
-from quire.structured_params import BACKEND, StructuredOutputsConfig
+from quire.params.rules import fail, show
+from quire.params.structured import BACKEND, StructuredOutputsConfig
 
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 # What has a place of its own among the options.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.plan.prefixes import SharedPrefix
-from quire.plan.rehearsal import Job, Run
+from quire.plan.simulation import Job, Run
 from quire.plan.times import StepTimes
 from quire.request import Ints, Request
 from quire.spec import ModelSpec

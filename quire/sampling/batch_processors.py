@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from quire.errors import ProcessorFailed, QuireError
-from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.batch_interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from quire.sampling.lanes import attempt
@@ -26,13 +25,14 @@ from quire.sampling.rows import Call, Flags
 from quire.sampling.scan import index
 from quire.sampling_params import SamplingParams
 from quire.step import RowStart
+from quire.steps.handles import Handles
 
 Make = Callable[[], LogitsProcessor]
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A row of the batch, in one stay; `output_ids` grows as the row does."""
+    """A row of the batch, in one placement; `output_ids` grows as the row does."""
 
     row: int
     params: SamplingParams

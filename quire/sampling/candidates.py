@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.constraints import GrammarMask
 from quire.sampling.logprobs import likeliest, log_probabilities
 from quire.sampling.rows import Call
 from quire.step import Masks
+from quire.steps.handles import Handles
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.rows import Call, Flags, Lines, Slots
 from quire.sampling.scan import index
 from quire.step import Floats, Masks, RowStart
+from quire.steps.handles import Handles
 
 _NO_TOKEN = -2
 _ANY_TOKEN = -1

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.native.noise import can_search, candidates
+from quire.backends.cpu.native.noise import can_search, candidates
 from quire.sampling.scan import flat_at_least, flat_nonzero
 from quire.sampling.seeds import (
     LANE,

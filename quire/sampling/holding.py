@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import QuireError
-from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.lanes import Call, Lanes
 from quire.sampling.processors import RowProcessors
 from quire.sampling.rows import Flags
 from quire.sampling.sampler import Sampled, Sampler
 from quire.step import DrawnScores, Masks, RowStart
+from quire.steps.handles import Handles
 
 # How long rows that are ready wait for processors, as a share of the time the step took so far.
 # Beside rows without processors little: it is their time. Among themselves as long again, since

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import ProcessorFailed
-from quire.param_rules import MAX_BIAS
+from quire.params.rules import MAX_BIAS
 from quire.sampling.batch_interface import wants_prompt
 from quire.sampling.lanes import Call, GivenUp, Lanes
 from quire.step import RowStart

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.handles import Handles
 from quire.request import Ints
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.constraints import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
@@ -37,6 +36,7 @@ from quire.sampling.rows import Call, Flags, Lines, SamplingRows
 from quire.sampling.scan import best, index
 from quire.sampling.truncation import mask_out, truncate
 from quire.step import DrawnScores, Masks, RowStart
+from quire.steps.handles import Handles
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.native.noise import best_of_lines, can_search
+from quire.backends.cpu.native.noise import best_of_lines, can_search
 
 # How far below the likeliest token (in nats) heads are cut, one attempt after the other.
 DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from quire.cache.pool import BlockPool
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 
 
 def peak_blocks(
@@ -90,7 +90,7 @@ class Admission:
         if sequence.group is not None:
             joining = float(sequence.group.width)
             # Beams that come back have outputs to compute, beside those of the first.
-            whole += len(sequence.output_ids) * (len(sequence.group.search.beams) - 1) // size
+            whole += len(sequence.output_ids) * (sequence.group.num_beams - 1) // size
         at_most = joining * (whole - (-sequence.request.max_tokens // size) + 2) + woken
         if self._is_plenty(at_most):
             return True

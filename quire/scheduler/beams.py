@@ -28,9 +28,9 @@ from quire.errors import InvalidLogits
 from quire.request import Ints, Request
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
-from quire.scheduler.stays import Draft, SavedRow, Stays
+from quire.scheduler.placements import Draft, Placements, SavedRow
+from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.stopping import UNFINISHED
-from quire.sequence import Guide, Sequence
 from quire.step import Chosen, Floats, Scores
 
 
@@ -52,6 +52,10 @@ class BeamGroup:
     @property
     def width(self) -> int:
         return self.search.rules.width
+
+    @property
+    def num_beams(self) -> int:
+        return len(self.search.beams)
 
     def num_rows(self, capacity: int) -> int:
         """How many rows it takes: one for each beam, or all that there are."""
@@ -100,10 +104,10 @@ class Beams:
 
     def __init__(
         self,
-        stays: Stays,
+        placements: Placements,
         expected_output: Callable[[Request], float],
     ) -> None:
-        self._stays, self._rows = stays, stays.rows
+        self._placements, self._rows = placements, placements.rows
         self._expected_output = expected_output
 
     def enter(self, lead_row: int, draft: Draft) -> None:
@@ -117,7 +121,7 @@ class Beams:
             if i < len(group.search.beams):
                 seat.output_ids = group.search.beams[i].token_ids()
                 seat.guide = group.guides[i]
-            row = self._stays.enter(seat, expected, draft)
+            row = self._placements.enter(seat, expected, draft)
             self._rows.park(row)
             rows.append(row)
         num_beams = len(group.search.beams)
@@ -125,24 +129,24 @@ class Beams:
 
     def begin_next(self, row: int, draft: Draft) -> int | None:
         """A row was computed to its end: the row of the beam that is computed next, if any."""
-        group = self._rows.sequence(row).group
-        if group is None or group.num_begun == len(group.search.beams):
+        sequence = self._rows.sequence(row)
+        if sequence.group is None or (group := _group(sequence)).num_begun == group.num_beams:
             return None
         following = group.rows[group.num_begun]  # none is saved: row i is that of beam i
-        sequence, pool = self._rows.sequence(following), self._stays.pool
+        sequence, pool = self._rows.sequence(following), self._placements.pool
         self._rows.unpark(following)
         shared = self._in_common(group, sequence.token_ids)
         cached = pool.match(sequence.token_ids, salt=sequence.request.cache_salt)
         if len(shared) > len(cached):
-            self._stays.lay_private(following, shared, draft)
+            self._placements.lay_private(following, shared, draft)
         else:
-            self._stays.lay(following, cached, draft)
+            self._placements.share_prefix(following, cached, draft)
         group.num_begun += 1
         return following
 
     def _in_common(self, group: BeamGroup, token_ids: Ints) -> Ints:
         """The most whole blocks that these tokens have in common with a beam that was begun."""
-        rows, size = self._rows, self._stays.pool.block_size
+        rows, size = self._rows, self._placements.pool.block_size
         best: Ints = np.empty(0, np.int32)
         for row in group.rows[: group.num_begun]:
             theirs = rows.sequence(row).token_ids
@@ -172,7 +176,7 @@ class Beams:
         group.offers[beam] = tokens[:count], logprobs[:count]
         for other, place in enumerate(group.places):
             if isinstance(place, SavedRow) and other not in group.offers:
-                group.places[beam] = self._stays.save(row)
+                group.places[beam] = self._placements.save(row)
                 self._return(group, other, row)
                 break
         return group
@@ -182,7 +186,7 @@ class Beams:
         saved = group.places[beam]
         if not isinstance(saved, SavedRow):
             raise RuntimeError("a beam that is in a row cannot take another")
-        self._stays.restore(row, saved)
+        self._placements.restore(row, saved)
         self._guide(row, group.guides[beam])
         group.places[beam] = row
 
@@ -214,7 +218,7 @@ class Beams:
         spare = list(group.spare_rows)
         for i, place in enumerate(group.places):
             if i not in parents and isinstance(place, SavedRow):
-                self._stays.pool.release(place.blocks)
+                self._placements.pool.release(place.blocks)
             elif i not in parents and isinstance(place, int):
                 spare.append(place)
         settled: set[int] = set()
@@ -230,7 +234,7 @@ class Beams:
                 places.append(group.places[parent])
                 guides.append(guide)
         for row in spare:
-            self._stays.vacate(row)
+            self._placements.vacate(row)
         group.places, group.spare_rows, group.guides = places, spare, guides
         self._append(group, [beam.trail.token for beam in group.search.beams if beam.trail])
         for beam, place in enumerate(group.places):
@@ -241,10 +245,10 @@ class Beams:
         """A place for another child of a beam: a spare row, or none, over the same blocks."""
         if isinstance(parent, int) and spare:
             row = spare.pop()
-            self._stays.follow(row, parent)
+            self._placements.copy_from(row, parent)
             return row
-        saved = self._stays.as_saved(parent) if isinstance(parent, int) else parent
-        self._stays.pool.share(saved.blocks)
+        saved = self._placements.as_saved(parent) if isinstance(parent, int) else parent
+        self._placements.pool.share(saved.blocks)
         return saved
 
     def _append(self, group: BeamGroup, tokens: list[int]) -> None:
@@ -282,17 +286,17 @@ class Beams:
 
     def take_out(self, row: int) -> Sequence:
         """End a row, and where it is a beam its whole group; returns who waits or ends for it."""
-        group = self._rows.sequence(row).group
-        return self._stays.end(row) if group is None else self.leave(group)
+        sequence = self._rows.sequence(row)
+        return self._placements.end(row) if sequence.group is None else self.leave(_group(sequence))
 
     def leave(self, group: BeamGroup) -> Sequence:
         """Take a group out of its rows, its beams as they are; returns its lead, which waits or
         ends for all."""
         for row in group.rows:
-            self._stays.end(row)
+            self._placements.end(row)
         for place in group.places:
             if isinstance(place, SavedRow):
-                self._stays.pool.release(place.blocks)
+                self._placements.pool.release(place.blocks)
         group.places, group.spare_rows, group.offers, group.num_begun = [], [], {}, 0
         lead = group.lead
         if group.search.beams:
@@ -314,7 +318,7 @@ def _logprobs(step: Trail, most: int) -> Scores:
 
 
 def _group(sequence: Sequence) -> BeamGroup:
-    if sequence.group is None:
+    if not isinstance(sequence.group, BeamGroup):
         raise RuntimeError("a row that offers candidates belongs to no search")
     return sequence.group
 

@@ -53,7 +53,7 @@ class PrefixGroups:
         """
         if not len(at):
             return ()
-        key = self._rows.stay[at].tobytes()
+        key = self._rows.placement[at].tobytes()
         if self._key != key:
             self._key, self._found = key, prefix_groups(self._rows, at, self._block_size)
         return self._found

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from quire.config import Speculation
 from quire.request import Ints
 from quire.scheduler.pass_times import PassTimes
+from quire.scheduler.placements import Draft, Placements
 from quire.scheduler.rows import Rows
-from quire.scheduler.stays import Draft, Stays
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import DecodeRows, Slice, StepPlan, StepResult
 
 Chances = npt.NDArray[np.float64]
@@ -125,15 +125,17 @@ class _Found:
 class Guesses:
     """Which rows guess, how many tokens, and how right they were."""
 
-    def __init__(self, stays: Stays, speculation: Speculation | None, times: PassTimes) -> None:
+    def __init__(
+        self, placements: Placements, speculation: Speculation | None, times: PassTimes
+    ) -> None:
         """Without `speculation` nothing is ever guessed."""
-        self.rows: Rows = stays.rows
+        self.rows: Rows = placements.rows
         self.times, self.num_guessed, self.num_accepted = times, 0, 0
-        self._stays, self._speculation = stays, speculation
-        capacity = stays.rows.capacity
-        self._known = np.zeros(capacity, np.int64)  # the stay that the columns are about
+        self._placements, self._speculation = placements, speculation
+        capacity = placements.rows.capacity
+        self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
         self._able = np.zeros(capacity, bool)
-        self._landing = np.zeros(capacity, np.int64)  # the stay whose guesses are on their way
+        self._awaited = np.zeros(capacity, np.int64)  # the placement whose guesses are on their way
         self._agreed = np.zeros(capacity, np.int64)  # tokens that agreed before these guesses
         # Guesses of the row that were right, and how many that was expected of.
         self._right, self._expected = np.zeros(capacity), np.zeros(capacity)
@@ -148,7 +150,7 @@ class Guesses:
         if self._speculation is None:
             return at
         rows = self.rows
-        waits = self._landing[at] == rows.stay[at]
+        waits = self._awaited[at] == rows.placement[at]
         if len(at) <= MOST_ROWS:
             self._meet(at)
             waits |= self._able[at]
@@ -190,9 +192,9 @@ class Guesses:
 
     def _meet(self, at: Ints) -> None:
         """Look at the rows that are new."""
-        stay = self.rows.stay
-        for row in at[self._known[at] != stay[at]].tolist():
-            self._known[row] = stay[row]
+        placement = self.rows.placement
+        for row in at[self._known[at] != placement[at]].tolist():
+            self._known[row] = placement[row]
             self._able[row] = can_guess(self.rows.sequence(row))
             self._expected[row] = self._right[row] = 0.0
 
@@ -214,20 +216,20 @@ class Guesses:
 
     def _plan_slice(self, one: _Found, count: int, draft: Draft) -> bool:
         """Feed the row's last token and guesses after it, as far as there are blocks."""
-        rows, pool, row = self.rows, self._stays.pool, one.row
+        rows, pool, row = self.rows, self._placements.pool, one.row
         start = int(rows.computed[row])
         room = (int(rows.num_blocks[row]) + pool.num_free) * pool.block_size - start - 1
         count = min(count, room, draft.budget)
         if count <= 0:
             return False
-        self._stays.grow_to(row, start + 1 + count, draft)
+        self._placements.grow_to(row, start + 1 + count, draft)
         guessed = continuation(one.tokens, one.begin, count)
         fed = np.concatenate([one.tokens[start:], guessed])
         draft.prefill.append(Slice(row, start, fed, (row,), num_guessed=count))
         draft.budget -= count
         rows.computed[row] += count + 1
         rows.planned[row] += count + 1
-        self._landing[row], self._agreed[row] = rows.stay[row], one.agreed
+        self._awaited[row], self._agreed[row] = rows.placement[row], one.agreed
         return True
 
     def settle(self, plan: StepPlan, counts: Ints) -> None:
@@ -237,9 +239,9 @@ class Guesses:
         for one in plan.prefill:
             row, count = one.row, int(counts[entry : entry + 1].sum())
             entry += len(one.sample_into)
-            if not one.num_guessed or self._landing[row] != rows.stay[row]:
+            if not one.num_guessed or self._awaited[row] != rows.placement[row]:
                 continue
-            self._landing[row] = 0
+            self._awaited[row] = 0
             rows.planned[row], rows.computed[row] = rows.known[row], rows.known[row] - 1
             right = max(count - 1, 0)
             tested = right + (right < one.num_guessed)

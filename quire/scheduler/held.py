@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.handles import Handles
 from quire.request import Ints
 from quire.scheduler.rows import Rows
+from quire.steps.handles import Handles
 
 
 class HeldRows:
-    """The numbers of held logits by row, with the number of the stay they belong to."""
+    """The numbers of held logits by row, with the number of the placement they belong to."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -26,10 +26,10 @@ class HeldRows:
         self._forget_the_gone()
         return len(self._held)
 
-    def add(self, held: dict[int, int], rows: Ints, stays: npt.NDArray[np.int64]) -> None:
-        """Of a result: held[i] are the logits of rows[i], in the stay stays[i]."""
+    def add(self, held: dict[int, int], rows: Ints, placements: npt.NDArray[np.int64]) -> None:
+        """Of a result: held[i] are the logits of rows[i], in the placement placements[i]."""
         for i, number in held.items():
-            self._held[int(rows[i])] = int(stays[i]), number
+            self._held[int(rows[i])] = int(placements[i]), number
 
     def release(self) -> Ints:
         """The rows that can draw now; they are held no more."""
@@ -51,7 +51,11 @@ class HeldRows:
 
     def _forget_the_gone(self) -> None:
         """Rows whose sequence ended or was preempted; the executor forgot theirs as well."""
-        gone = [row for row, (stay, _) in self._held.items() if self._rows.stay[row] != stay]
+        gone = [
+            row
+            for row, (placement, _) in self._held.items()
+            if self._rows.placement[row] != placement
+        ]
         for row in gone:
             self._drop(row)
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence as Many
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit
 from quire.scheduler.beams import Beams
-from quire.scheduler.landing import Landing
-from quire.scheduler.stays import Stays
+from quire.scheduler.commit import Committer
+from quire.scheduler.placements import Placements
+from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
-from quire.sequence import Sequence
 
 MOST_PREEMPTIONS = 3  # after so many, a sequence is left in peace while others run
 
@@ -34,22 +34,24 @@ def does_not_fit(pool: BlockPool, num_tokens: int, width: int = 1) -> DoesNotFit
 class Preemption:
     """Takes sequences out of their rows before they end by themselves."""
 
-    def __init__(self, stays: Stays, beams: Beams, waiting: Waiting, landing: Landing) -> None:
+    def __init__(
+        self, placements: Placements, beams: Beams, waiting: Waiting, committer: Committer
+    ) -> None:
         self.count = 0
-        self._stays, self._beams = stays, beams
-        self._waiting, self._landing = waiting, landing
+        self._placements, self._beams = placements, beams
+        self._waiting, self._committer = waiting, committer
 
     def make_room(self) -> None:
         """Preempt one running sequence, or all the beams of a search; if nobody else runs, the
         pool is too small for it."""
-        rows = self._stays.rows
+        rows = self._placements.rows
         running = self._first_rows()
         if len(running) == 1:
             num_tokens = int(rows.planned[rows.running].max())
             group = rows.sequence(running[0]).group
             width = 1 if group is None else group.width
-            error = does_not_fit(self._stays.pool, num_tokens, width)
-            self._landing.fail(self._beams.take_out(running[0]), error)
+            error = does_not_fit(self._placements.pool, num_tokens, width)
+            self._committer.fail(self._beams.take_out(running[0]), error)
             return
 
         def reluctance(place: int) -> tuple[bool, int, int]:
@@ -65,7 +67,7 @@ class Preemption:
 
     def abort(self, sequences: Many[Sequence]) -> None:
         """End these wherever they are, and with one path of a tree all of them."""
-        rows = self._stays.rows
+        rows = self._placements.rows
         gone = {id(s) for s in sequences}
         trees = {id(s.tree) for s in sequences if s.tree is not None}
 
@@ -81,13 +83,13 @@ class Preemption:
             if here is not None and is_gone(here):
                 here.siblings = []
                 self._beams.take_out(row)
-        self._landing.forget(is_gone)
+        self._committer.forget(is_gone)
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"
 
     def _first_rows(self) -> list[int]:
         """One row for everyone who runs, in order of admission: of a group the first."""
-        rows = self._stays.rows
+        rows = self._placements.rows
         first: dict[int, int] = {}
         for row in rows.running.tolist():
             first.setdefault(id(_lead(rows.sequence(row))), row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.request import Ints
-from quire.scheduler.stays import Draft, Stays
+from quire.scheduler.placements import Draft, Placements
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
 # The same where resting is free: nobody waits for a row, and a step of so few rows takes what
@@ -13,12 +13,12 @@ MOST_WASTE = 0.02  # of the tokens of a plan that repeats
 MOST_REST, FEW_ROWS = 0.5, 128
 
 
-def plan_repeat(stays: Stays, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
+def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
     """How many decode steps of rows `at` to ask for: as many as waste little, and have room.
 
     At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
     """
-    rows, repeat = stays.rows, most
+    rows, repeat = placements.rows, most
     if repeat == 1 or bool(rows.stepwise[at].any()):
         return 1
     left = rows.limit[at] - rows.planned[at]
@@ -34,9 +34,9 @@ def plan_repeat(stays: Stays, at: Ints, most: int, draft: Draft, *, awaited: boo
         wasted = float(np.where(may_stop, repeat * repeat / 2 / life, 0).sum())
         rests = wasted + float(np.maximum(repeat - left, 0).sum())
         fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
-        lacking = stays.lacking(at, repeat)
-        if fits and lacking.sum() <= stays.pool.num_free:
-            stays.grow(at, lacking, draft)
+        lacking = placements.lacking(at, repeat)
+        if fits and lacking.sum() <= placements.pool.num_free:
+            placements.grow(at, lacking, draft)
             return repeat
         repeat //= 2
     return 1

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 
 STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
 
@@ -40,7 +40,7 @@ def needs_every_step(params: SamplingParams) -> bool:
 
 
 class Rows:
-    """One place per running sequence. Stays are numbered, so a result that comes home after
+    """One place per running sequence. Placements are numbered, so a result that comes home after
     its row went to someone else is recognised."""
 
     def __init__(self, capacity: int) -> None:
@@ -51,7 +51,7 @@ class Rows:
         self.sequences: list[Sequence | None] = [None] * capacity
         self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
         self.pasts: list[Past] = [""] * capacity  # serial of the last published block
-        self.stay = np.zeros(capacity, np.int64)  # 0 = free
+        self.placement = np.zeros(capacity, np.int64)  # 0 = free
         self.num_prompt, self.known = ints(), ints()
         self.planned, self.computed = ints(), ints()
         self.limit = ints()  # the length at which the row is full
@@ -75,7 +75,7 @@ class Rows:
         self.outputs = np.full((capacity, 64), -1, np.int32)
         self._entered, self._some_left = np.empty(0, np.int32), False
         self._free = list(range(capacity - 1, -1, -1))
-        self._last_stay = 0
+        self._last_placement = 0
 
     @property
     def num_free(self) -> int:
@@ -85,16 +85,16 @@ class Rows:
     def running(self) -> Ints:
         """The rows that are taken, in order of admission."""
         if self._some_left:  # often hundreds at once: sorted out together
-            self._entered, self._some_left = self._entered[self.stay[self._entered] > 0], False
+            self._entered, self._some_left = self._entered[self.placement[self._entered] > 0], False
         return self._entered
 
     def enter(self, sequence: Sequence, expected: float) -> int:
         """Give `sequence` a row, with nothing computed."""
         before, row = self.running, self._free.pop()
-        self._last_stay += 1
+        self._last_placement += 1
         request = sequence.request
         stops = sorted(request.eos_ids | request.stop_ids)
-        self.sequences[row], self.stay[row] = sequence, self._last_stay
+        self.sequences[row], self.placement[row] = sequence, self._last_placement
         self.num_prompt[row] = request.num_prompt
         self.known[row] = self.planned[row] = sequence.num_tokens
         self.token_ids[row] = sequence.token_ids
@@ -129,7 +129,7 @@ class Rows:
 
     def leave(self, row: int) -> None:
         """Free the row; its blocks were released, its tokens taken, before."""
-        self.sequences[row], self.stay[row] = None, 0
+        self.sequences[row], self.placement[row] = None, 0
         self.token_ids[row] = np.empty(0, np.int32)
         self.blocks[row, : self.num_blocks[row]] = -1
         self._free.append(row)
@@ -183,14 +183,14 @@ class Rows:
 
     def unpark_as(self, row: int, output_ids: Ints, num_computed: int) -> None:
         """Let a parked row go on with these outputs, of which the last is to be fed next. A new
-        stay: what was found out about its blocks (groups.py) holds no more."""
+        placement: what was found out about its blocks (groups.py) holds no more."""
         self.outputs = widened(self.outputs, len(output_ids))
         self.outputs[row, : len(output_ids)] = output_ids
         self.known[row] = self.num_prompt[row] + len(output_ids)
         self.unpark(row)
         self.computed[row], self.drawn[row] = num_computed, True
-        self._last_stay += 1
-        self.stay[row] = self._last_stay
+        self._last_placement += 1
+        self.placement[row] = self._last_placement
 
     def copy_progress(self, row: int, other: int) -> None:
         """Give the row the tokens of another of the same prompt, as far as they are computed."""

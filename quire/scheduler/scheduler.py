@@ -1,4 +1,4 @@
-"""Decides the next step; what comes back is digested in landing.py.
+"""Decides the next step; what comes back is digested in commit.py.
 
 One rule: let `computed` catch up with `planned`, within a budget of tokens. Prefill, chunked
 prefill, prefix hits, decode and resuming after preemption are all that sentence. Plain data in
@@ -19,23 +19,23 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from quire.cache.pool import BlockPool
-from quire.handles import Handles
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
+from quire.scheduler.commit import Committer, SentPlan, StepReport
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
-from quire.scheduler.landing import Flight, Landing, StepReport
 from quire.scheduler.limits import Limits
 from quire.scheduler.pass_times import PassTimes
+from quire.scheduler.placements import Draft, Placements
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
-from quire.scheduler.stays import Draft, Stays
+from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.waiting import Waiting
-from quire.sequence import Guide, Sequence
 from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
+from quire.steps.handles import Handles
 
 MakeMasks = Callable[[Ints, Many[Guide]], Masks]
 
@@ -58,16 +58,18 @@ class Scheduler:
         self.pool, self.limits = pool, limits
         self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         self.waiting = Waiting()
-        self._stays = Stays(pool, self.rows)
+        self._placements = Placements(pool, self.rows)
         self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
         self._make_masks = make_masks
-        self._flights: deque[Flight] = deque()
-        self._scoring = Scoring(pool, self._stays, self.waiting.add_again)
-        self._beams = Beams(self._stays, expected_output)
-        self.guesses = Guesses(self._stays, limits.speculation, times or PassTimes())
-        self._landing = Landing(self._stays, self._scoring, self._beams, self.guesses, clock)
-        self._preemption = Preemption(self._stays, self._beams, self.waiting, self._landing)
+        self._sent: deque[SentPlan] = deque()
+        self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
+        self._beams = Beams(self._placements, expected_output)
+        self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
+        self._committer = Committer(
+            self._placements, self._scoring, self._beams, self.guesses, clock
+        )
+        self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
         self._groups = PrefixGroups(self.rows, pool.block_size)
 
     def fresh(self) -> Scheduler:
@@ -86,7 +88,7 @@ class Scheduler:
 
     def use(self, handles: Handles) -> None:
         """What results name is found here from now on: with the executor that runs the plans."""
-        self._landing.held.handles = handles
+        self._committer.held.handles = handles
 
     @property
     def num_running(self) -> int:
@@ -95,11 +97,11 @@ class Scheduler:
     @property
     def num_held(self) -> int:
         """Rows that wait for their logits processors."""
-        return len(self._landing.held)
+        return len(self._committer.held)
 
     def wait_for_held(self, seconds: float) -> None:
         """Until one of those rows can go on, at most so long."""
-        self._landing.held.wait(seconds)
+        self._committer.held.wait(seconds)
 
     @property
     def num_preemptions(self) -> int:
@@ -107,7 +109,7 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        return self.num_running + len(self.waiting) + len(self._landing.ended)
+        return self.num_running + len(self.waiting) + len(self._committer.ended)
 
     def add(self, samples: Many[Sequence]) -> None:
         """Queue the samples of one request: the first is computed, the others fork off it."""
@@ -132,10 +134,10 @@ class Scheduler:
             self._plan_prefill(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
-            released = self._landing.held.release()
+            released = self._committer.held.release()
             if len(decode) or draft.prefill or len(released):
                 return self._take_off(draft, decode, released)
-            if self._flights or self.num_held or not self.num_running:
+            if self._sent or self.num_held or not self.num_running:
                 return None
             # Prompts only, none with room for its next chunk.
             self._preemption.make_room()
@@ -147,11 +149,11 @@ class Scheduler:
             decode = self.guesses.plan(decode, draft, awaited=len(self.waiting) > 0)
         at = decode.rows
         most = self.limits.max_repeat if alone and not draft.prefill else 1
-        repeat = plan_repeat(self._stays, at, most, draft, awaited=len(self.waiting) > 0)
+        repeat = plan_repeat(self._placements, at, most, draft, awaited=len(self.waiting) > 0)
         searched = self._beams.searched(draft, at)
         plan = StepPlan(
             starts=tuple(draft.starts),
-            ends=np.array(self._stays.ended, np.int32),
+            ends=np.array(self._placements.ended, np.int32),
             assigned=draft.assigned(),
             copies=tuple(draft.copies),
             prefill=tuple(draft.prefill),
@@ -164,31 +166,31 @@ class Scheduler:
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
         )
-        self._stays.ended.clear()
+        self._placements.ended.clear()
         steps = np.minimum(repeat, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps
         sampled = plan.sampled_rows()
-        slice_stays = tuple(int(rows.stay[s.row]) for s in plan.prefill)
-        self._flights.append(Flight(plan, sampled, rows.stay[sampled], slice_stays))
+        slice_placements = tuple(int(rows.placement[s.row]) for s in plan.prefill)
+        self._sent.append(SentPlan(plan, sampled, rows.placement[sampled], slice_placements))
         return plan
 
     def _plan_decode(self, draft: Draft) -> DecodeRows:
         """Every row whose last token is on the device feeds it; its KV gets a place first."""
-        rows, stays = self.rows, self._stays
+        rows, placements = self.rows, self._placements
         while True:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
             at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
             at = self.guesses.ready(at)
-            lacking, shared = stays.lacking(at, 1), stays.shared_tails(at)
+            lacking, shared = placements.lacking(at, 1), placements.shared_tails(at)
             if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
                 break
             self._preemption.make_room()
-        stays.grow(at, lacking, draft)
+        placements.grow(at, lacking, draft)
         for row in at[shared].tolist():
-            stays.copy_tail(row, draft)
-        stays.retell(at, draft)
+            placements.copy_tail(row, draft)
+        placements.resend_table(at, draft)
         rows.forked[at] = False
         draft.budget -= len(at)
         return DecodeRows(at, rows.computed[at])
@@ -215,7 +217,7 @@ class Scheduler:
         if self._scoring.is_waiting(row):
             return self._fork_late(row, draft)
         while True:
-            spare = self.pool.num_free - self._stays.num_shared_tails(at)
+            spare = self.pool.num_free - self._placements.num_shared_tails(at)
             room = (int(rows.num_blocks[at]) + spare) * self.pool.block_size
             left = int(rows.planned[at] - rows.computed[at])
             chunk = min(left, draft.budget, room - int(rows.computed[at]))
@@ -235,14 +237,14 @@ class Scheduler:
         if leaving is not None:
             end = min(end, leaving)
         if rows.renewed[row]:
-            self._stays.renew(row, draft)
-        if self._stays.num_shared_tails(row):
-            self._stays.copy_tail(row, draft)
+            self._placements.restart(row, draft)
+        if self._placements.num_shared_tails(row):
+            self._placements.copy_tail(row, draft)
         rows.forked[row] = False
-        self._stays.grow_to(row, end, draft)
+        self._placements.grow_to(row, end, draft)
         known = rows.token_ids[row]
         rows.computed[row] = end
-        self._stays.publish(row, known, end)
+        self._placements.publish(row, known, end)
         self._scoring.promise(row, published)
         drawing: tuple[int, ...] = ()
         if sequence.tree is not None:
@@ -282,7 +284,7 @@ class Scheduler:
         sibling = self.rows.sequence(lead).siblings.pop(0)
         sibling.timings.scheduled = self._clock()
         unfold(sibling)
-        return self._stays.fork(lead, sibling, self._expected_output(sibling.request), draft)
+        return self._placements.fork(lead, sibling, self._expected_output(sibling.request), draft)
 
     def _fork_late(self, lead: int, draft: Draft) -> None:
         """Paths that found no row before, each with its first tokens."""
@@ -300,7 +302,7 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
-        max_wait = self._landing.long_wait(self.limits.max_wait)
+        max_wait = self._committer.long_wait(self.limits.max_wait)
         self._admission.begin()
         while draft.budget > 0:
             sequence = self.waiting.next(self._clock(), max_wait)
@@ -310,9 +312,9 @@ class Scheduler:
             cached = self._admission.cached_blocks(sequence)
             cached = cached[: self._scoring.readable(sequence, cached)]
             if not self._admission.has_room(sequence, cached, draft.budget):
-                if not self.num_running and not self._flights:
+                if not self.num_running and not self._sent:
                     self.waiting.remove(sequence)
-                    self._landing.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
+                    self._committer.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
                     continue
                 return
             self.waiting.remove(sequence)
@@ -320,7 +322,7 @@ class Scheduler:
                 sequence.timings.scheduled = self._clock()
                 sequence.num_cached = len(cached) * self.pool.block_size
             expected = self._expected_output(sequence.request)
-            row = self._stays.begin(sequence, cached, expected, draft)
+            row = self._placements.begin(sequence, cached, expected, draft)
             self._scoring.begin(row)
             if sequence.group is not None:
                 self._beams.enter(row, draft)
@@ -328,11 +330,11 @@ class Scheduler:
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
         """Digest the oldest plan's result, which took so long."""
-        flight = self._flights.popleft()
-        self.guesses.observe(flight.plan, result, seconds)
-        self._landing.land(flight, result)
-        return self._landing.take_report()
+        sent = self._sent.popleft()
+        self.guesses.observe(sent.plan, result, seconds)
+        self._committer.commit(sent, result)
+        return self._committer.take_report()
 
     def take_report(self) -> StepReport:
         """What happened since the last result, or since this was last asked for."""
-        return self._landing.take_report()
+        return self._committer.take_report()

@@ -23,10 +23,10 @@ from quire.cache.pool import BlockPool
 from quire.cache.scores import BlockScores
 from quire.errors import InvalidLogits
 from quire.request import Ints, Request
+from quire.scheduler.placements import Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.score_tree import ScoreTree
-from quire.scheduler.stays import Stays
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import Scores, Targets, join_scores
 
 
@@ -107,12 +107,12 @@ class Scoring:
     """Keeps the scores of rows, and those of their whole blocks beside the blocks."""
 
     def __init__(
-        self, pool: BlockPool, stays: Stays, queue_again: Callable[[Sequence], None]
+        self, pool: BlockPool, placements: Placements, queue_again: Callable[[Sequence], None]
     ) -> None:
-        self._pool, self._stays, self._queue_again = pool, stays, queue_again
-        self._rows: Rows = stays.rows
-        self._promises: dict[int, list[_Promise]] = {}  # by stay
-        self._borrowed: dict[int, list[BlockScores]] = {}  # by stay, the first block first
+        self._pool, self._placements, self._queue_again = pool, placements, queue_again
+        self._rows: Rows = placements.rows
+        self._promises: dict[int, list[_Promise]] = {}  # by placement
+        self._borrowed: dict[int, list[BlockScores]] = {}  # by placement, the first block first
 
     def is_waiting(self, row: int) -> bool:
         """It is computed to where some paths leave it, and they have not forked off yet."""
@@ -148,7 +148,7 @@ class Scoring:
         return found
 
     def begin(self, row: int) -> None:
-        """A stay begins: hold on to the scores it relies on, whatever becomes of their blocks."""
+        """A placement begins: hold on to the scores it relies on, whatever becomes of blocks."""
         sequence, computed = self._rows.sequence(row), int(self._rows.computed[row])
         at = next_position(sequence)
         if sequence.tree is not None or at is None or at >= computed:
@@ -158,7 +158,7 @@ class Scoring:
             salt=sequence.request.cache_salt,
             most=computed // self._pool.block_size + 1,
         )
-        self._borrowed[int(self._rows.stay[row])] = self._entries(sequence, cached)
+        self._borrowed[int(self._rows.placement[row])] = self._entries(sequence, cached)
 
     def promise(self, row: int, before: int) -> None:
         """Blocks from number `before` on were published, and their scores will come."""
@@ -173,32 +173,32 @@ class Scoring:
         # One token more, for match never covers the last one.
         tokens = np.append(sequence.request.prompt_ids[: last * size], np.int32(0))
         published = self._pool.match(tokens, salt=sequence.request.cache_salt)
-        promises = self._promises.setdefault(int(self._rows.stay[row]), [])
+        promises = self._promises.setdefault(int(self._rows.placement[row]), [])
         for index in range(before, min(last, len(published))):
             block = int(published[index])
             entry = self._pool.scores.promise(block, wanted)
             if entry is not None:
                 promises.append(_Promise(index, block, entry))
-        self._keep_promises(sequence, int(self._rows.stay[row]))
+        self._keep_promises(sequence, int(self._rows.placement[row]))
 
-    def land(self, row: int, stay: int, scores: Scores) -> bool:
+    def commit(self, row: int, placement: int, scores: Scores) -> bool:
         """Keep what a slice of a row scored; True if the row has all it is there for.
 
-        Scores of a stay that ended meanwhile are lost, and so is what others were promised of
+        Scores of a placement that ended meanwhile are lost, and so is what others were promised of
         them. A row that relied on lost scores queues again, and computes them.
         """
-        if self._rows.stay[row] != stay:
-            self._borrowed.pop(stay, None)
-            for promise in self._promises.pop(stay, ()):
+        if self._rows.placement[row] != placement:
+            self._borrowed.pop(placement, None)
+            for promise in self._promises.pop(placement, ()):
                 self._pool.scores.lose(promise.block, promise.entry)
             return False
         sequence = self._rows.sequence(row)
-        if not self._take_borrowed(sequence, self._borrowed.pop(stay, [])):
-            self._queue_again(self._stays.end(row))
+        if not self._take_borrowed(sequence, self._borrowed.pop(placement, [])):
+            self._queue_again(self._placements.end(row))
             return False
         sequence.scores.append(scores)
         sequence.num_scored += len(scores)
-        self._keep_promises(sequence, stay)
+        self._keep_promises(sequence, placement)
         return sequence.tree is not None and next_position(sequence) is None
 
     def _take_borrowed(self, sequence: Sequence, entries: list[BlockScores]) -> bool:
@@ -218,9 +218,9 @@ class Scoring:
             sequence.num_scored += len(found)
         return True
 
-    def _keep_promises(self, sequence: Sequence, stay: int) -> None:
+    def _keep_promises(self, sequence: Sequence, placement: int) -> None:
         """Put the scores of whole blocks beside them, as far as they are known."""
-        waiting = self._promises.get(stay, [])
+        waiting = self._promises.get(placement, [])
         size = self._pool.block_size
         # Line p is token p + 1: a block's last line is that of its last token.
         num_scored = sequence.num_scored
@@ -231,9 +231,9 @@ class Scoring:
             for p in ready:
                 lines = known.part(max(0, p.index * size - 1), (p.index + 1) * size - 1)
                 self._pool.scores.fill(p.block, p.entry, lines)
-        self._promises[stay] = waiting[len(ready) :]
-        if not self._promises[stay]:
-            del self._promises[stay]
+        self._promises[placement] = waiting[len(ready) :]
+        if not self._promises[placement]:
+            del self._promises[placement]
 
 
 def invalid(scores: Scores) -> InvalidLogits | None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 
 # The stop reason of an answer that reached max_tokens in the middle of its grammar.
 UNFINISHED = "unfinished_structured_output"

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 
 Key = tuple[int, int, int, int]
 

@@ -6,16 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from quire.base.notes import warn
 from quire.errors import BatchError, InvalidParams, NotSupported
 from quire.inputs.prompt import split_prompts
 from quire.inputs.tokenizer import Tokenizer
-from quire.notes import warn
-from quire.outputs import (
-    BeamSearchOutput,
-    BeamSearchSequence,
-    CompletionOutput,
-    RequestOutput,
-)
+from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from quire.run import Refused, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.session.intake import Intake

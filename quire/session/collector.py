@@ -48,7 +48,7 @@ _full_collections = _FullCollections()
 
 
 @contextmanager
-def few_full_collections() -> Iterator[None]:
+def rare_full_collections() -> Iterator[None]:
     """For the time of a call."""
     _full_collections.begin()
     try:

@@ -7,9 +7,10 @@ from typing import Any, NoReturn, Self
 
 from quire.errors import NotSupported
 from quire.sampling_params import SamplingParams
+from quire.session.kv_cache_view import KvCacheView
 from quire.session.metrics import Metric
 from quire.session.session import Session
-from quire.session.views import EngineView, KvCacheView
+from quire.session.views import EngineView
 from quire.session.workers import ExecutorView
 
 

@@ -6,20 +6,15 @@ from dataclasses import replace
 
 import torch
 
+from quire.backends.cpu.native.kernels import fits
+from quire.backends.cpu.native.library import library
+from quire.base.notes import note
 from quire.config import EngineConfig
-from quire.kernels.native.kernels import fits
-from quire.kernels.native.library import library
 from quire.models.decoder import Weights, head_shape
-from quire.notes import note
 from quire.options import DeviceFacts, Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.spec import ModelSpec
-from quire.weights.load import (
-    dummy_int8_weights,
-    dummy_weights,
-    load_int8_weights,
-    load_weights,
-)
+from quire.weights.load import dummy_int8_weights, dummy_weights, load_int8_weights, load_weights
 from quire.weights.source import ModelFiles
 
 
@@ -35,7 +30,7 @@ def load_cpu_weights(
     """The weights as the config wants them; `at_hand` are 8-bit ones that were loaded before."""
     dummy = config.load_format == "dummy"
     if config.quantization == "int8":
-        from quire.executor.int8_probe import int8_arithmetic, int8_probe
+        from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
 
         note(int8_probe().text)
         if at_hand is not None:

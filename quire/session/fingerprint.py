@@ -11,7 +11,7 @@ import hashlib
 import mmap
 from pathlib import Path
 
-from quire.home import keep, kept
+from quire.base.home import keep, kept
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 

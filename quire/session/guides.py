@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from quire.errors import InvalidGrammar, InvalidRequest
-from quire.handles import Handles
 from quire.inputs.tokenizer import Tokenizer
+from quire.params.structured import StructuredOutputsConfig
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
-from quire.sequence import Guide
+from quire.scheduler.sequence import Guide
 from quire.step import Masks
-from quire.structured_params import StructuredOutputsConfig
+from quire.steps.handles import Handles
 
 if TYPE_CHECKING:
     from quire.grammar.compiled import CompiledGrammar

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from quire.executor.accuracy import Accuracy, Tally, hidden_states, tally_window
-from quire.executor.int8_probe import int8_arithmetic, int8_probe
+from quire.backends.choose import kernels_for
+from quire.base.home import keep, kept
+from quire.base.notes import note
+from quire.executor.cpu.accuracy import Accuracy, Tally, hidden_states, tally_window
+from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
 from quire.executor.probe import LEAST_GAIN, available_memory
-from quire.home import keep, kept
-from quire.kernels.ops import kernels_for
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
-from quire.notes import note
 from quire.options import Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.session.fingerprint import model_fingerprint
 from quire.session.layerwise import LayerwiseModel
 from quire.spec import ModelSpec
-from quire.tp import TensorParallel
 from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles
 

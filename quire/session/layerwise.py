@@ -12,15 +12,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.executor.accuracy import cache_alone, pass_alone
-from quire.kernels.cpu.fast import CpuKernels
-from quire.kernels.cpu.linear import PlainLinear
-from quire.kernels.ops import LinearOp
+from quire.backends.cpu.fast import CpuKernels
+from quire.backends.cpu.linear import PlainLinear
+from quire.backends.ops import LinearOp
+from quire.executor.cpu.accuracy import cache_alone, pass_alone
 from quire.layers.rotary import Rotary
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Parts, head_shape
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.spec import ModelSpec
-from quire.tp import TensorParallel
 from quire.weights.load import load_weights
 from quire.weights.names import weights_of
 from quire.weights.source import ModelFiles

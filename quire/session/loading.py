@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams
-from quire.executor.compiling import Compiling, begin_compiling, hash_triton
+from quire.executor.cpu.spinning import short_spins
 from quire.executor.executor import ExecutorFacts, ModelExecutor
-from quire.executor.spinning import short_spins
-from quire.executor.waking import wake_gpu
+from quire.executor.precompile.cuda_context import wake_gpu
+from quire.executor.precompile.parent import Compiling, begin_compiling, hash_triton
 from quire.families.fields import Fields
 from quire.inputs.tokenizer import Tokenizer
-from quire.notes import note
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.checks import FIT_TO_MEMORY
 from quire.options.plugins import unused_line
@@ -191,8 +191,8 @@ def _gpu_executor(
 ) -> tuple[EngineConfig, ModelExecutor]:
     config = resolve(options, spec, facts)
     hashing = hash_triton()
-    from quire.executor.cuda import CudaExecutor, check_fp8
-    from quire.executor.warmup import Warmup
+    from quire.executor.cuda.executor import CudaExecutor, check_fp8
+    from quire.executor.precompile.warmup import Warmup
     from quire.session.gpu_weights import load_gpu_weights
 
     check_fp8(config)
@@ -204,7 +204,7 @@ def _gpu_executor(
 def _cpu_executor(
     files: ModelFiles, spec: ModelSpec, options: Options, facts: DeviceFacts
 ) -> tuple[EngineConfig, ModelExecutor]:
-    from quire.executor.local import LocalExecutor
+    from quire.executor.cpu.local import LocalExecutor
     from quire.session.cpu_weights import load_cpu_weights, with_kernels
     from quire.session.int8_default import int8_fits
 

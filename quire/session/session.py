@@ -21,7 +21,7 @@ from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Plan
 from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
-from quire.results import Results
+from quire.results.finished import Results
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.limits import Limits
@@ -31,12 +31,12 @@ from quire.session.collector import nothing_collected
 from quire.session.guides import Guides
 from quire.session.hf_config import config_object
 from quire.session.intake import Intake, Params
+from quire.session.kv_cache_view import KvCacheView
 from quire.session.loading import LoadedModel, load
 from quire.session.metrics import Metric, Metrics
 from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
-from quire.session.views import KvCacheView
 from quire.step import StepPlan
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from quire.errors import EngineAsleep, EngineBusy, EngineClosed
 from quire.sampling.lanes import on_behalf_of
-from quire.session.collector import few_full_collections
+from quire.session.collector import rare_full_collections
 
 
 class Turns:
@@ -41,7 +41,7 @@ class Turns:
                 )
             self._owner = threading.get_ident()
             try:
-                with few_full_collections():
+                with rare_full_collections():
                     yield
             finally:
                 self._owner = None

@@ -148,12 +148,3 @@ class EngineView:
     @model_executor.deleter
     def model_executor(self) -> None:
         self._session.close()
-
-
-@dataclass(frozen=True, slots=True)
-class KvCacheView:
-    """The KV cache of an LLM: how large it is, and how much of it was ever in use at once."""
-
-    num_blocks: int
-    block_size: int
-    peak_blocks: int

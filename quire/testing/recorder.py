@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from quire.errors import CorruptJob
 from quire.executor.executor import Executor, ExecutorFacts, PendingStep
-from quire.handles import Handles
 from quire.step import StepPlan, StepResult
-from quire.step_codec import BadStep, decode, encode
+from quire.steps.codec import BadStep, decode, encode
+from quire.steps.handles import Handles
 
 _HEADER = b"quire steps 1\n"
 _LENGTH = struct.Struct("<Q")

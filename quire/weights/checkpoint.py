@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
-from quire.weights.formats import (
-    SAFETENSORS_DTYPES,
-    StoredTensor,
-    check_no_overlap,
-    num_bytes_of,
-)
+from quire.weights.formats import SAFETENSORS_DTYPES, StoredTensor, check_no_overlap, num_bytes_of
 from quire.weights.json_file import parse_object, read_json
 
 INDEX = "model.safetensors.index.json"

@@ -22,13 +22,7 @@ import numpy.typing as npt
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.weights.checkpoint import checked_file
-from quire.weights.formats import (
-    GGUF_TYPES,
-    READABLE,
-    StoredTensor,
-    check_no_overlap,
-    num_bytes_of,
-)
+from quire.weights.formats import GGUF_TYPES, READABLE, StoredTensor, check_no_overlap, num_bytes_of
 from quire.weights.gguf_split import part_names
 
 MAGIC = b"GGUF"

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix
+from quire.backends.fp8 import FP8, MULTIPLE, Fp8Matrix
+from quire.base.notes import note
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
-from quire.kernels.cpu.int8 import Int8Arithmetic, Int8Matrix
-from quire.kernels.fp8 import FP8, MULTIPLE, Fp8Matrix
 from quire.layers.linear import Matrix
-from quire.notes import note
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor

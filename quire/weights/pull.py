@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from quire.base.home import quire_home, why_not_private
 from quire.errors import CorruptModel, ModelNotFound
-from quire.home import quire_home, why_not_private
 from quire.safe_text import without_secrets
 
 _PIECE = 1 << 20

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from quire.boundary import refusing
+from quire.base.boundary import refusing
+from quire.base.notes import note
 from quire.errors import CorruptModel, ModelNotFound
-from quire.notes import note
 from quire.safe_text import without_secrets
 from quire.spec import ModelSpec
 from quire.weights import checkpoint, hf_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.notes import note
+from quire.base.notes import note
 from quire.spec import ModelSpec
 from quire.weights.formats import StoredTensor
 from quire.weights.source import ModelFiles

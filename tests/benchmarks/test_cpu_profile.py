@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import cpu_profile
 from benchmarks.cpu_profile import Entry, Meter, Peaks, Work
-from quire.kernels.ops import AttentionInputs, HeadShape
+from quire.backends.ops import AttentionInputs, HeadShape
 
 
 class Clock:

@@ -77,7 +77,7 @@ def test_a_missing_package_is_named_and_costs_the_exit_code(
 def test_a_torch_that_does_not_import_is_reported_not_raised(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("quire.executor.probe", "quire.kernels.native.library"):
+    for name in ("quire.executor.probe", "quire.backends.cpu.native.library"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     code, found = findings(capsys)
@@ -89,7 +89,7 @@ def test_a_torch_that_does_not_import_is_reported_not_raised(
 def test_it_says_which_kernels_the_cpu_computes_with(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.kernels.native import library
+    from quire.backends.cpu.native import library
 
     none = library.Loaded(None, "torch only: no C compiler is there")
     monkeypatch.setattr(library, "loaded", lambda: none)

@@ -113,9 +113,9 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
 ) -> None:
     import io
 
-    from quire.jobs import progress
-    from quire.jobs.metrics import MetricsFile
-    from quire.jobs.record import ResultRecord
+    from quire.jobs.store.record import ResultRecord
+    from quire.jobs.supervise import progress
+    from quire.jobs.supervise.metrics import MetricsFile
 
     monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     stream = io.StringIO()

@@ -13,8 +13,8 @@ import pytest
 from quire.cli import main
 from quire.cli.show import word_diff
 from quire.errors import Interrupted
-from tests.jobs.report.pages import scored_run
 from tests.jobs.stored import stored_job
+from tests.report.pages import scored_run
 
 ROWS = [
     {"question": "1+1?", "answer": "2", "kind": "sum"},
@@ -78,15 +78,15 @@ def test_what_cannot_be_is_one_line_and_code_2(
 ) -> None:
     Path(output).write_text("")  # the output itself, so that `ls` finds a file
     assert run(*(argument.format(output) for argument in arguments)) == 2
-    told = capsys.readouterr().err
-    assert words in told and "Traceback" not in told
+    described = capsys.readouterr().err
+    assert words in described and "Traceback" not in described
 
 
 @pytest.mark.parametrize(
     ("arguments", "where"),
     [
-        (["eval", "gsm8k", "-m", "m"], "quire.jobs.tasks.evaluate.evaluate"),
-        (["score", "{}", "--by", "judge", "--judge-model", "m"], "quire.jobs.scoring.judge.judge"),
+        (["eval", "gsm8k", "-m", "m"], "quire.evals.tasks.evaluate.evaluate"),
+        (["score", "{}", "--by", "judge", "--judge-model", "m"], "quire.evals.scoring.judge.judge"),
     ],
 )
 def test_a_ctrl_c_says_how_to_go_on(

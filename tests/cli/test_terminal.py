@@ -15,12 +15,12 @@ import pytest
 
 from quire.cli import exits, main
 from quire.errors import CorruptModel, QuireError
-from quire.jobs.manifest import Manifest
-from quire.jobs.metrics import MetricsFile
-from quire.jobs.progress import Progress
-from quire.jobs.record import ResultRecord
-from quire.jobs.scoring.scores import MetricScore, keep_summary
-from quire.jobs.scoring.statistics import Mean
+from quire.evals.scoring.scores import MetricScore, keep_summary
+from quire.evals.scoring.statistics import Mean
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.supervise.metrics import MetricsFile
+from quire.jobs.supervise.progress import Progress
 from quire.safe_text import one_line, shown, shown_json, without_secrets
 from tests.jobs.stored import stored_job
 
@@ -208,11 +208,11 @@ def test_what_is_harmless_stays_as_it_is() -> None:
 
 def test_secrets_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "from-the-environment")
-    told = without_secrets(
+    described = without_secrets(
         "https://me:pw@host/x?a=b@c and from-the-environment, a\\nsecret, hf_" + "a1B2" * 8,
         "a\nsecret",
     )
-    assert told == "https://...@host/x?a=b@c and ..., ..., ..."
+    assert described == "https://...@host/x?a=b@c and ..., ..., ..."
     assert without_secrets("hf_overrides, a@b.c, https://host/@x") == (
         "hf_overrides, a@b.c, https://host/@x"
     )

@@ -18,10 +18,10 @@ import torch
 import triton
 
 from quire.config import EngineConfig
-from quire.executor.compiler import Device
 from quire.executor.driver import Gpu
-from quire.executor.warmup import Calls
-from quire.kernels.triton.variants import Steps
+from quire.executor.precompile.signatures import Steps
+from quire.executor.precompile.warmup import Calls
+from quire.executor.precompile.worker import Device
 from quire.options import Options, resolve
 from quire.spec import ModelSpec
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.backends.choose import kernels_for
 from quire.config import EngineConfig
+from quire.executor.cpu.rows import DeviceRows
+from quire.executor.cpu.runner import Runner
 from quire.executor.memory import make_cache
-from quire.executor.rows import DeviceRows
-from quire.executor.runner import Runner
-from quire.handles import Handles
-from quire.kernels.ops import kernels_for
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.request import Ints
@@ -35,7 +35,7 @@ from quire.step import (
     Slice,
     StepPlan,
 )
-from quire.tp import TensorParallel
+from quire.steps.handles import Handles
 
 
 def ints(*values: int) -> Ints:

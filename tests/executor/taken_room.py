@@ -11,9 +11,9 @@ import json
 import sys
 from dataclasses import replace
 
-from quire.executor.compiler import Device, _compile_for
 from quire.executor.driver import Gpu
-from quire.kernels.triton.variants import Steps
+from quire.executor.precompile.signatures import Steps
+from quire.executor.precompile.worker import Device, _compile_for
 from quire.options import Options, resolve
 from tests.executor.asked_variants import LLAMA
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.executor.accuracy import Accuracy, Tally, compare
-from quire.kernels.cpu.int8 import Int8Matrix, TorchInt8
-from quire.kernels.ops import kernels_for
+from quire.backends.choose import kernels_for
+from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
+from quire.executor.cpu.accuracy import Accuracy, Tally, compare
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, Weights, head_shape
 from quire.models.registry import build_model
-from quire.tp import TensorParallel
 from quire.weights.load import dummy_weights
 from tests.executor.test_invariance import loud, spec_of, texts_of
 
@@ -57,7 +57,7 @@ def test_the_figures_are_those_of_the_definition() -> None:
     exact, changed = built(wide()), built(dict(other))
     found = compare(exact, changed, SPEC, [text])
     # The last norm scales the logits and nothing before them.
-    from quire.executor.accuracy import hidden_states
+    from quire.executor.cpu.accuracy import hidden_states
 
     with torch.inference_mode():
         logits = exact.logits(hidden_states(exact, SPEC, text)[:-1])

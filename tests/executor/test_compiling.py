@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import tests.kernels.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
-from quire.executor import compiling
-from quire.executor.compiling import Compiling, begin_compiling
+import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.executor.precompile import parent as compiling
+from quire.executor.precompile.parent import Compiling, begin_compiling
 from quire.options import Options
 from tests.executor.asked_variants import CASES, QWEN
 
@@ -60,14 +60,14 @@ def test_torch_alone_needs_no_kernel_of_ours(told: dict[str, dict[str, list[str]
 
 
 def test_the_process_has_no_torch() -> None:
-    code = "import quire.executor.compiler, sys; sys.exit('torch' in sys.modules)"
+    code = "import quire.executor.precompile.worker, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 # Stands in for the process where there is no GPU: the same program, told of one.
 WITH_A_GPU = """
 import sys
-from quire.executor import compiler
+from quire.executor.precompile import worker as compiler
 from quire.executor.driver import Gpu
 compiler.first_gpu = lambda: Gpu((9, 0), 150 << 30, 232448)
 compiler.build_launcher = lambda compiled: None  # takes the driver's library
@@ -119,8 +119,8 @@ FINDS = """
 import torch, triton
 from functools import partial
 from triton.runtime.jit import JITFunction
-from quire.executor.compiler import Device
-from quire.executor.warmup import Calls
+from quire.executor.precompile.worker import Device
+from quire.executor.precompile.warmup import Calls
 from quire.options import Options, resolve
 from tests.executor.asked_variants import GPU, QWEN
 triton.runtime.driver.set_active(Device(GPU))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from quire.executor.cpu.runner import Runner
 from quire.executor.guessed import NO_GUESS, Draws
-from quire.executor.runner import Runner
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
 from quire.step import DecodeRows, Masks, RowSampling, Slice, StepPlan, StepResult

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.int8 import Int8Arithmetic, Int8Matrix, TorchInt8
-from quire.kernels.cpu.native_int8 import Choice, NativeInt8, paths_here
-from quire.kernels.native.library import library
+from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix, TorchInt8
+from quire.backends.cpu.native.library import library
+from quire.backends.cpu.native_int8 import Choice, NativeInt8, paths_here
 from quire.weights.load import dummy_int8_weights, dummy_weights
 from tests.executor.harness import Drive, make_runner
 from tests.executor.test_invariance import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.executor import int8_probe as probe
-from quire.kernels.cpu.int8 import TorchInt8
-from quire.kernels.cpu.native_int8 import Choice, NativeInt8, paths_here
-from quire.kernels.native.library import library
+from quire.backends.cpu.int8 import TorchInt8
+from quire.backends.cpu.native.library import library
+from quire.backends.cpu.native_int8 import Choice, NativeInt8, paths_here
+from quire.executor.cpu import int8_probe as probe
 
 
 @pytest.fixture(autouse=True)

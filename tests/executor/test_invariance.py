@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.invariant import InvariantKernels, agreeing
+from quire.backends.cpu.native.library import library
+from quire.backends.ops import HeadShape
 from quire.errors import NotSupported
-from quire.kernels.cpu.invariant import InvariantKernels, agreeing
-from quire.kernels.native.library import library
-from quire.kernels.ops import HeadShape
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.harness import Drive, make_runner
@@ -50,7 +50,7 @@ def texts_of(seed: int) -> tuple[list[list[int]], list[int]]:
 
 
 def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.kernels.native.kernels.library", lambda: None)
+    monkeypatch.setattr("quire.backends.cpu.native.kernels.library", lambda: None)
 
 
 def assert_same_bits(
@@ -143,7 +143,7 @@ def test_places_that_disagree_leave_nothing() -> None:
 
 def test_a_promise_that_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = InvariantKernels(HeadShape(2, 1, 8, 16, torch.float32))
-    monkeypatch.setattr("quire.kernels.cpu.invariant.agreeing", lambda *_: set())
+    monkeypatch.setattr("quire.backends.cpu.invariant.agreeing", lambda *_: set())
     with pytest.raises(NotSupported, match="batch_invariant"):
         kernels.make_linear(torch.randn(8, 8), None)
 

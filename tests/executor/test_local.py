@@ -10,8 +10,8 @@ import torch
 
 from quire.errors import CorruptModel, EngineClosed, NotEnoughMemory, NotSupported, UnsupportedModel
 from quire.executor import memory
+from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import Executor
-from quire.executor.local import LocalExecutor
 from quire.sampling_params import SamplingParams
 from quire.step import Assigned, RowSampling, Slice, StepPlan
 from quire.weights.load import dummy_weights

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.executor import runner as runner_module
-from quire.executor.runner import Runner
+from quire.executor.cpu import runner as runner_module
+from quire.executor.cpu.runner import Runner
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
 from quire.step import (

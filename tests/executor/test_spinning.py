@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.executor.spinning import LOOKS, VARIABLE, short_spins
+from quire.executor.cpu.spinning import LOOKS, VARIABLE, short_spins
 
 needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="Arm waits shortly as it is")
 
@@ -54,7 +54,7 @@ def test_torch_that_is_there_already_is_left_alone(
 def test_libgomp_reads_it() -> None:
     """It prints what it works with when it is loaded, if asked to."""
     code = (
-        "from quire.executor.spinning import short_spins\n"
+        "from quire.executor.cpu.spinning import short_spins\n"
         "with short_spins():\n"
         "    import quire.executor.probe\n"
     )

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.executor import waking
-from quire.executor.waking import wake_gpu
+from quire.executor.precompile import cuda_context as waking
+from quire.executor.precompile.cuda_context import wake_gpu
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_waking_imports_nothing_in_its_thread() -> None:
 
 def test_waking_needs_no_torch_and_brings_no_module() -> None:
     code = (
-        "import sys, quire.executor.waking as w\n"
+        "import sys, quire.executor.precompile.cuda_context as w\n"
         "w.torch_knows_cuda = lambda: True\n"
         "before = set(sys.modules)\n"
         "w.wake_gpu(None).join(30)\n"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.executor import warmup
-from quire.executor.warmup import Warmup
+from quire.executor.precompile import warmup
+from quire.executor.precompile.warmup import Warmup
 
 
 class Calls:
@@ -152,7 +152,7 @@ def test_stopping_ends_the_process_that_compiles(calls: Calls) -> None:
 AT_EXIT = """
 import time, torch
 torch.cuda.current_device = lambda: 0
-from quire.executor import warmup
+from quire.executor.precompile import warmup
 from types import SimpleNamespace
 later = [lambda: time.sleep(0.2)] * 100
 warmup.Calls = lambda *given: SimpleNamespace(

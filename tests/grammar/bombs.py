@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 
 Schema = dict[str, Any]
 

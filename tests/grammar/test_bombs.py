@@ -11,7 +11,7 @@ import pytest
 
 from quire.errors import GrammarFailed, InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.bombs import bombs
 from tests.grammar.walking import Walker
 

@@ -16,7 +16,7 @@ from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.limits import MIB, GrammarLimits
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import GuidedDecodingParams, StructuredOutputsParams
+from quire.params.structured import GuidedDecodingParams, StructuredOutputsParams
 from tests.grammar.walking import Walker, allowed_ids
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,8 +7,8 @@ import pytest
 from quire.errors import InvalidGrammar, InvalidParams, InvalidRequest
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.door import refusing
-from quire.jobs.requests import sampling_params
-from quire.structured_params import StructuredOutputsParams
+from quire.jobs.child.requests import sampling_params
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.hostile import hostile
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.made_up import made_up_grammars
 from tests.grammar.walking import Walker
 

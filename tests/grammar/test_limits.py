@@ -17,7 +17,7 @@ from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.limits import GrammarLimits
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.conftest import NAMED
 from tests.inputs.makers import train_byte_bpe
 

@@ -13,7 +13,7 @@ from quire.grammar.limits import GrammarLimits
 from quire.grammar.masks import MaskFiller, Rows, mask_threads
 from quire.grammar.matcher import GrammarMatcher
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import corpus
 from tests.grammar.walking import Walker, new_bits
 

@@ -14,7 +14,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import corpus
 from tests.grammar.walking import Walker, allowed_ids, new_bits
 

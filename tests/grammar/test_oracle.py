@@ -18,7 +18,7 @@ import pytest
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import GrammarMatcher
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.derivatives import (
     NOTHING,
     Language,

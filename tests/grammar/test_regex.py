@@ -9,7 +9,7 @@ import pytest
 from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.regex import escaped, in_slashes, one_of, translated
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.regexes import REGEXES, random_regexes
 from tests.grammar.walking import Walker
 

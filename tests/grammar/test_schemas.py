@@ -10,7 +10,7 @@ import pytest
 
 from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import FAMILIES, Schema, closed, corpus
 from tests.grammar.walking import Walker
 

@@ -11,7 +11,7 @@ import pytest
 from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import closed
 from tests.grammar.walking import Walker, allowed_ids
 

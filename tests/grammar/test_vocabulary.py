@@ -13,7 +13,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.masks import MaskFiller
 from quire.grammar.vocabulary import Vocabulary, open_vocabulary, vocabulary_of
 from quire.inputs.tokenizer import Tokenizer
-from quire.structured_params import StructuredOutputsParams
+from quire.params.structured import StructuredOutputsParams
 from tests.grammar.walking import Walker, ids_in
 
 

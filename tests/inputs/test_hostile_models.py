@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.boundary import reason, refusing
+from quire.base.boundary import reason, refusing
 from quire.errors import CorruptModel, InvalidOption, InvalidPrompt, ModelError
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.hf_tokenizer import load_hf_tokenizer

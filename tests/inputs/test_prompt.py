@@ -10,12 +10,7 @@ import pytest
 from quire.errors import InvalidParams, InvalidPrompt, InvalidRequest, NotSupported, PromptTooLong
 from quire.inputs import TextPrompt, TokensPrompt
 from quire.inputs.chat import render_conversations
-from quire.inputs.prompt import (
-    RequestMaker,
-    is_single,
-    merge_prompts,
-    split_prompts,
-)
+from quire.inputs.prompt import RequestMaker, is_single, merge_prompts, split_prompts
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Request

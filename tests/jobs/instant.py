@@ -14,7 +14,7 @@ class InstantEngine:
     """Takes the place of an EngineProcess; `asked` collects the rows of all of them."""
 
     asked: list[int] = []
-    last_words = ""
+    stderr_tail = ""
     pid = 0
 
     def __init__(

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.jobs.manifest import Manifest
-from quire.jobs.record import ResultRecord, encode
-from quire.jobs.segments import segment_name
-from quire.jobs.stamps import FileStamp
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.record import ResultRecord, encode
+from quire.jobs.store.segments import segment_name
+from quire.jobs.store.stamps import FileStamp
 
 
 def stored_job(

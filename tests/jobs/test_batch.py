@@ -10,7 +10,7 @@ import pytest
 
 from quire.jobs import batch as batch_file
 from quire.jobs.batch import CHAT, COMPLETIONS, BatchAsking, _chat_choice
-from quire.jobs.rows import BadRow
+from quire.jobs.input.rows import BadRow
 from tests.jobs.driving import command, read_lines, run
 
 

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from quire.jobs import store
 from quire.jobs.job import Job
+from quire.jobs.store import store
 from tests.jobs import drive
 from tests.jobs.driving import (
     children_of,

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.job import Job
-from quire.jobs.journal import Journal
+from quire.jobs.store.journal import Journal
 from tests.jobs.driving import (
     ENVIRONMENT,
     ROOT,

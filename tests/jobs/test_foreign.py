@@ -13,17 +13,17 @@ import pytest
 
 from quire.cli import main
 from quire.errors import CorruptJob, InvalidOption
-from quire.jobs.bounded import bounded_lines, read_bounded
-from quire.jobs.lock import holder
-from quire.jobs.manifest import MOST_BYTES, NAME, Manifest
-from quire.jobs.report import rows as page_rows
-from quire.jobs.report.page import report
-from quire.jobs.report.series import series_of
-from quire.jobs.results import StoredRun
-from quire.jobs.scoring.scores import MetricScore, keep_summary, read_row_scores, read_scores
-from quire.jobs.scoring.statistics import Mean
-from quire.jobs.stamps import FileStamp
-from quire.jobs.store import read_metrics
+from quire.evals.scoring.scores import MetricScore, keep_summary, read_row_scores, read_scores
+from quire.evals.scoring.statistics import Mean
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store.bounded import bounded_lines, read_bounded
+from quire.jobs.store.lock import holder
+from quire.jobs.store.manifest import MOST_BYTES, NAME, Manifest
+from quire.jobs.store.stamps import FileStamp
+from quire.jobs.store.store import read_metrics
+from quire.report import rows as page_rows
+from quire.report.page import report
+from quire.report.series import series_of
 from tests.jobs.stored import stored_job
 
 HUGE = 4 << 30  # bytes, none of them on disk

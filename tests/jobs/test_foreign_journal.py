@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from quire.jobs import record as records
-from quire.jobs.record import DamagedRecord, decode, encode, fitted
-from quire.jobs.segments import ResultIndex, scan, segment_name, segments
+from quire.jobs.store import record as records
+from quire.jobs.store.record import DamagedRecord, decode, encode, fitted
+from quire.jobs.store.segments import ResultIndex, scan, segment_name, segments
 from tests.jobs.test_journal import filled, opened, record, rows_in
 
 FIELDS: dict[str, Any] = {
@@ -72,7 +72,7 @@ def test_what_was_made_up_is_told_and_its_row_is_computed_again(tmp_path: Path) 
 def test_a_far_row_a_long_line_and_endless_lines_take_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.jobs.segments.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("quire.jobs.store.segments.LONGEST_LINE", 1 << 20)
     good = line()
     with open(tmp_path / segment_name(1), "wb") as file:
         file.write(good + line(row=2**47) + b"\n" * 20_000)

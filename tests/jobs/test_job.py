@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from quire.errors import InvalidOption, JobChanged, JobLocked
-from quire.jobs import store
 from quire.jobs.job import Job, JobReport
-from quire.jobs.lock import JobLock
-from quire.jobs.manifest import Manifest
-from quire.jobs.stamps import FileStamp
+from quire.jobs.store import store
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.stamps import FileStamp
 from tests.jobs import drive
 from tests.jobs.driving import read_lines, records, run, run_command, write_rows
 
@@ -135,7 +135,7 @@ def test_another_version_of_quire_is_told(
     source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(source, output)
-    monkeypatch.setattr("quire.jobs.beginning.__version__", "9.9.9")
+    monkeypatch.setattr("quire.jobs.job_setup.__version__", "9.9.9")
     with pytest.raises(JobChanged, match="version: '.*' -> '9.9.9'"):
         answer(source, output)
 
@@ -354,7 +354,7 @@ def test_jsonl_to_parquet_finds_types_and_keeps_mixed_columns_as_text(tmp_path: 
 def test_parquet_row_groups_do_not_depend_on_how_the_job_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.jobs.output.ROW_GROUP", 5)
+    monkeypatch.setattr("quire.jobs.output.output.ROW_GROUP", 5)
     source, output = write_rows(tmp_path / "in.jsonl", 12), tmp_path / "out.parquet"
     answer(source, output)
     file = pq.ParquetFile(output)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import JobLocked, JobStopped
-from quire.jobs import journal as journal_module
-from quire.jobs.journal import GROUP, GROUP_SECONDS, RESERVE, Journal
-from quire.jobs.lock import JobLock
-from quire.jobs.record import DamagedRecord, ResultRecord, decode, encode
-from quire.jobs.segments import RecordReader, scan, segment_name
+from quire.jobs.store import journal as journal_module
+from quire.jobs.store.journal import GROUP, GROUP_SECONDS, RESERVE, Journal
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.record import DamagedRecord, ResultRecord, decode, encode
+from quire.jobs.store.segments import RecordReader, scan, segment_name
 
 
 def record(row: int, *, epoch: int = 1, failed: bool = False, text: str = "") -> ResultRecord:

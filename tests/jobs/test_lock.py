@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from quire.errors import JobLocked
-from quire.jobs.lock import JobLock, holder
+from quire.jobs.store.lock import JobLock, holder
 from tests.jobs.driving import ENVIRONMENT, ROOT
 
 RACER = """
 import sys, time
 from pathlib import Path
 from quire.errors import JobLocked
-from quire.jobs.lock import JobLock
+from quire.jobs.store.lock import JobLock
 for turn in range(int(sys.argv[2])):
     job = Path(sys.argv[1]) / str(turn)
     sys.stdin.readline()
@@ -74,7 +74,7 @@ def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 def test_a_stopped_writer_keeps_its_job(tmp_path: Path) -> None:
     """SIGSTOP is not death: whoever comes meanwhile is refused, and not let in beside it."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from quire.jobs.lock import JobLock;"
+        "import os, signal, sys; from pathlib import Path; from quire.jobs.store.lock import JobLock;"
         "lock = JobLock.take(Path(sys.argv[1])); print('held', flush=True);"
         "os.kill(os.getpid(), signal.SIGSTOP)"
     )

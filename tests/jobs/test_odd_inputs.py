@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from quire.errors import InvalidOption, JobChanged
-from quire.jobs import store
 from quire.jobs.input import json_array
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import find_files, read_rows
 from quire.jobs.job import Job
-from quire.jobs.results import StoredRun
-from quire.jobs.stamps import FileStamp
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store import store
+from quire.jobs.store.stamps import FileStamp
 from tests.jobs.driving import command, read_lines, run, write_rows
 from tests.jobs.instant import InstantEngine
 
@@ -184,8 +184,8 @@ def test_the_end_tells_why_rows_failed(tmp_path: Path) -> None:
     assert "\n  2 missing_column: --prompt cannot be made of this row: 'text'" in done.stderr
     assert "\n  1 malformed_row: the line is not JSON" in done.stderr
     assert len(read_lines(output)) == 4
-    told = json.loads(run(command(*usual, "--retry-failed", "--json")).stdout)
-    assert told["failures"] == {"missing_column": 2, "malformed_row": 1}
+    described = json.loads(run(command(*usual, "--retry-failed", "--json")).stdout)
+    assert described["failures"] == {"missing_column": 2, "malformed_row": 1}
 
 
 def test_a_cell_of_megabytes_is_refused_without_encoding_all_of_it(tmp_path: Path) -> None:

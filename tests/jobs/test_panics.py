@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.errors import EngineError, InvalidPrompt, NotEnoughMemory, RowError
+from quire.jobs.child.requests import row_error
 from quire.jobs.job import Job
-from quire.jobs.requests import row_error
 from tests.jobs import drive
 from tests.jobs.driving import read_lines, write_rows
 from tests.jobs.panicking import PanicException

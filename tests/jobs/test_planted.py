@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptJob, InvalidOption
-from quire.jobs import beginning, job_run, supervisor
-from quire.jobs.durable import replacing
-from quire.jobs.export import export_file
+from quire.jobs import job_run
+from quire.jobs import job_setup as beginning
 from quire.jobs.job import Job
-from quire.jobs.lock import JobLock, holder
-from quire.jobs.place import job_dir_of
-from quire.jobs.report.page import write_report
-from quire.jobs.results import StoredRun
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store.durable import replacing
+from quire.jobs.store.lock import JobLock, holder
+from quire.jobs.store.place import job_dir_of
+from quire.jobs.supervise import supervisor
+from quire.report.export import export_file
+from quire.report.page import write_report
 from tests.jobs.driving import write_rows
 from tests.jobs.instant import InstantEngine
 from tests.jobs.stored import stored_job

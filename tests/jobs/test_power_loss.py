@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidOption, JobChanged
-from quire.jobs import journal as journal_module
 from quire.jobs.job import Job
-from quire.jobs.journal import Journal
+from quire.jobs.store import journal as journal_module
+from quire.jobs.store.journal import Journal
 from tests.jobs.driving import write_rows
 from tests.jobs.instant import InstantEngine
 from tests.jobs.power import Recorder, Tree, read_tree, recording, states, whole, write_tree
@@ -29,7 +29,7 @@ ROWS = 40
 def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Groups of five rows and segments of a few groups, answered at once."""
     monkeypatch.setattr("quire.jobs.job_run.EngineProcess", InstantEngine)
-    monkeypatch.setattr("quire.jobs.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
     monkeypatch.setattr(journal_module, "GROUP", 5)
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2000)
     monkeypatch.setattr(journal_module, "RESERVE_BYTES", 512)

@@ -13,13 +13,15 @@ import pytest
 
 from quire.cli import main
 from quire.errors import InvalidOption, JobStopped
-from quire.jobs import job_run, secrets, supervisor
-from quire.jobs.card import card
+from quire.jobs import job_run
 from quire.jobs.job import Job
-from quire.jobs.manifest import NAME, Manifest
-from quire.jobs.report.page import write_report
-from quire.jobs.results import StoredRun
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store import secrets
+from quire.jobs.store.manifest import NAME, Manifest
+from quire.jobs.supervise import supervisor
 from quire.jobs.wire import Message
+from quire.report.card import card
+from quire.report.page import write_report
 from quire.weights.source import _Hub
 from tests.jobs.driving import run, run_command, write_rows
 from tests.jobs.instant import InstantEngine
@@ -126,7 +128,7 @@ def test_a_stop_says_how_to_continue_without_the_token(
     ],
 )
 def test_a_command_is_stored_without_its_secrets(given: list[str], stored: list[str]) -> None:
-    assert list(secrets.told(given)) == stored
+    assert list(secrets.described(given)) == stored
 
 
 @pytest.mark.parametrize("name", ["model", "output"])
@@ -142,8 +144,8 @@ def test_an_address_with_a_password_is_refused_without_it(name: str, tmp_path: P
 def test_an_error_of_the_hub_does_not_quote_the_token() -> None:
     """As HTTP clients do that refuse a header."""
     hub = _Hub(None, None, f"{TOKEN}\n")
-    told = hub._explained("me/it", ValueError(f"Illegal header value b'Bearer {TOKEN}\\n'"))
-    assert TOKEN not in told and "Illegal header value b'Bearer ...'" in told
+    described = hub._explained("me/it", ValueError(f"Illegal header value b'Bearer {TOKEN}\\n'"))
+    assert TOKEN not in described and "Illegal header value b'Bearer ...'" in described
 
 
 def test_a_printed_config_has_no_token(

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from quire.errors import JobStopped
-from quire.jobs import output as job_output
-from quire.jobs.ahead import MOST_ITEMS, Ahead
+from quire.jobs.input.rows import BadRow
 from quire.jobs.job import Job
-from quire.jobs.patience import Patience
-from quire.jobs.rows import BadRow
+from quire.jobs.output import output as job_output
+from quire.jobs.supervise.ahead import MOST_ITEMS, Ahead
+from quire.jobs.supervise.patience import Patience
 from tests.jobs.driving import command, read_lines, records, run, started, wait_until, write_rows
 from tests.jobs.instant import InstantEngine
 
@@ -83,20 +83,20 @@ def test_an_evaluation_in_time_is_left_alone_and_one_that_is_not_ends() -> None:
 
 def test_an_evaluation_that_is_ended_too_late_leaves_nothing_behind() -> None:
     """Whatever moment it is ended at, the thread goes on as if nothing had been, or is told."""
-    patience, told = Patience(3600), [0, 0]
+    patience, described = Patience(3600), [0, 0]
 
     def evaluate() -> None:
         for _ in range(3000):
             try:
-                told[patience.allow(lambda: 0)] += 1
+                described[patience.allow(lambda: 0)] += 1
             except BadRow:
-                told[1] += 1
+                described[1] += 1
 
     thread = threading.Thread(target=evaluate)
     thread.start()
     while thread.is_alive():
         patience.look(at_once=True)
-    assert sum(told) == 3000
+    assert sum(described) == 3000
 
 
 def test_rows_made_ahead_are_few_in_order_and_end_with_their_error() -> None:

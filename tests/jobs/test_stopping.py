@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.jobs.stopping import StopSignals
+from quire.jobs.supervise.stopping import StopSignals
 from tests.jobs.driving import (
     ROOT,
     journal_bytes,

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from quire.errors import Interrupted, JobStopped, ModelError
-from quire.jobs import engine_process, supervisor
+from quire.jobs import engine_process
 from quire.jobs.board import Phase
+from quire.jobs.input.work import WorkRow
 from quire.jobs.job import Job
-from quire.jobs.store import read_results
-from quire.jobs.suspects import Suspects
-from quire.jobs.work import WorkRow
+from quire.jobs.store.store import read_results
+from quire.jobs.supervise import supervisor
+from quire.jobs.supervise.suspects import Suspects
 from tests.jobs import drive
 from tests.jobs.driving import (
     children_of,
@@ -279,25 +280,25 @@ def rows(count: int) -> list[WorkRow]:
     return [WorkRow(i, str(i), "", {}) for i in range(count)]
 
 
-@pytest.mark.parametrize("guilty", [0, 1, 31, 32, 63])
-def test_halving_finds_one_of_sixty_four_in_eight_falls(guilty: int) -> None:
-    suspects, falls = Suspects(), 1
+@pytest.mark.parametrize("culprit", [0, 1, 31, 32, 63])
+def test_halving_finds_one_of_sixty_four_in_eight_failures(culprit: int) -> None:
+    suspects, failures = Suspects(), 1
     found = suspects.accuse(rows(64))
     while found is None:
         group = suspects.take()
         assert group is not None
-        if guilty in {row.row for row in group}:
-            falls += 1
+        if culprit in {row.row for row in group}:
+            failures += 1
             found = suspects.accuse(group)
-    assert found.row == guilty and falls <= 8
+    assert found.row == culprit and failures <= 8
     rest = []
     while group := suspects.take():
         rest += [row.row for row in group]
-    assert guilty not in rest
+    assert culprit not in rest
 
 
 def test_nothing_in_quire_asks_for_another_engine() -> None:
     """The child's --engine is for tests alone."""
-    package = Path(supervisor.__file__).parents[1]
+    package = Path(supervisor.__file__).parents[2]
     users = [p for p in package.rglob("*.py") if '"--engine"' in p.read_text(encoding="utf-8")]
     assert [path.parent.name + "/" + path.name for path in users] == ["child/__main__.py"]

@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire import (
-    LLM,
-    BeamSearchOutput,
-    BeamSearchParams,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from quire import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tests.parity.families import FAMILIES, make_pair
 from tests.parity.make_oracle import load_model
 

@@ -17,7 +17,7 @@ from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
 

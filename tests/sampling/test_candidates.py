@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from quire.handles import Handles
 from quire.sampling import candidates as module
 from quire.sampling.candidates import candidates
 from quire.step import Masks
+from quire.steps.handles import Handles
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

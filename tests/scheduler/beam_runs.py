@@ -9,7 +9,7 @@ from quire.engine import Engine
 from quire.request import Request
 from quire.scheduler.beam_rule import SearchRules
 from quire.scheduler.beams import BeamGroup
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.fake_beams import Found, FussyGuide, expected_beams
 from tests.fakes import VOCAB, expected_output, mix
 from tests.scheduler.runs import (

@@ -16,7 +16,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.fake_beams import fake_masks
 from tests.fakes import VOCAB, FakeExecutor, FakeGuide, expected_output
 

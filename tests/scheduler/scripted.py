@@ -13,7 +13,7 @@ from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import Slice, StepPlan, StepResult
 
 Text = tuple[list[int], list[int]]  # prompt and answer

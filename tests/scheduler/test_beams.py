@@ -10,7 +10,7 @@ import pytest
 from quire.engine import Engine
 from quire.errors import DoesNotFit, GrammarFailed, InvalidLogits
 from quire.scheduler.beam_rule import SearchRules
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan
 from tests.fake_beams import FussyGuide
 from tests.fakes import Done, FakeExecutor, expected_output

@@ -13,7 +13,7 @@ from quire.config import Speculation
 from quire.request import Ints, Request
 from quire.scheduler.guesses import allot, can_guess, continuation, look_up
 from quire.scheduler.pass_times import PassTimes
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.fakes import FakeGuide, expected_output
 from tests.scheduler.runs import Setting, drain, make_request, run_all
 from tests.scheduler.scripted import USUAL, Machine, Text, write

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.engine import Engine
 from quire.scheduler.beam_rule import SearchRules
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.fakes import expected_output
 from tests.scheduler.beam_runs import check_group, lead_of
 from tests.scheduler.runs import Setting, make_request, samples_of

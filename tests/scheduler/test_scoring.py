@@ -14,7 +14,7 @@ from quire.errors import DoesNotFit, InvalidLogits
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scoring import next_position, score_lead
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import Scores, StepPlan, join_scores
 from tests.fakes import Done, FakeExecutor, expected_output, mix, scored
 from tests.scheduler.runs import (

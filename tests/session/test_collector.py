@@ -12,7 +12,7 @@ import pytest
 
 from quire import BeamSearchParams, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
-from quire.session.collector import SELDOM, few_full_collections, nothing_collected
+from quire.session.collector import SELDOM, nothing_collected, rare_full_collections
 from quire.session.turns import Turns
 from tests.tiny_llm import tiny_llm
 
@@ -45,12 +45,12 @@ def test_calls_of_several_threads_put_back_what_was_there() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def other() -> None:
-        with few_full_collections():
+        with rare_full_collections():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with few_full_collections():
+    with rare_full_collections():
         thread.start()
         assert inside.wait(10)
     assert gc.get_threshold()[2] == SELDOM  # the other one goes on
@@ -62,7 +62,7 @@ def test_calls_of_several_threads_put_back_what_was_there() -> None:
 def test_thresholds_that_the_program_sets_meanwhile_stay() -> None:
     before = gc.get_threshold()
     try:
-        with few_full_collections():
+        with rare_full_collections():
             gc.set_threshold(123, 4, 5)
         assert gc.get_threshold() == (123, 4, 5)
     finally:
@@ -73,7 +73,7 @@ def test_what_the_program_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with few_full_collections(), nothing_collected():
+        with rare_full_collections(), nothing_collected():
             pass
         assert gc.get_freeze_count() > frozen // 2
     finally:

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.executor.accuracy import Accuracy
-from quire.executor.int8_probe import Int8Probe, int8_arithmetic
-from quire.kernels.cpu.int8 import Int8Matrix
-from quire.kernels.native.library import library
+from quire.backends.cpu.int8 import Int8Matrix
+from quire.backends.cpu.native.library import library
+from quire.executor.cpu.accuracy import Accuracy
+from quire.executor.cpu.int8_probe import Int8Probe, int8_arithmetic
 from quire.options import Options
 from quire.session import int8_default
 from quire.session.cpu_weights import load_cpu_weights

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import QuireError
-from quire.executor.compiling import Compiling
+from quire.executor.precompile.parent import Compiling
 from quire.session import loading
 from tests.tiny_llm import tiny_llm
 

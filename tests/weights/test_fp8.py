@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.backends.fp8 import Fp8Matrix, round_lines
 from quire.errors import NotEnoughMemory
-from quire.kernels.fp8 import Fp8Matrix, round_lines
 from quire.spec import ModelSpec
 from quire.weights import load
 from quire.weights.load import (

@@ -11,12 +11,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.layer_plan import LinearRope, Llama3Rope
-from quire.weights.hf_config import (
-    ARCHITECTURES,
-    read_config,
-    read_generation_config,
-    spec_from_hf,
-)
+from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.executor.int8_probe import int8_arithmetic
-from quire.kernels.cpu.int8 import Int8Matrix
+from quire.backends.cpu.int8 import Int8Matrix
+from quire.executor.cpu.int8_probe import int8_arithmetic
 from quire.weights.formats import StoredTensor
 from quire.weights.load import load_int8_weights, load_weights
 from quire.weights.read_rows import stored_rows

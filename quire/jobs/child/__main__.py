@@ -70,8 +70,8 @@ def _serve(engine: JobEngine, inbox: Inbox, send: Send, board: Board) -> None:
 
 def _is_about_memory(error: BaseException) -> bool:
     """Torch has no type of its own for a CPU that gives no more; its allocators say so in words."""
-    told = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in told)
+    described = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in described)
 
 
 def _arguments() -> argparse.Namespace:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from quire.jobs.stamps import FileStamp
+from quire.jobs.store.stamps import FileStamp
 from quire.jobs.wire import Message
 from quire.weights.source import ModelFiles, locate
 

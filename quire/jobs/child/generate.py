@@ -9,9 +9,9 @@ from quire.errors import QuireError
 from quire.jobs.board import Board
 from quire.jobs.child.driving import Asked, Driver, timings_of
 from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.requests import EngineRequest, RequestReader, attempt, failed
 from quire.jobs.child.tally import session_facts
-from quire.jobs.prompts import Preamble
-from quire.jobs.requests import EngineRequest, RequestReader, attempt, failed
+from quire.jobs.input.prompts import Preamble
 from quire.jobs.wire import Message
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from quire.jobs.board import Board, Phase
 
 if TYPE_CHECKING:
     from quire.executor.executor import Executor, ExecutorFacts, PendingStep
-    from quire.handles import Handles
     from quire.step import StepPlan
+    from quire.steps.handles import Handles
 
 
 class WatchedExecutor:

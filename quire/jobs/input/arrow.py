@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption
 from quire.jobs.input.jsonl import Values
-from quire.jobs.rows import BadRow
+from quire.jobs.input.rows import BadRow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema

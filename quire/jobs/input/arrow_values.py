@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from quire.jobs.input.jsonl import LONGEST_ROW, Values
-from quire.jobs.rows import BadRow
+from quire.jobs.input.rows import BadRow
 
 
 def is_sound(batch: pa.RecordBatch) -> bool:

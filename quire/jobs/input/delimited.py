@@ -20,7 +20,7 @@ from quire.errors import InvalidOption
 from quire.jobs.input.fields import Fields, NotDelimited, are_rows, without_end
 from quire.jobs.input.jsonl import LONGEST_ROW
 from quire.jobs.input.packed import is_packed, open_bytes, unpacking
-from quire.jobs.rows import BadRow
+from quire.jobs.input.rows import BadRow
 
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")

@@ -14,8 +14,8 @@ from quire.jobs.input.delimited import read_delimited
 from quire.jobs.input.hub import PREFIX, files_of_hub
 from quire.jobs.input.json_array import is_array, read_array
 from quire.jobs.input.jsonl import read_jsonl
-from quire.jobs.rows import BadRow, InputRow
-from quire.jobs.strict_json import parse
+from quire.jobs.input.rows import BadRow, InputRow
+from quire.jobs.input.strict_json import parse
 
 Format = Literal["jsonl", "csv", "tsv", "arrow"]
 _FORMATS: dict[str, Format] = {

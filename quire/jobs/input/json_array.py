@@ -14,8 +14,8 @@ from pathlib import Path
 
 from quire.jobs.input.jsonl import LONGEST_ROW, Values, row_of
 from quire.jobs.input.packed import open_bytes, unpacking
-from quire.jobs.rows import BadRow
-from quire.jobs.strict_json import parse
+from quire.jobs.input.rows import BadRow
+from quire.jobs.input.strict_json import parse
 
 _CHUNK = 1 << 16
 _SIGNS = re.compile(r'["\[\]{},]')

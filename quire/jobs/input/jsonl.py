@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.jobs.input.packed import open_bytes, unpacking
-from quire.jobs.rows import BadRow
-from quire.jobs.strict_json import parse
+from quire.jobs.input.rows import BadRow
+from quire.jobs.input.strict_json import parse
 
 LONGEST_ROW = 32 << 20  # bytes
 _BOM = b"\xef\xbb\xbf"

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.errors import InvalidOption
-from quire.jobs.durable import replacing
 from quire.jobs.input.arrow import BATCH_ROWS
-from quire.jobs.plain import askable
-from quire.jobs.rows import BadRow
+from quire.jobs.input.plain import askable
+from quire.jobs.input.rows import BadRow
+from quire.jobs.store.durable import replacing
 
 STEM = "input"
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.executor.cuda import CudaExecutor
-from quire.executor.warmup import Warmup
-from quire.kernels.fp8 import Fp8Matrix
+from quire.backends.fp8 import Fp8Matrix
+from quire.executor.cuda.executor import CudaExecutor
+from quire.executor.precompile.warmup import Warmup
 from quire.weights.load import is_rounded
 from quire.weights.names import weights_of
 from tests.executor.cuda.plain import answers

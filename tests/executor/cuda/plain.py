@@ -8,21 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.reference import ReferenceAttention, ReferenceKernels
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.engine import Engine
-from quire.executor.cuda_runner import CudaRunner
-from quire.executor.cuda_step import CudaStep
-from quire.executor.device_edits import DeviceEdits, EditColumn
-from quire.executor.device_ops import Feed
-from quire.executor.device_rows import NOWHERE, Column, DeviceColumns
+from quire.executor.cuda.device_edits import DeviceEdits, EditColumn
+from quire.executor.cuda.device_ops import Feed
+from quire.executor.cuda.device_rows import NOWHERE, Column, DeviceColumns
+from quire.executor.cuda.graphs import DecodePlaces
+from quire.executor.cuda.runner import CudaRunner
+from quire.executor.cuda.step import CudaStep
 from quire.executor.executor import Executor, ExecutorFacts
-from quire.executor.graphs import DecodePlaces
 from quire.executor.memory import make_cache
 from quire.executor.samplers import sampler_for
-from quire.handles import Handles
-from quire.kernels.ops import AttentionInputs, HeadShape
-from quire.kernels.reference import ReferenceAttention, ReferenceKernels
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.request import Ints, Request
@@ -34,10 +34,10 @@ from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.limits import Limits as StepLimits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.scoring import score_lead
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
-from quire.tp import TensorParallel
+from quire.steps.handles import Handles
 
 
 class RestingAttention(ReferenceAttention):
@@ -166,26 +166,26 @@ class PlainOps:
     def draw_plain(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
     ) -> tuple[Tensor, Tensor]:
-        knobs, at = self.columns.knobs, rows.long().clamp(min=0)
-        temperature = knobs.temperature[at]
+        sampling_columns, at = self.columns.sampling_columns, rows.long().clamp(min=0)
+        temperature = sampling_columns.temperature[at]
         tokens, top = best(logits)
         failed = ~top.isfinite() & (rows >= 0)
         for line in ((temperature > 0) & (rows >= 0) & ~failed).nonzero()[:, 0].tolist():
             one = slice(line, line + 1)
-            key = knobs.noise_key[at[one]]
+            key = sampling_columns.noise_key[at[one]]
             keys = NoiseKeys(
                 key & 0xFFFFFFFF,
                 key >> 32 & 0xFFFFFFFF,
-                knobs.sample[at[one]].long(),
+                sampling_columns.sample[at[one]].long(),
                 next_at[one].long(),
             )
             scores, highest = logits[one].float() / temperature[one, None], top[one]
             highest = highest / temperature[one]
-            top_k = knobs.top_k[at[one]].long()
+            top_k = sampling_columns.top_k[at[one]].long()
             limits = Limits(
                 torch.where(top_k > 0, top_k, NO_TOP_K),
-                knobs.log_min_p[at[one]],
-                knobs.top_p[at[one]],
+                sampling_columns.log_min_p[at[one]],
+                sampling_columns.top_p[at[one]],
             )
             is_open = int(top_k) == 0 and float(limits.top_p) == 1 and float(limits.min_p) < -1e30
             if is_open:
@@ -207,7 +207,7 @@ class PlainOps:
     ) -> None:
         columns = self.columns
         for line, row in enumerate(rows.tolist()):
-            wanted = int(columns.knobs.num_logprobs[row]) if row >= 0 else -1
+            wanted = int(columns.sampling_columns.num_logprobs[row]) if row >= 0 else -1
             if wanted < 0 or failed[line]:
                 continue
             values = logits[line : line + 1].float()

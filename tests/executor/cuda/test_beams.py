@@ -9,13 +9,13 @@ import pytest
 
 from quire.cache.pool import BlockPool
 from quire.engine import Engine
+from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import Executor
-from quire.executor.local import LocalExecutor
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beams import search_lead
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.executor.cuda.plain import PlainExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
 from tests.executor.harness import small_config, told
@@ -68,7 +68,7 @@ def test_the_cuda_runner_finds_the_same_beams(depth: int, num_rows: int) -> None
 
 @pytest.mark.gpu
 def test_a_gpu_finds_the_same_beams() -> None:
-    from quire.executor.cuda import CudaExecutor
+    from quire.executor.cuda.executor import CudaExecutor
 
     fields = {"device": "cuda", "block_size": 16, "num_blocks": 400, "max_repeat": 4}
     config = small_config(**fields)

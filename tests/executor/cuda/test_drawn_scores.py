@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire.executor.cuda_step import CudaStep
+from quire.executor.cuda.step import CudaStep
 from quire.request import Request
 from quire.step import StepPlan
 from tests.executor.cuda.plain import PlainExecutor, answers

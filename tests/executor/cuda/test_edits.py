@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.executor.device_edits import Arena, DeviceEdits
+from quire.executor.cuda.device_edits import Arena, DeviceEdits
 from quire.request import Request
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched, few_stop

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import tests.kernels.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.backends.fp8 import FP8, Fp8Matrix, round_lines
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp
 from quire.errors import NotSupported
-from quire.executor.cuda import CudaExecutor
-from quire.executor.cuda_memory import num_cuda_blocks
+from quire.executor.cuda.executor import CudaExecutor
+from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.memory import block_bytes, make_cache
-from quire.kernels.fp8 import FP8, Fp8Matrix, round_lines
-from quire.kernels.ops import AttentionInputs, HeadShape, LinearOp
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fp8 import round_early
 from quire.models.registry import build_model
 from quire.options import DeviceFacts, parse_options, resolve
-from quire.tp import TensorParallel
 from quire.weights.load import dummy_fp8_weights, dummy_weights
 from tests.executor.cuda.plain import (
     PlainExecutor,
@@ -103,7 +103,7 @@ def test_a_cache_in_fp8_gives_the_tokens_of_rounded_keys_and_values() -> None:
 
 
 def hidden_states(model: Decoder, count: int) -> Tensor:
-    from quire.executor.accuracy import hidden_states
+    from quire.executor.cpu.accuracy import hidden_states
 
     with torch.inference_mode():
         return hidden_states(model, SPEC, [(7 * i) % SPEC.vocab_size for i in range(count)])
@@ -111,7 +111,7 @@ def hidden_states(model: Decoder, count: int) -> Tensor:
 
 def test_matrices_in_fp8_multiply_as_their_reference() -> None:
     """A whole pass in bfloat16 over a cache in fp8, against the same in plain torch."""
-    from quire.kernels.triton.kernels import TritonKernels
+    from quire.backends.triton.kernels import TritonKernels
 
     shape = head_shape(SPEC, 16, torch.bfloat16, fp8_kv=True)
     options: dict[str, Any] = {"max_len": 64, "tp": TensorParallel()}
@@ -189,7 +189,7 @@ def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
 
 
 def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.executor.cuda import check_fp8
+    from quire.executor.cuda.executor import check_fp8
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     check_fp8(small_config(device="cuda"))
@@ -202,7 +202,7 @@ def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
-    from quire.executor.warmup import Calls
+    from quire.executor.precompile.warmup import Calls
 
     config = small_config(block_size=16, dtype="float16", kv_cache_dtype="fp8", quantization="fp8")
     calls = Calls(config, replace(SPEC, qk_norm=True), DEVICE)

@@ -12,12 +12,12 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
-from quire.executor.cuda import CudaExecutor
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda.executor import CudaExecutor
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers

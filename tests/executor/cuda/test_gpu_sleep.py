@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.backends.fp8 import Fp8Matrix
 from quire.config import EngineConfig
-from quire.executor.cuda import CudaExecutor
+from quire.executor.cuda.executor import CudaExecutor
 from quire.executor.executor import ExecutorFacts
-from quire.kernels.fp8 import Fp8Matrix
 from quire.weights.load import dummy_weights, is_rounded
 from quire.weights.names import weights_of
 from tests.executor.cuda.plain import answers

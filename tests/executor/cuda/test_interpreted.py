@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tests.kernels.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
 from quire.config import EngineConfig
-from quire.executor.device_rows import FAILED, RESTS, Column, DeviceColumns
-from quire.executor.graphs import DecodePlaces
+from quire.executor.cuda.device_rows import FAILED, RESTS, Column, DeviceColumns
+from quire.executor.cuda.graphs import DecodePlaces
 from quire.request import Request
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
@@ -38,8 +38,8 @@ def columns_of(num_rows: int) -> DeviceColumns:
 
 
 def test_the_ends_of_a_step_are_what_plain_torch_says() -> None:
-    from quire.executor.triton_ops import TritonOps
-    from quire.kernels.ops import HeadShape
+    from quire.backends.ops import HeadShape
+    from quire.executor.cuda.triton_ops import TritonOps
 
     shape = HeadShape(2, 1, 16, 4, torch.float32)
     rows = torch.tensor([3, 0, 7, 2, 5, 1, 8, 8], dtype=torch.int32, device=DEVICE)
@@ -69,8 +69,8 @@ class InterpretedExecutor(PlainExecutor):
     """The kernels of a GPU instead of plain torch."""
 
     def __post_init__(self) -> None:
-        from quire.executor.triton_ops import TritonOps
-        from quire.kernels.triton.kernels import TritonKernels
+        from quire.backends.triton.kernels import TritonKernels
+        from quire.executor.cuda.triton_ops import TritonOps
         from quire.layers.fused_attention import FusedAttention
 
         self.make_kernels, self.make_ops = TritonKernels, TritonOps  # type: ignore[assignment]
@@ -86,16 +86,16 @@ def few(config: EngineConfig) -> list[Request]:
     return [replace(r, max_tokens=min(r.max_tokens, 4)) for r in requests(PLAIN, count=4)]
 
 
-@pytest.mark.parametrize("thin", [False, True])
-def test_the_kernels_draw_the_tokens_of_the_plain_runner(thin: bool) -> None:
+@pytest.mark.parametrize("small_batch", [False, True])
+def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> None:
     """With the vendor's products and with those of few rows."""
-    from quire.executor.thin_pass import ThinPass
+    from quire.executor.cuda.small_batch import SmallBatchPass
 
     config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
     executor = InterpretedExecutor(config, SPEC, WEIGHTS)
-    if thin:
+    if small_batch:
         decoding, model = executor.runner._decoding, executor.runner.model
-        few_rows = ThinPass.of(model, SPEC, torch.float32)
+        few_rows = SmallBatchPass.of(model, SPEC, torch.float32)
         assert few_rows is not None
         decoding._parts = replace(decoding._parts, few_rows=few_rows)
     got = answers(executor, config, few(config))
@@ -104,7 +104,7 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(thin: bool) -> None:
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
-    from quire.executor.warmup import Calls
+    from quire.executor.precompile.warmup import Calls
 
     calls = Calls(
         small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.backends.fp8 import Fp8Matrix
+from quire.backends.triton.kernels import TritonKernels
+from quire.executor.cuda.offload import HostCopies, _tensors
 from quire.executor.new_weights import NewWeights
-from quire.executor.offload import HostCopies, _tensors
-from quire.kernels.fp8 import Fp8Matrix
-from quire.kernels.triton.kernels import TritonKernels
+from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.tp import TensorParallel
 from quire.weights.load import is_rounded
 from quire.weights.names import weights_of
 from tests.parity.families import Pair, canonical, make_pair

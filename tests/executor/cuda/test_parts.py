@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from quire.errors import NotEnoughMemory
-from quire.executor.cuda_memory import num_cuda_blocks, step_bytes
-from quire.executor.device_rows import needs_sampler
-from quire.executor.graphs import buckets
+from quire.executor.cuda.device_rows import needs_sampler
+from quire.executor.cuda.graphs import buckets
+from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
+from quire.executor.cuda.prompts import most_captured
+from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
-from quire.executor.parcel import Parcel
-from quire.executor.prompts import most_captured
 from quire.sampling_params import SamplingParams
 from quire.step import RowSampling
 from tests.executor.cuda.test_runner import SPEC
@@ -24,18 +24,18 @@ GIB = 1 << 30
 
 
 def test_a_parcel_carries_integers_and_floats() -> None:
-    parcel = Parcel(torch.device("cpu"))
-    parcel.add("one", np.array([7], np.int32))
-    parcel.add("none", [])
-    parcel.add("floats", np.array([0.95, -np.inf]))
-    parcel.add("matrix", np.array([[1, 2], [3, 4]]).T)
-    parcel.send()
-    assert parcel.take("one").tolist() == [7]
-    assert parcel.take("none").tolist() == []
-    assert parcel.take("floats").tolist() == [0.95, -np.inf]
-    assert parcel.take("matrix").tolist() == [1, 3, 2, 4]
-    first = parcel.take("one").data_ptr()
-    assert all((parcel.take(n).data_ptr() - first) % 16 == 0 for n in ("floats", "matrix"))
+    upload = Upload(torch.device("cpu"))
+    upload.add("one", np.array([7], np.int32))
+    upload.add("none", [])
+    upload.add("floats", np.array([0.95, -np.inf]))
+    upload.add("matrix", np.array([[1, 2], [3, 4]]).T)
+    upload.send()
+    assert upload.take("one").tolist() == [7]
+    assert upload.take("none").tolist() == []
+    assert upload.take("floats").tolist() == [0.95, -np.inf]
+    assert upload.take("matrix").tolist() == [1, 3, 2, 4]
+    first = upload.take("one").data_ptr()
+    assert all((upload.take(n).data_ptr() - first) % 16 == 0 for n in ("floats", "matrix"))
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 32, 256, 300, 1024])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.errors import ProcessorFailed
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu.local import LocalExecutor
 from quire.request import Request
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.harness import small_config

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from quire.config import EngineConfig
-from quire.executor.local import LocalExecutor
-from quire.executor.prompts import Bucket, bucket_for
+from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda.prompts import Bucket, bucket_for
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from quire.config import EngineConfig
-from quire.executor import cuda_runner as runner_module
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda import runner as runner_module
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.sequence import Sequence
+from quire.scheduler.sequence import Sequence
 from quire.step import join_scores
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests

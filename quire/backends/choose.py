@@ -1,0 +1,36 @@
+"""Which set of kernels computes for a model: by device, and by promise."""
+
+from __future__ import annotations
+
+from quire.backends.ops import HeadShape, Kernels
+from quire.errors import NotSupported
+
+
+def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kernels:
+    """The kernels of a device; batch_invariant ones give each row the same bits in any batch."""
+    if device == "cuda":
+        if batch_invariant:
+            raise NotSupported(
+                "batch_invariant=True: on a GPU matrix products may sum in another order for "
+                "another batch size. Leave it out, or set device='cpu'."
+            )
+        from quire.backends.triton.kernels import TritonKernels
+
+        return TritonKernels(shape)
+    if device != "cpu":
+        raise NotSupported(f"device {device!r}: kernels are built for 'cpu' and 'cuda'.")
+    from quire.backends.cpu.native.kernels import native_kernels
+
+    native = native_kernels(shape, batch_invariant=batch_invariant)
+    return native or torch_kernels(shape, batch_invariant=batch_invariant)
+
+
+def torch_kernels(shape: HeadShape, *, batch_invariant: bool) -> Kernels:
+    """The kernels of a CPU that need no compiler."""
+    if batch_invariant:
+        from quire.backends.cpu.invariant import InvariantKernels
+
+        return InvariantKernels(shape)
+    from quire.backends.cpu.fast import CpuKernels
+
+    return CpuKernels(shape)

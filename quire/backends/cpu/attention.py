@@ -1,0 +1,345 @@
+"""Paged attention on a CPU, with torch alone.
+
+A slice of a prompt gathers its row's keys and values once and leaves the rest to torch's own
+attention. Decode rows are sorted by length and cut into buckets whose gathered KV stays in the
+processor's cache: read from memory once, multiplied from there. Rows that share a prefix read
+it as one matrix product for all of them, and each result is merged with the row's own part by
+log-sum-exp in fp32. Indices and masks are made once per pass; all layers use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.ops import AttentionInputs, HeadShape
+
+Longs = npt.NDArray[np.int64]
+
+# Keys and values of a bucket in bytes, so that they are still in the second-level cache when
+# they are multiplied: measured best among 1, 2, 4 and 8 MB.
+BUCKET_BYTES = 1 << 20
+# Queries of a slice that share one mask; bounds the mask's size for long prompts.
+QUERY_PIECE = 512
+# Scores of a shared prefix held at once.
+PREFIX_SCORES = 1 << 22
+
+
+class Scratch:
+    """Memory that gathered keys and values go to, used again by every bucket and layer."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.memory = torch.empty(2, 0, dtype=dtype)
+
+    def gather(self, cache: Tensor, index: Tensor, *, into: int) -> Tensor:
+        """cache [rows, width] -> its rows `index`, in the keys' (0) or the values' (1) half."""
+        size = index.shape[0] * cache.shape[1]
+        if self.memory.shape[1] < size:
+            self.memory = torch.empty(2, size, dtype=self.dtype)
+        out = self.memory[into, :size].view(index.shape[0], cache.shape[1])
+        return torch.index_select(cache, 0, index, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens first .. last of one slice, and the cache rows of what they may see."""
+
+    first: int
+    last: int
+    index: Tensor  # [kv_heads * blocks] rows of the cache seen as [N * kv_heads, S * D]
+    num_keys: int
+    mask: Tensor | None  # [queries, keys]; None: causal from position 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Decode rows first .. last in order of length, padded to the longest."""
+
+    first: int
+    last: int
+    index: Tensor  # [rows * kv_heads * blocks]
+    mask: Tensor  # [rows * kv_heads, 1, keys], to be added
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Blocks that the decode rows first .. last all begin with, in parts small enough to hold."""
+
+    first: int
+    last: int
+    indices: tuple[Tensor, ...]  # each [kv_heads * blocks]
+
+
+class KvStore:
+    """Where the tokens of one pass put their keys and values."""
+
+    def __init__(self, shape: HeadShape, slots: Longs) -> None:
+        size, heads = shape.block_size, np.arange(shape.num_kv_heads)
+        places = (slots // size)[:, None] * shape.num_kv_heads + heads
+        self.shape, self.num_tokens = shape, len(slots)
+        self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        turned = rotate(qk, cos, sin)
+        n, width = self.num_tokens, self.shape.head_dim
+        k = turned[:n, self.shape.num_heads :]
+        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
+        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
+        return turned[:, : self.shape.num_heads]
+
+
+class CpuAttention(KvStore):
+    """One pass: slices as pieces, decode rows as prefixes and buckets."""
+
+    def __init__(
+        self, shape: HeadShape, scratch: Scratch, inputs: AttentionInputs, window: int | None
+    ) -> None:
+        super().__init__(shape, inputs.slots.numpy())
+        self.scratch, self.window = scratch, window
+        starts, lengths = inputs.query_starts.numpy(), inputs.context_lens.numpy()
+        tables = inputs.tables.numpy()
+        self.pieces = [
+            piece
+            for i in range(inputs.num_prefill)
+            for piece in self._pieces(
+                int(starts[i]), int(starts[i + 1]), int(lengths[i]), tables[i]
+            )
+        ]
+        self.decode_at = self.num_tokens - (len(lengths) - inputs.num_prefill)
+        self._plan_decode(lengths, tables, inputs)
+
+    def _pieces(self, first: int, last: int, length: int, table: Longs) -> list[Piece]:
+        """A slice in pieces; one that starts at position 0 needs no mask and stays whole."""
+        start = length - (last - first)
+        if start == 0 and (self.window is None or length <= self.window):
+            return [Piece(first, last, self._index(table, 0, length), length, None)]
+        pieces = []
+        for at in range(start, length, QUERY_PIECE):
+            end = min(at + QUERY_PIECE, length)
+            lowest = 0 if self.window is None else max(0, at - self.window + 1)
+            lowest -= lowest % self.shape.block_size
+            query_at, key_at = torch.arange(at, end)[:, None], torch.arange(lowest, end)[None]
+            hidden = key_at > query_at
+            if self.window is not None:
+                hidden |= key_at <= query_at - self.window
+            mask = torch.zeros(hidden.shape, dtype=self.shape.dtype)
+            mask.masked_fill_(hidden, -torch.inf)
+            index = self._index(table, lowest, end)
+            pieces.append(Piece(first + at - start, first + end - start, index, end - lowest, mask))
+        return pieces
+
+    def _index(self, table: Longs, lowest: int, length: int) -> Tensor:
+        """Cache rows of positions lowest .. length, head by head.
+
+        Blocks [7 2] and 2 KV heads -> [14 4 | 15 5].
+        """
+        size = self.shape.block_size
+        return self._rows_of(table[lowest // size : -(-length // size)])
+
+    def _rows_of(self, blocks: Longs) -> Tensor:
+        heads = np.arange(self.shape.num_kv_heads)
+        rows = blocks[..., None, :] * self.shape.num_kv_heads + heads[:, None]
+        return torch.from_numpy(rows.reshape(-1))
+
+    def _plan_decode(self, lengths: Longs, tables: Longs, inputs: AttentionInputs) -> None:
+        """Order the decode rows: groups first, each group and the rest by length."""
+        size, num_prefill = self.shape.block_size, inputs.num_prefill
+        lengths, tables = lengths[num_prefill:], tables[num_prefill:]
+        first_block = np.zeros(len(lengths), np.int64)
+        if self.window is not None:
+            first_block = np.maximum(lengths - self.window, 0) // size
+        group_of = np.full(len(lengths), len(inputs.prefixes), np.int64)
+        for g, (blocks, members) in enumerate(inputs.prefixes if self.window is None else ()):
+            rows = members.numpy() - num_prefill
+            # The token being computed is always among a row's own keys.
+            rows = rows[
+                (group_of[rows] == len(inputs.prefixes)) & (lengths[rows] > len(blocks) * size)
+            ]
+            group_of[rows], first_block[rows] = g, len(blocks)
+        num_own = -(-lengths // size) - first_block
+        order = np.lexsort((-num_own, group_of))
+        self.order = torch.from_numpy(order)
+        self.prefixes: list[Prefix] = []
+        for g, (blocks, _) in enumerate(inputs.prefixes):
+            at = np.flatnonzero(group_of[order] == g)
+            if len(at):
+                parts = self._prefix_parts(blocks.numpy(), len(at))
+                self.prefixes.append(Prefix(int(at[0]), int(at[-1]) + 1, parts))
+        self.num_grouped = int((group_of < len(inputs.prefixes)).sum())
+        self.buckets = [
+            self._bucket(first, last, order, lengths, tables, first_block)
+            for first, last in self._cuts(num_own[order])
+        ]
+
+    def _prefix_parts(self, blocks: Longs, members: int) -> tuple[Tensor, ...]:
+        scores_per_block = members * self.shape.num_heads * self.shape.block_size
+        step = max(1, PREFIX_SCORES // scores_per_block)
+        return tuple(self._rows_of(blocks[i : i + step]) for i in range(0, len(blocks), step))
+
+    def _cuts(self, num_blocks: Longs) -> list[tuple[int, int]]:
+        """Buckets as (first, last): none over BUCKET_BYTES, none across the end of the grouped
+        rows, and none where padding would cost more than a fifth."""
+        shape = self.shape
+        block_bytes = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim
+        limit = max(1, BUCKET_BYTES // (block_bytes * shape.dtype.itemsize))
+        cuts, first, real = [], 0, 0
+        widest = 0
+        for i, n in enumerate(num_blocks.tolist()):
+            width, rows = max(widest, n), i - first + 1
+            over = width * rows > limit or (real + n) * 5 < width * rows * 4
+            if i > first and (over or i == self.num_grouped):
+                cuts.append((first, i))
+                first, real, width = i, 0, n
+            real, widest = real + n, width
+        if len(num_blocks):
+            cuts.append((first, len(num_blocks)))
+        return cuts
+
+    def _bucket(
+        self,
+        first: int,
+        last: int,
+        order: Longs,
+        lengths: Longs,
+        tables: Longs,
+        first_block: Longs,
+    ) -> Bucket:
+        rows, size = order[first:last], self.shape.block_size
+        begins = first_block[rows][:, None]
+        width = int((-(-lengths[rows] // size) - begins[:, 0]).max())
+        wanted = begins + np.arange(width)
+        # What is past a row's end is read from its own first block, so that no row ever sees
+        # what another one stored: a masked NaN would still be a NaN.
+        wanted = np.where(wanted * size < lengths[rows][:, None], wanted, begins)
+        index = self._rows_of(np.take_along_axis(tables[rows], wanted, axis=1))
+        key_at = begins * size + np.arange(width * size)
+        hidden = key_at >= lengths[rows][:, None]
+        if self.window is not None:
+            hidden |= key_at < (lengths[rows] - self.window)[:, None]
+        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
+        mask = np.repeat(mask, self.shape.num_kv_heads, axis=0)[:, None]
+        dtype = torch.float32 if first < self.num_grouped else self.shape.dtype
+        return Bucket(first, last, index, torch.from_numpy(mask).to(dtype))
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        shape = self.shape
+        row_width = shape.block_size * shape.head_dim
+        k_rows, v_rows = keys.view(-1, row_width), values.view(-1, row_width)
+        out = q.new_empty(q.shape[0], shape.num_heads, shape.head_dim)
+        for piece in self.pieces:
+            self._attend_piece(piece, q, k_rows, v_rows, out)
+        if self.buckets:
+            self._attend_decode(q, k_rows, v_rows, out)
+        return out.flatten(1)
+
+    def _gathered(
+        self, k_rows: Tensor, v_rows: Tensor, index: Tensor, lead: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [lead, keys, D]."""
+        k = self.scratch.gather(k_rows, index, into=0)
+        v = self.scratch.gather(v_rows, index, into=1)
+        width = self.shape.head_dim
+        return k.view(lead, -1, width), v.view(lead, -1, width)
+
+    def _attend_piece(
+        self, piece: Piece, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor
+    ) -> None:
+        k, v = self._gathered(k_rows, v_rows, piece.index, self.shape.num_kv_heads)
+        attended = F.scaled_dot_product_attention(
+            q[piece.first : piece.last].transpose(0, 1)[None],
+            k[None, :, : piece.num_keys],
+            v[None, :, : piece.num_keys],
+            attn_mask=piece.mask,
+            is_causal=piece.mask is None,
+            enable_gqa=self.shape.group > 1,
+        )
+        out[piece.first : piece.last] = attended[0].transpose(0, 1)
+
+    def _attend_decode(self, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor) -> None:
+        shape = self.shape
+        heads = (shape.num_kv_heads, shape.group, shape.head_dim)
+        q = q[self.decode_at : self.num_tokens].index_select(0, self.order)
+        result = torch.empty_like(q)
+        grouped = q[: self.num_grouped].float().view(-1, *heads)
+        sums = torch.empty_like(grouped)
+        weights = grouped.new_empty(grouped.shape[:-1])
+        for bucket in self.buckets:
+            rows = slice(bucket.first, bucket.last)
+            num_heads = (bucket.last - bucket.first) * shape.num_kv_heads
+            k, v = self._gathered(k_rows, v_rows, bucket.index, num_heads)
+            if bucket.first < self.num_grouped:
+                own = grouped[rows].view(num_heads, shape.group, shape.head_dim)
+                part, weight = partial(own, k.float(), v.float(), shape.scale, bucket.mask)
+                sums[rows], weights[rows] = part.view(-1, *heads), weight.view(-1, *heads[:2])
+                continue
+            own = q[rows].view(num_heads, shape.group, shape.head_dim)
+            scores = torch.baddbmm(bucket.mask, own, k.transpose(1, 2), alpha=shape.scale)
+            chances = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+            result[rows] = torch.bmm(chances, v).view(-1, shape.num_heads, shape.head_dim)
+        for prefix in self.prefixes:
+            self._attend_prefix(prefix, grouped, k_rows, v_rows, sums, weights)
+        result[: self.num_grouped] = sums.view(-1, shape.num_heads, shape.head_dim)
+        out[self.decode_at : self.num_tokens].index_copy_(0, self.order, result)
+
+    def _attend_prefix(
+        self,
+        prefix: Prefix,
+        q: Tensor,
+        k_rows: Tensor,
+        v_rows: Tensor,
+        sums: Tensor,
+        weights: Tensor,
+    ) -> None:
+        """Merge what all members see in their shared blocks into sums and weights."""
+        shape, rows = self.shape, slice(prefix.first, prefix.last)
+        queries = q[rows].transpose(0, 1).reshape(shape.num_kv_heads, -1, shape.head_dim)
+        for index in prefix.indices:
+            k, v = self._gathered(k_rows, v_rows, index, shape.num_kv_heads)
+            part, weight = partial(queries, k.float(), v.float(), shape.scale, None)
+            # [kv_heads, members * group, ...] -> [members, kv_heads, group, ...]
+            members = prefix.last - prefix.first
+            sized = (shape.num_kv_heads, members, shape.group)
+            part = part.view(*sized, shape.head_dim).transpose(0, 1)
+            weight = weight.view(sized).transpose(0, 1)
+            merge(sums[rows], weights[rows], part, weight)
+
+
+def partial(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention over some of the keys: the result, and the log of the sum of its exponentials."""
+    if mask is None:
+        scores = torch.bmm(q * scale, k.transpose(1, 2))
+    else:
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
+    chances = scores.softmax(-1)
+    # The likeliest key has exp(0) = 1 of the sum of exponentials.
+    return torch.bmm(chances, v), scores.amax(-1) - chances.amax(-1).log_()
+
+
+def merge(sums: Tensor, weights: Tensor, part: Tensor, weight: Tensor) -> None:
+    """Put attention over other keys beside what sums and weights hold, in place."""
+    total = torch.logaddexp(weights, weight)
+    sums *= (weights - total).exp_()[..., None]
+    sums += part * (weight - total).exp_()[..., None]
+    weights.copy_(total)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].
+
+    Products and sums are separate ops: fused ones round differently in a vector's tail.
+    """
+    halves = x.view(*x.shape[:2], 2, -1)
+    turned = halves * cos[:, None, None]
+    turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
+    turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
+    return turned.flatten(-2).to(x.dtype)

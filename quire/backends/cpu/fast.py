@@ -1,0 +1,51 @@
+"""CpuKernels: every op on a CPU, as fast as plain torch gets."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.cpu.attention import CpuAttention, Scratch
+from quire.backends.cpu.linear import make_linear
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
+
+
+class CpuKernels:
+    """The fast set: a row's last bits may depend on the rows beside it."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape
+        self.scratch = Scratch(shape.dtype)
+
+    def padded(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        return make_linear(weight, bias)
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(token_ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        return scaled.to(x.dtype).mul_(weight)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+        return CpuAttention(self.shape, self.scratch, inputs, window)
+
+    def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+        old, new = (torch.tensor(blocks) for blocks in zip(*copies, strict=True))
+        cache.index_copy_(2, new, cache.index_select(2, old))
+
+    def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
+        cache.index_fill_(2, blocks, 0)

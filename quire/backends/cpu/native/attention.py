@@ -1,0 +1,203 @@
+"""Paged attention in C: blocks are read where they lie, and nothing is gathered.
+
+A block's keys lie there as [head_dim, slot] instead of [slot, head_dim]: what a block looks like
+inside is this module's own business, since everybody else copies whole blocks. Slots that were
+never written are not read, so no block has to be cleared first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.native.library import TYPES
+from quire.backends.ops import AttentionInputs, HeadShape
+
+Longs = npt.NDArray[np.int64]
+TILE = 64  # keys, as in attention.c: shorter shared prefixes are not worth a thought
+LARGEST_HEAD = 256  # QUIRE_MAX_HEAD
+
+_WORD, _POINTER, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+_ITEM_WORDS = 6
+
+
+class _Heads(ctypes.Structure):
+    """struct quire_heads"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("type", "cache_type", "num_tokens", "num_stored")),
+        *((name, _WORD) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size")),
+        *((name, _WORD) for name in ("qk_stride", "v_stride")),
+        *((name, _POINTER) for name in ("qk", "v", "cos", "sin", "q_norm", "k_norm")),
+        ("eps", _DOUBLE),
+        *((name, _POINTER) for name in ("slots", "q", "keys", "values")),
+    ]
+
+
+class _Attention(ctypes.Structure):
+    """struct quire_attention"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("type", "cache_type", "num_heads", "num_kv_heads")),
+        *((name, _WORD) for name in ("head_dim", "block_size", "window")),
+        ("scale", _DOUBLE),
+        *((name, _WORD) for name in ("num_sequences", "num_prefill", "table_width")),
+        *((name, _POINTER) for name in ("query_starts", "context_lens", "tables")),
+        *((name, _POINTER) for name in ("groups", "group_blocks")),
+        ("num_groups", _WORD),
+        *((name, _POINTER) for name in ("order", "items")),
+        *((name, _WORD) for name in ("num_items", "is_small")),
+        *((name, _POINTER) for name in ("scratch", "q", "keys", "values", "out")),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions used here take."""
+    whole = ctypes.POINTER(_Attention)
+    for name in ("quire_attention_scratch", "quire_attention_room"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [whole], _WORD
+    for name in ("quire_plan_attention", "quire_attend"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [whole], None
+    library.quire_turn_and_store.argtypes = [ctypes.POINTER(_Heads)]
+    library.quire_turn_and_store.restype = None
+    library.quire_lies_in_tiles.argtypes = [_WORD, _WORD]
+    library.quire_lies_in_tiles.restype = _WORD
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [D] that q and k heads are normed with, of the activations' type."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+class Room:
+    """Memory the threads work in, used again by every pass."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def at_least(self, size: int) -> Tensor:
+        if self.memory.shape[0] < size:
+            self.memory = torch.empty(size, dtype=torch.uint8)
+        return self.memory
+
+
+class NativeAttention:
+    """One pass: its tables and its work list are made once, and every layer uses them."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        shape: HeadShape,
+        room: Room,
+        inputs: AttentionInputs,
+        window: int | None,
+    ) -> None:
+        self.library, self.shape, self.inputs = library, shape, inputs
+        self.num_tokens = inputs.slots.shape[0]
+        lengths = inputs.context_lens.numpy()
+        groups, num_blocks = shared_blocks(inputs, lengths, shape.block_size, window)
+        order = np.empty(len(lengths), np.int64)
+        tables = inputs.tables.contiguous()
+        self.work = _Attention(
+            type=TYPES[shape.dtype],
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=shape.block_size,
+            window=window or 0,
+            scale=shape.scale,
+            num_sequences=len(lengths),
+            num_prefill=inputs.num_prefill,
+            table_width=tables.shape[1],
+            query_starts=inputs.query_starts.data_ptr(),
+            context_lens=inputs.context_lens.data_ptr(),
+            tables=tables.data_ptr(),
+            groups=groups.ctypes.data,
+            group_blocks=num_blocks.ctypes.data,
+            num_groups=len(num_blocks),
+            order=order.ctypes.data,
+        )
+        scratch = room.at_least(library.quire_attention_scratch(self.work))
+        items = np.empty(library.quire_attention_room(self.work) * _ITEM_WORDS, np.int64)
+        self.work.scratch, self.work.items = scratch.data_ptr(), items.ctypes.data
+        library.quire_plan_attention(self.work)
+        # What the structure points to must live as long as it does.
+        self.kept = (groups, num_blocks, order, tables, items, scratch)
+        self.heads = _Heads(
+            type=self.work.type,
+            num_stored=self.num_tokens,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=shape.block_size,
+            slots=inputs.slots.data_ptr(),
+        )
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        return self.norm_rope_and_store(None, qk, v, cos, sin, keys, values)
+
+    def norm_rope_and_store(
+        self,
+        norms: HeadNorms | None,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """rope_and_store of heads that are normed first, each by itself."""
+        q = qk.new_empty(qk.shape[0], self.shape.num_heads, self.shape.head_dim)
+        heads = self.heads
+        heads.num_tokens, heads.cache_type = qk.shape[0], TYPES[keys.dtype]
+        heads.qk, heads.qk_stride = qk.data_ptr(), qk.stride(0)
+        heads.v, heads.v_stride = v.data_ptr(), v.stride(0)
+        heads.cos, heads.sin, heads.q = cos.data_ptr(), sin.data_ptr(), q.data_ptr()
+        heads.keys, heads.values = keys.data_ptr(), values.data_ptr()
+        heads.q_norm = heads.k_norm = None
+        if norms is not None:
+            heads.q_norm, heads.k_norm = norms.q.data_ptr(), norms.k.data_ptr()
+            heads.eps = norms.eps
+        self.library.quire_turn_and_store(heads)
+        return q
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        q = q.contiguous()  # as rope_and_store gives it
+        out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
+        if q.shape[0] > self.num_tokens:
+            out[self.num_tokens :] = 0  # padding, which belongs to no sequence
+        work = self.work
+        work.cache_type = TYPES[keys.dtype]
+        work.q, work.out = q.data_ptr(), out.data_ptr()
+        work.keys, work.values = keys.data_ptr(), values.data_ptr()
+        self.library.quire_attend(work)
+        return out
+
+
+def shared_blocks(
+    inputs: AttentionInputs, lengths: Longs, block_size: int, window: int | None
+) -> tuple[Longs, Longs]:
+    """(the group each sequence is in, or -1; the blocks each group shares)"""
+    groups = np.full(len(lengths), -1, np.int64)
+    counts = np.array([len(blocks) for blocks, _ in inputs.prefixes], np.int64)
+    if window is None:
+        for number, (_, members) in enumerate(inputs.prefixes):
+            rows, tokens = members.numpy(), int(counts[number]) * block_size
+            # The token being computed is always among a row's own keys.
+            fits = (groups[rows] < 0) & (lengths[rows] > tokens)
+            if tokens >= TILE:
+                groups[rows[fits]] = number
+    return groups, counts

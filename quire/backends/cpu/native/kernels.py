@@ -1,0 +1,136 @@
+"""The sets of kernels that compute in C what C does better, and leave the rest to torch.
+
+Every op here gives a row the same bits in any batch, so one class serves both sets; what differs
+between them are matrix products in fewer bits than float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.fast import CpuKernels
+from quire.backends.cpu.invariant import InvariantKernels
+from quire.backends.cpu.native import attention, linear
+from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
+from quire.backends.cpu.native.library import TYPES, library
+from quire.backends.cpu.native.linear import NativeLinear
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, Kernels, LinearOp
+
+_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+def native_kernels(
+    shape: HeadShape, *, batch_invariant: bool
+) -> NativeKernels | NativeInvariantKernels | None:
+    """The kernels in C for these heads; None where they cannot be had."""
+    found = library() if fits(shape) else None
+    if found is None:
+        return None
+    return (NativeInvariantKernels if batch_invariant else NativeKernels)(shape, found)
+
+
+def fits(shape: HeadShape) -> bool:
+    """Whether the C attention can do these heads."""
+    return (
+        shape.dtype in TYPES
+        and shape.head_dim % 2 == 0
+        and shape.head_dim <= LARGEST_HEAD
+        and shape.num_heads % shape.num_kv_heads == 0
+    )
+
+
+def cache_dtype_beside_int8(kernels: Kernels, shape: HeadShape) -> torch.dtype:
+    """What keys and values are kept as where weights and activations are rounded to bytes: bfloat16
+    if attention then multiplies in AMX's tiles, twice as fast as in float32, else as they come."""
+    if not isinstance(kernels, NativeOps):
+        return shape.dtype
+    in_tiles = kernels.library.quire_lies_in_tiles(TYPES[torch.bfloat16], shape.head_dim)
+    return torch.bfloat16 if in_tiles else shape.dtype
+
+
+class NativeOps(CpuKernels):
+    """Norms, gates, turns, KV writes and attention in C, and products of float32."""
+
+    library: ctypes.CDLL
+
+    def use(self, library: ctypes.CDLL) -> None:
+        """Begin to compute with a library."""
+        self.library, self.room = library, Room()
+        attention.declare(library)
+        linear.declare(library)
+        library.quire_norm.argtypes = [
+            _WORD, _WORD, _WORD, _POINTER, _WORD, _POINTER, _WORD, _POINTER, ctypes.c_float,
+            _POINTER,
+        ]  # fmt: skip
+        library.quire_norm.restype = None
+        library.quire_gate.argtypes = [_WORD, _WORD, _WORD, _POINTER, _WORD, _POINTER]
+        library.quire_gate.restype = None
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        if weight.dtype == torch.float32:
+            return NativeLinear(self.library, weight, bias)
+        return super().make_linear(weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows = x if x.is_contiguous() else x.contiguous()
+        return self._norm(None, rows, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._norm(x.contiguous(), residual, weight, eps)
+
+    def _norm(self, added: Tensor | None, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """rows are contiguous; only with something to add they are written to."""
+        width = rows.shape[-1]
+        out = torch.empty_like(rows)
+        self.library.quire_norm(
+            TYPES[rows.dtype],
+            rows.numel() // width,
+            width,
+            None if added is None else added.data_ptr(),
+            width,
+            rows.data_ptr(),
+            width,
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        count, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(count, width)
+        self.library.quire_gate(
+            TYPES[gate_up.dtype],
+            count,
+            width,
+            gate_up.data_ptr(),
+            gate_up.stride(0),
+            out.data_ptr(),
+        )
+        return out
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+        return NativeAttention(self.library, self.shape, self.room, inputs, window)
+
+    def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
+        """Nothing: slots that were never written are never read."""
+
+
+class NativeKernels(NativeOps):
+    """The fast set in C."""
+
+    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
+        super().__init__(shape)
+        self.use(library)
+
+
+class NativeInvariantKernels(NativeOps, InvariantKernels):
+    """The set that keeps each row's bits, in C. Products of fewer bits than float32 are torch's,
+    which must be padded to keep them."""
+
+    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
+        super().__init__(shape)
+        self.use(library)

@@ -1,0 +1,111 @@
+"""The loaded library: found or compiled once per process, joined to torch's threads.
+
+`library()` is None where there is no compiler or it failed; whoever asks then uses torch. Why
+is said once, and `quire doctor` says it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.backends.cpu.native.build import BuildFailed, Built, built
+from quire.base.notes import note
+
+ABI = 2
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quire.h
+
+NEON, NEON_DOT, NEON_I8MM = 1 << 0, 1 << 1, 1 << 2
+AVX2, AVX512, AVX512_VNNI, AVX_VNNI, AMX_INT8 = 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7
+AMX_BF16 = 1 << 8
+NAMES = {
+    NEON: "NEON",
+    NEON_DOT: "dot products",
+    NEON_I8MM: "int8 matrices",
+    AVX2: "AVX2",
+    AVX512: "AVX-512",
+    AVX512_VNNI: "VNNI",
+    AVX_VNNI: "AVX-VNNI",
+    AMX_INT8: "AMX",
+    AMX_BF16: "AMX bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came of loading: the library, or why there is none."""
+
+    library: ctypes.CDLL | None
+    text: str  # one line about it
+
+
+def library() -> ctypes.CDLL | None:
+    """The native library; compiled and loaded by the first call of a process."""
+    return loaded().library
+
+
+@functools.cache
+def loaded() -> Loaded:
+    """The outcome of loading, which does not change while the process lives."""
+    try:
+        made = built()
+        if made.seconds is not None:
+            where = f"once, into {made.path}" if made.path.exists() else "for this process"
+            note(f"compiled the CPU kernels in {made.seconds:.1f} s, {where}")
+        found = _open(made)
+    except BuildFailed as error:
+        note(f"no native CPU kernels: {error}; torch computes instead, more slowly")
+        return Loaded(None, f"torch only: {error}")
+    threads = "torch's threads" if _join_threads(found) else "one thread: torch's were not found"
+    sets = ", ".join(feature_names(found.quire_features())) or "plain C"
+    return Loaded(found, f"native ({sets}; {threads})")
+
+
+def feature_names(features: int) -> list[str]:
+    return [name for bit, name in NAMES.items() if features & bit]
+
+
+def _load(made: Built) -> ctypes.CDLL:
+    """By the descriptor of the file that was checked. It stays open: the loader knows a library by
+    the name it had, and would take another file under the same number for this one."""
+    by_number = f"/proc/self/fd/{made.file}"
+    return ctypes.CDLL(by_number if os.path.exists(by_number) else str(made.path))
+
+
+def _open(made: Built) -> ctypes.CDLL:
+    path = made.path
+    try:
+        found = _load(made)
+        found.quire_abi.restype = ctypes.c_int64
+        abi = found.quire_abi()
+    except (OSError, AttributeError) as error:
+        raise BuildFailed(f"{path} cannot be loaded: {error}") from error
+    if abi != ABI:
+        raise BuildFailed(f"{path} speaks version {abi} of the interface, not {ABI}")
+    found.quire_features.restype = ctypes.c_int64
+    found.quire_num_threads.restype = ctypes.c_int64
+    found.quire_allow.argtypes = [ctypes.c_int64]
+    found.quire_use_threads.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return found
+
+
+def _join_threads(found: ctypes.CDLL) -> bool:
+    """Give it the very OpenMP library that torch computes with: a second one would bring a
+    second pool, and two pools on the same cores wait for each other."""
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / name
+        try:
+            # Looked up through torch's own library, a name means what it means to torch.
+            torch_itself = ctypes.CDLL(str(path))
+            parallel, threads = torch_itself.GOMP_parallel, torch_itself.omp_get_max_threads
+        except (OSError, AttributeError):
+            continue
+        as_pointer = ctypes.c_void_p
+        found.quire_use_threads(ctypes.cast(parallel, as_pointer), ctypes.cast(threads, as_pointer))
+        return True
+    return False

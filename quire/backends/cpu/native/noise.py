@@ -1,0 +1,119 @@
+"""Searching lines of scores in C: the best token, and those that noise may make the best.
+
+The noise is sampling/seeds.py's, bit for bit. What C says is which few tokens can have won:
+its logarithms are the C library's, so the last word is left to whoever has the definition.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.native.library import TYPES, library
+
+CANDIDATES = 16  # QUIRE_CANDIDATES
+
+_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Draw(ctypes.Structure):
+    """struct quire_draw"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("lines", "vocab", "stride")),
+        *((name, _POINTER) for name in ("scores", "to_beat")),
+        *((name, _POINTER) for name in ("key_low", "key_high", "sample", "position")),
+        *((name, _POINTER) for name in ("counts", "tokens", "found", "uniforms")),
+    ]
+
+
+class _Best(ctypes.Structure):
+    """struct quire_best"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("type", "lines", "vocab", "stride")),
+        *((name, _POINTER) for name in ("scores", "tokens", "values")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The tokens that may win their line, and the lines that have too many of them to list."""
+
+    line: Tensor
+    token: Tensor
+    score: Tensor
+    uniform: Tensor
+    crowded: Tensor  # [lines] bool
+
+
+def can_search(scores: Tensor) -> bool:
+    """Whether the functions below take these scores."""
+    return (
+        scores.device.type == "cpu"
+        and scores.dtype in TYPES
+        and scores.stride(1) == 1
+        and library() is not None
+    )
+
+
+def best_of_lines(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Each line's best token (the lowest among equals, the first NaN if any) and its score."""
+    tokens = torch.empty(len(scores), dtype=torch.int64)
+    values = torch.empty(len(scores), dtype=torch.float32)
+    work = _Best(
+        type=TYPES[scores.dtype],
+        lines=len(scores),
+        vocab=scores.shape[1],
+        stride=scores.stride(0),
+        scores=scores.data_ptr(),
+        tokens=tokens.data_ptr(),
+        values=values.data_ptr(),
+    )
+    _loaded().quire_best_of_lines(ctypes.byref(work))
+    return tokens, values
+
+
+def candidates(
+    scores: Tensor, to_beat: Tensor, low: Tensor, high: Tensor, sample: Tensor, position: Tensor
+) -> Candidates:
+    """Who may have the largest score + noise in each line of scores [lines, vocab], float32.
+
+    `to_beat` [lines] is a noisy score of one of its tokens; the rest are the words that key the
+    noise of each line, int64.
+    """
+    lines = len(scores)
+    keys = [words.contiguous() for words in (low, high, sample, position)]
+    to_beat = to_beat.contiguous()
+    counts = torch.empty(lines, dtype=torch.int64)
+    tokens = torch.empty(lines, CANDIDATES, dtype=torch.int64)
+    found = torch.empty(2, lines, CANDIDATES, dtype=torch.float32)
+    work = _Draw(
+        lines=lines,
+        vocab=scores.shape[1],
+        stride=scores.stride(0),
+        scores=scores.data_ptr(),
+        to_beat=to_beat.data_ptr(),
+        key_low=keys[0].data_ptr(),
+        key_high=keys[1].data_ptr(),
+        sample=keys[2].data_ptr(),
+        position=keys[3].data_ptr(),
+        counts=counts.data_ptr(),
+        tokens=tokens.data_ptr(),
+        found=found[0].data_ptr(),
+        uniforms=found[1].data_ptr(),
+    )
+    _loaded().quire_draw_lines(ctypes.byref(work))
+    there = torch.arange(CANDIDATES) < counts[:, None]
+    line = torch.arange(lines)[:, None].expand_as(there)[there]
+    return Candidates(line, tokens[there], found[0][there], found[1][there], counts < 0)
+
+
+def _loaded() -> ctypes.CDLL:
+    found = library()
+    if found is None:
+        raise RuntimeError("the native library is not there; ask can_search first.")
+    return found

@@ -1,0 +1,133 @@
+"""Every op once: what it is called, what goes in, what comes out, and who computes it where.
+
+A set of kernels is chosen when a model is built, by device and by promise (choose.py);
+layers then call it without asking. `reference.py` says what each op means.
+
+Shapes: T tokens, H hidden, D head_dim, N blocks of S slots. A layer's KV cache is two tensors,
+keys and values, each [N, kv_heads, S, D]; slot = block * S + offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from quire.errors import NotSupported
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
+
+
+@runtime_checkable
+class WeightRows(Protocol):
+    """A weight that can be exchanged where it lies; the LinearOps of every device can."""
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """Rows first, first + 1, ... of the weight become these, of any type and device."""
+
+
+def write_rows(op: object, first: int, rows: Tensor) -> None:
+    """Write into the weight of an op; NotSupported if it keeps none that can be written to."""
+    if not isinstance(op, WeightRows):
+        raise NotSupported(
+            f"{type(op).__name__} takes no other weights once it is built: make a new LLM."
+        )
+    op.write_rows(first, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The attention heads of a model, and how its KV lies in blocks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    fp8_kv: bool = False  # keys and values are kept in fp8 (backends/fp8.py), on a GPU alone
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float8_e4m3fn if self.fp8_kv else self.dtype
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """Who attends to what in one pass (the fields of a Batch that attention needs).
+
+    Sequence i has the tokens query_starts[i] .. query_starts[i + 1], which are its last ones of
+    context_lens[i], and its KV is in blocks tables[i]. The first `num_prefill` sequences are
+    slices, the others have one token. `prefixes` are (blocks, sequences that begin with them).
+    Where whoever made this knew them without asking the device, `longest_query` and
+    `longest_context` are the most tokens and the longest context of any sequence; else 0.
+    """
+
+    query_starts: Tensor
+    context_lens: Tensor
+    tables: Tensor
+    slots: Tensor
+    num_prefill: int
+    prefixes: tuple[tuple[Tensor, Tensor], ...] = ()
+    longest_query: int = 0
+    longest_context: int = 0
+
+
+class AttentionStep(Protocol):
+    """The attention of one pass: made once, used by every layer with the same window."""
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Rotate qk [T, heads + kv_heads, D] by cos and sin [T, D / 2], write its k and
+        v [T, kv_heads, D] into the cache, return its q [T, heads, D]."""
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """softmax(q k / sqrt(D)) v over the context of each token: [T, heads, D] -> [T, heads * D].
+
+        Every token of the pass must have been stored before."""
+
+
+class Kernels(Protocol):
+    """All ops of one device."""
+
+    def padded(self, num_tokens: int) -> int:
+        """How many rows to run for so many tokens."""
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        """x [T, K] -> x weight^T + bias [T, N], for a weight [N, K] that may be repacked."""
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """Rows of table [V, H] -> [T, H]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside."""
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x, then rms_norm(residual)."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 I] = gate | up -> silu(gate) * up [T, I]."""
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+        """Everything about a pass that its layers share; `window` = tokens a query sees."""
+
+    def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+        """cache [layers, 2, N, kv_heads, S, D]: block `to` becomes block `from`."""
+
+    def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
+        """cache [layers, 2, N, kv_heads, S, D]: these blocks become zeros."""

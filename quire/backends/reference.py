@@ -1,0 +1,98 @@
+"""What each op means, in plain torch and one sequence at a time: the judge of the other kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp
+
+
+class ReferenceKernels:
+    """Every op in fp32, without a thought about speed."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape
+
+    def padded(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        def linear(x: Tensor) -> Tensor:
+            wide = None if bias is None else bias.float()
+            return F.linear(x.float(), weight.float(), wide).to(x.dtype)
+
+        return linear
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return table[token_ids]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        # Rounded before the weight is applied, as Transformers does.
+        return weight * scaled.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate.float()).to(up.dtype) * up
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
+        return ReferenceAttention(self.shape, inputs, window)
+
+    def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+        for old, new in copies:
+            cache[:, :, new] = cache[:, :, old]
+
+    def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
+        cache[:, :, blocks] = 0
+
+
+class ReferenceAttention:
+    """One pass, sequence by sequence."""
+
+    def __init__(self, shape: HeadShape, inputs: AttentionInputs, window: int | None) -> None:
+        self.shape, self.inputs, self.window = shape, inputs, window
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        slots = self.inputs.slots
+        blocks, offsets = slots // self.shape.block_size, slots % self.shape.block_size
+        turned = rotate(qk, cos, sin)
+        keys[blocks, :, offsets] = turned[: len(slots), self.shape.num_heads :]
+        values[blocks, :, offsets] = v[: len(slots)]
+        return turned[:, : self.shape.num_heads]
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        shape, inputs = self.shape, self.inputs
+        out = torch.zeros_like(q)
+        for i, context in enumerate(inputs.context_lens.tolist()):
+            first, last = inputs.query_starts[i : i + 2].tolist()
+            blocks = inputs.tables[i, : -(-context // shape.block_size)]
+            k, v = (
+                cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
+                for cache in (keys, values)
+            )
+            k, v = (x.repeat_interleave(shape.group, dim=0) for x in (k, v))
+            scores = q[first:last].transpose(0, 1).float() @ k.transpose(1, 2) * shape.scale
+            query_at = torch.arange(context - (last - first), context)[:, None]
+            key_at = torch.arange(context)[None]
+            hidden = key_at > query_at
+            if self.window is not None:
+                hidden |= key_at <= query_at - self.window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out[first:last] = (weights @ v).transpose(0, 1).to(q.dtype)
+        return out.flatten(1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -1,0 +1,123 @@
+"""Drawing from edited logits: lines of rows with allowed, banned, biased or penalised tokens.
+
+Such lines are copied as float32 and edited there, in the order and with the bits of
+quire.sampling.sampler; then they draw from the copy as all lines draw. Lines of other rows are
+neither copied nor read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import triton
+
+from quire.backends.triton.edit_kernels import (
+    copy_lines,
+    edit_lines,
+    give_back,
+    leave_out,
+    remember,
+)
+from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MOST_LINES = 256  # edited at once: what the scratch has room for
+_SPLITS = 8  # programs that copy a line
+_WIDTH = 256
+LIST_CONSTANTS = {"WIDTH": _WIDTH, "num_warps": 4}
+COPY_CONSTANTS: dict[str, Any] = {"num_warps": 8}
+# x - frequency * count is rounded twice, as by the sampler.
+EDIT_CONSTANTS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
+REMEMBER_CONSTANTS: dict[str, Any] = {"num_warps": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """Columns [8, rows] int32, penalties [3, rows] float32 and the arena their lists lie in."""
+
+    columns: Tensor
+    penalties: Tensor
+    arena: Tensor
+
+
+def scratch_width(vocab_size: int) -> int:
+    """Lines begin at addresses that 16 bytes divide."""
+    return -(-vocab_size // 16) * 16
+
+
+class EditBuffers:
+    """The scratch, and what is drawn from it."""
+
+    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        import torch
+
+        lines = min(MOST_LINES, max_rows)
+        shape = (lines, scratch_width(vocab_size))
+        self.scratch = torch.empty(shape, dtype=torch.float32, device=device)
+        self.rows = torch.empty(lines, dtype=torch.int32, device=device)
+        self.at = torch.empty(lines, dtype=torch.int32, device=device)
+        self.drawn = SampleBuffers(lines, vocab_size, device)
+
+    @property
+    def max_lines(self) -> int:
+        return self.rows.shape[0]
+
+
+def sample_edited(
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    columns: SamplingColumns,
+    out: SampleBuffers,
+    *,
+    truncated: bool,
+    places: Tensor,
+    edits: RowEdits,
+    room: EditBuffers,
+) -> None:
+    """As `sample`; of the lines `places` (int32, -1 = none) the rows' edits come first, and what
+    they draw is counted in these. A place comes once."""
+    count, plain_rows = places.shape[0], rows.clone()
+    leave_out[(triton.cdiv(count, _WIDTH),)](places, plain_rows, count, **LIST_CONSTANTS)
+    sample(logits, plain_rows, positions, columns, out, truncated=truncated)
+    for first in range(0, count, room.max_lines):
+        group = places[first : first + room.max_lines]
+        _edit(group, logits, rows, positions, edits, room)
+        lines = group.shape[0]
+        theirs, drawn = room.rows[:lines], room.drawn
+        sample(room.scratch[:lines], theirs, room.at, columns, drawn, truncated=truncated)
+        give_back[(triton.cdiv(lines, _WIDTH),)](
+            *(group, theirs, drawn.tokens, drawn.failed, out.tokens, out.failed, lines),
+            **LIST_CONSTANTS,
+        )
+        remember[(lines,)](
+            *(theirs, drawn.tokens, drawn.failed, edits.columns, edits.arena),
+            edits.columns.stride(0),
+            **REMEMBER_CONSTANTS,
+        )
+
+
+def _edit(
+    places: Tensor,
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    edits: RowEdits,
+    room: EditBuffers,
+) -> None:
+    """Fill the scratch with the edited lines of these places."""
+    lines, columns = places.shape[0], edits.columns
+    copy_lines[(lines, _SPLITS)](
+        *(places, logits, rows, positions, columns, room.scratch, room.rows, room.at),
+        *(logits.stride(0), columns.stride(0), room.scratch.stride(0), room.drawn.vocab_size),
+        **COPY_CONSTANTS,
+    )
+    edit_lines[(lines,)](
+        *(places, logits, room.rows, room.at, columns, edits.penalties, edits.arena),
+        *(room.scratch, logits.stride(0), columns.stride(0), room.scratch.stride(0)),
+        **EDIT_CONSTANTS,
+    )

@@ -1,0 +1,202 @@
+"""The code that runs on the device for edits of logits: some lines, copied and changed.
+
+The columns of rows and their lists in an arena are what executor/cuda/device_edits.py lays out:
+
+    0 where its lists begin   1 allowed ids, -1 = all   2 banned ids   3 stop ids   4 biases
+    5 seen ids   6 room for those   7 position from which stop ids may stand
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from quire.backends.triton.jit import kernel, part
+
+AT_ONCE = tl.constexpr(1024)  # list entries
+TILE = tl.constexpr(4096)  # logits
+_NO_ENTRY = tl.constexpr(2147483647)
+
+
+@kernel("count")
+def leave_out(places: tl.tensor, rows: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr) -> None:
+    """Nobody's are these places of `rows`."""
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    place = tl.load(places + at, mask=at < count, other=-1)
+    tl.store(rows + place, -1, mask=place >= 0)
+
+
+@kernel("column_stride")
+def copy_lines(
+    places: tl.tensor,
+    logits: tl.tensor,
+    rows: tl.tensor,
+    positions: tl.tensor,
+    columns: tl.tensor,
+    scratch: tl.tensor,
+    edited_rows: tl.tensor,
+    edited_at: tl.tensor,
+    stride: tl.tensor,
+    column_stride: tl.tensor,
+    scratch_stride: tl.tensor,
+    vocab: tl.tensor,
+) -> None:
+    """Line places[i] as float32 to line i of the scratch, or -inf where only some tokens are
+    allowed. Whose line that is goes to edited_rows and edited_at."""
+    line, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    place = tl.load(places + line).to(tl.int64)
+    row = tl.load(rows + place, mask=place >= 0, other=-1)
+    if split == 0:
+        tl.store(edited_rows + line, row)
+        tl.store(edited_at + line, tl.load(positions + place, mask=place >= 0, other=0))
+    if row >= 0:
+        all_allowed = tl.load(columns + column_stride + row) < 0
+        for first in range(split * TILE, vocab, splits * TILE):
+            token = first + tl.arange(0, TILE)
+            inside = token < vocab
+            x = tl.load(logits + place * stride + token, mask=inside & all_allowed, other=0.0)
+            x = tl.where(all_allowed, x.to(tl.float32), float("-inf"))
+            tl.store(scratch + line * scratch_stride + token, x, mask=inside)
+
+
+@part
+def _forbid(mine: tl.tensor, ids: tl.tensor, count: tl.tensor) -> Any:
+    for first in range(0, count, AT_ONCE):
+        at = first + tl.arange(0, AT_ONCE)
+        token = tl.load(ids + at, mask=at < count, other=0)
+        tl.store(mine + token, float("-inf"), mask=at < count)
+
+
+@part
+def _penalise(
+    mine: tl.tensor,
+    seen: tl.tensor,
+    counts: tl.tensor,
+    count: tl.tensor,
+    repetition: tl.tensor,
+    frequency: tl.tensor,
+    presence: tl.tensor,
+) -> Any:
+    for first in range(0, count, AT_ONCE):
+        at = first + tl.arange(0, AT_ONCE)
+        real = at < count
+        token = tl.load(seen + at, mask=real, other=0)
+        times = tl.load(counts + at, mask=real, other=0)
+        x = tl.load(mine + token, mask=real, other=0.0)
+        x = tl.where(x > 0, tl.div_rn(x, x * 0.0 + repetition), x * repetition)
+        x = x - frequency * times.to(tl.float32)
+        x = x - presence * (times > 0).to(tl.float32)
+        tl.store(mine + token, x, mask=real)
+
+
+@kernel("stride", "column_stride", "scratch_stride")
+def edit_lines(
+    places: tl.tensor,
+    logits: tl.tensor,
+    edited_rows: tl.tensor,
+    edited_at: tl.tensor,
+    columns: tl.tensor,
+    penalties: tl.tensor,
+    arena: tl.tensor,
+    scratch: tl.tensor,
+    stride: tl.tensor,
+    column_stride: tl.tensor,
+    scratch_stride: tl.tensor,
+) -> None:
+    """The edits of a line's row, in the sampler's order. A barrier between any two: a token may
+    be in several lists."""
+    line = tl.program_id(0).to(tl.int64)
+    row = tl.load(edited_rows + line)
+    if row >= 0:
+        mine, own = scratch + line * scratch_stride, columns + row
+        raw = logits + tl.load(places + line).to(tl.int64) * stride
+        ids = arena + tl.load(own)
+        num_allowed = tl.maximum(tl.load(own + column_stride), 0)
+        for first in range(0, num_allowed, AT_ONCE):
+            at = first + tl.arange(0, AT_ONCE)
+            token = tl.load(ids + at, mask=at < num_allowed, other=0)
+            x = tl.load(raw + token, mask=at < num_allowed, other=0.0).to(tl.float32)
+            tl.store(mine + token, x, mask=at < num_allowed)
+        tl.debug_barrier()
+        ids += num_allowed
+        num_banned = tl.load(own + 2 * column_stride)
+        _forbid(mine, ids, num_banned)
+        ids += num_banned
+        num_stops = tl.load(own + 3 * column_stride)
+        early = tl.load(edited_at + line) < tl.load(own + 7 * column_stride)
+        _forbid(mine, ids, tl.where(early, num_stops, 0))
+        tl.debug_barrier()
+        ids += num_stops
+        num_biases = tl.load(own + 4 * column_stride)
+        for first in range(0, num_biases, AT_ONCE):
+            at = first + tl.arange(0, AT_ONCE)
+            real = at < num_biases
+            token = tl.load(ids + at, mask=real, other=0)
+            bias = tl.load(ids + num_biases + at, mask=real, other=0).to(tl.float32, bitcast=True)
+            x = tl.load(mine + token, mask=real, other=0.0)
+            tl.store(mine + token, x + bias, mask=real)
+        tl.debug_barrier()
+        ids += 2 * num_biases
+        num_seen = tl.load(own + 5 * column_stride)
+        weights = penalties + row
+        _penalise(
+            *(mine, ids, ids + tl.load(own + 6 * column_stride), num_seen, tl.load(weights)),
+            *(tl.load(weights + column_stride), tl.load(weights + 2 * column_stride)),
+        )
+
+
+@kernel("count")
+def give_back(
+    places: tl.tensor,
+    edited_rows: tl.tensor,
+    edited_tokens: tl.tensor,
+    edited_failed: tl.tensor,
+    tokens: tl.tensor,
+    failed: tl.tensor,
+    count: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    """What edited lines drew goes to their places."""
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < count
+    known = inside & (tl.load(edited_rows + at, mask=inside, other=-1) >= 0)
+    place = tl.load(places + at, mask=known, other=0)
+    tl.store(tokens + place, tl.load(edited_tokens + at, mask=known, other=0), mask=known)
+    tl.store(failed + place, tl.load(edited_failed + at, mask=known, other=0) != 0, mask=known)
+
+
+@kernel("column_stride")
+def remember(
+    edited_rows: tl.tensor,
+    edited_tokens: tl.tensor,
+    edited_failed: tl.tensor,
+    columns: tl.tensor,
+    arena: tl.tensor,
+    column_stride: tl.tensor,
+) -> None:
+    """Count the token that a row drew among those it has seen, if it counts any."""
+    line = tl.program_id(0)
+    row = tl.load(edited_rows + line)
+    own = columns + row
+    room = tl.load(own + 6 * column_stride, mask=row >= 0, other=0)
+    fails = tl.load(edited_failed + line) != 0
+    if (room > 0) & (not fails):
+        num_fixed = tl.maximum(tl.load(own + column_stride), 0) + tl.load(own + 2 * column_stride)
+        num_fixed += tl.load(own + 3 * column_stride) + 2 * tl.load(own + 4 * column_stride)
+        seen = arena + tl.load(own) + num_fixed
+        token = tl.load(edited_tokens + line).to(tl.int32)
+        count = tl.load(own + 5 * column_stride)
+        found = tl.full([AT_ONCE], _NO_ENTRY, tl.int32)
+        for first in range(0, count, AT_ONCE):
+            at = first + tl.arange(0, AT_ONCE)
+            same = tl.load(seen + at, mask=at < count, other=-1) == token
+            found = tl.minimum(found, tl.where(same, at, _NO_ENTRY))
+        place = tl.min(found, 0)
+        new = place == _NO_ENTRY
+        place = tl.where(new, count, place)
+        fits = place < room
+        before = tl.load(seen + room + place, mask=fits & (not new), other=0)
+        tl.store(seen + place, token, mask=fits)
+        tl.store(seen + room + place, before + 1, mask=fits)
+        tl.store(own + 5 * column_stride, tl.where(new & fits, count + 1, count))

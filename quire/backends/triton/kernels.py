@@ -1,0 +1,169 @@
+"""TritonKernels: every op of quire.backends.ops on a CUDA device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp
+from quire.backends.triton import blocks, elementwise
+from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.heads import HeadNorms, norm_rope_store, rope_store
+from quire.backends.triton.jit import power_of_two
+from quire.backends.triton.prefill import PrefillAttention
+from quire.backends.triton.prefix import PrefixSize, PrefixWork
+
+
+class TritonKernels:
+    """The ops of one model; plan_attention is for passes that run eagerly (a captured decode
+    step uses DecodeAttention with its own buffers)."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape
+        self._buffers: DecodeBuffers | None = None
+
+    def padded(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        return PlainLinear(weight, bias)
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(token_ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.add_rms_norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return elementwise.silu_mul(gate_up)
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> TritonAttention:
+        return TritonAttention(self, inputs, window)
+
+    def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+        """Pairs in order: one may read what an earlier one wrote."""
+        written: set[int] = set()
+        start = 0
+        for i, (old, new) in enumerate(copies):
+            if old in written or new in written:
+                self._copy(cache, copies[start:i])
+                start, written = i, set()
+            written |= {old, new}
+        self._copy(cache, copies[start:])
+
+    def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
+        """Not needed before these kernels' attention: it never reads a slot nobody wrote."""
+        cache[:, :, blocks] = 0
+
+    def decode_buffers(
+        self, num_rows: int, prefix_parts: int, device: torch.device
+    ) -> DecodeBuffers:
+        """Buffers with room for this much, kept from one pass to the next."""
+        have = self._buffers
+        enough = (
+            have is not None
+            and have.max_rows >= num_rows
+            and len(have.parts) - have.num_own >= prefix_parts
+        )
+        if have is None or not enough:
+            rows, parts = power_of_two(max(1, num_rows)), prefix_parts
+            have = DecodeBuffers.make(self.shape, rows, device, prefix_parts=parts)
+            self._buffers = have
+        return have
+
+    def _copy(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
+        if copies:
+            blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """x weight^T + bias by the vendor's library; its tensors are there for small_batch.py, too."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """In place, where captured passes read them."""
+        self.weight[first : first + len(rows)] = rows
+
+
+class TritonAttention:
+    """One eager pass: slices first, then decode rows, some of which may share prefixes."""
+
+    def __init__(self, kernels: TritonKernels, inputs: AttentionInputs, window: int | None) -> None:
+        self.shape, self.inputs = kernels.shape, inputs
+        count, self.num_rows = inputs.num_prefill, len(inputs.context_lens) - inputs.num_prefill
+        num_tokens = inputs.slots.shape[0]
+        self.num_prefilled = num_tokens - self.num_rows
+        self.prefill = self.decode = None
+        if count:
+            self.prefill = PrefillAttention(
+                *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
+                *(inputs.tables[:count], self.num_prefilled),
+                window=window,
+            )
+        if self.num_rows:
+            self.decode = _decode(kernels, inputs, window)
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        return rope_store(qk, v, cos, sin, self.inputs.slots, keys, values, self.shape)
+
+    def norm_rope_and_store(
+        self,
+        qkv: Tensor,
+        norms: HeadNorms | None,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """The packed projection [T, heads + 2 kv_heads, D], q and k normed by head on the way."""
+        return norm_rope_store(qkv, cos, sin, self.inputs.slots, keys, values, self.shape, norms)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
+        if self.prefill:
+            self.prefill.attend(q, keys, values, out)
+        if self.decode:
+            first = self.num_prefilled
+            rows = slice(first, first + self.num_rows)
+            self.decode.attend(q[rows], keys, values, out[rows])
+        out[self.num_prefilled + self.num_rows :] = 0
+        return out
+
+
+def _decode(kernels: TritonKernels, inputs: AttentionInputs, window: int | None) -> DecodeAttention:
+    shape, first = kernels.shape, inputs.num_prefill
+    num_rows = len(inputs.context_lens) - first
+    device = inputs.context_lens.device
+    work, parts = None, 0
+    if inputs.prefixes:
+        groups = [
+            (_host(blocks), _host(members) - np.int32(first)) for blocks, members in inputs.prefixes
+        ]
+        num_blocks = sum(len(blocks) for blocks, _ in groups)
+        size = PrefixSize.of(shape, num_rows, blocks=num_blocks)
+        work, parts = PrefixWork(shape, num_rows, device, size), size.parts
+        work.fill(groups)
+    buffers = kernels.decode_buffers(num_rows, parts, device)
+    attention = DecodeAttention(shape, buffers, num_rows, window=window, prefixes=work)
+    lengths = inputs.context_lens[first:].to(torch.int32)
+    attention.plan(lengths, inputs.tables[first:].to(torch.int32))
+    return attention
+
+
+def _host(numbers: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return numbers.cpu().numpy().astype(np.int32)

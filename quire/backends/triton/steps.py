@@ -1,0 +1,143 @@
+"""The two ends of a decode step: what the rows feed, and what becomes of what they drew.
+
+Rows are columns of a matrix [columns, row stride] of 64-bit integers; `places` name the row
+each place of a batch belongs to. The lines of the matrix, as whoever owns it numbers them:
+
+    0 last token   1 its position   2 outputs so far   3 frozen
+    4 min tokens   5 max tokens     6.. stop ids, -1 where there is none
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton.language as tl
+
+from quire.backends.triton.jit import kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLACES_AT_ONCE = 256  # places a program works on at once
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What the rows of a step feed, place by place. All [places]; a row that rests has
+    context 0, slot -1 and row -1."""
+
+    token_ids: Tensor  # int64
+    positions: Tensor  # int64
+    slots: Tensor  # int64
+    context_lens: Tensor  # int32, with the token that is fed
+    rows: Tensor  # int32
+    next_at: Tensor  # int32: where the token drawn will stand
+
+
+def feed(ints: Tensor, places: Tensor, tables: Tensor, fed: Fed, *, block_size: int) -> None:
+    """Fill `fed` from the columns `ints` of the rows in `places` [places] int32.
+
+    tables [rows, width] int32: the blocks of each row.
+    """
+    count = places.shape[0]
+    _feed[(-(-count // PLACES_AT_ONCE),)](
+        *(ints, places, tables, fed.token_ids, fed.positions, fed.slots),
+        *(fed.context_lens, fed.rows, fed.next_at, ints.stride(0), tables.stride(0), count),
+        SLOTS=block_size,
+        WIDTH=PLACES_AT_ONCE,
+        num_warps=4,
+    )
+
+
+def accept(
+    ints: Tensor, places: Tensor, tokens: Tensor, failed: Tensor, made: Tensor, step: Tensor
+) -> None:
+    """Each live row drew tokens[i] (int64 [places]); line step[0] of `made` gets what came of
+    it, and step[0] becomes the next.
+
+    made [steps, places] int32: the token, -2 where `failed`, -1 for a row that rests. A row
+    freezes at a stop id once min tokens outputs exist, at max tokens, and when it failed.
+    """
+    # One program: the last thing it does is to count the step that the others would read.
+    _accept[(1,)](
+        *(ints, places, tokens, failed, made, step),
+        *(ints.stride(0), made.stride(0), places.shape[0]),
+        COLUMNS=ints.shape[0],
+        WIDTH=PLACES_AT_ONCE,
+        num_warps=4,
+    )
+
+
+@kernel("stride", "table_stride", "count")
+def _feed(
+    ints: tl.tensor,
+    places: tl.tensor,
+    tables: tl.tensor,
+    token_ids: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    context_lens: tl.tensor,
+    rows: tl.tensor,
+    next_at: tl.tensor,
+    stride: tl.tensor,
+    table_stride: tl.tensor,
+    count: tl.tensor,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = at < count
+    row = tl.load(places + at, mask=inside, other=0).to(tl.int64)
+    token = tl.load(ints + row, mask=inside, other=0)
+    position = tl.load(ints + stride + row, mask=inside, other=0)
+    frozen = tl.load(ints + 3 * stride + row, mask=inside, other=1)
+    live = inside & (frozen == 0)
+    block = tl.load(tables + row * table_stride + position // SLOTS, mask=live, other=0)
+    slot = block.to(tl.int64) * SLOTS + position % SLOTS
+    tl.store(token_ids + at, token, mask=inside)
+    tl.store(positions + at, position, mask=inside)
+    tl.store(slots + at, tl.where(live, slot, -1), mask=inside)
+    tl.store(context_lens + at, tl.where(live, position + 1, 0).to(tl.int32), mask=inside)
+    tl.store(rows + at, tl.where(live, row, -1).to(tl.int32), mask=inside)
+    tl.store(next_at + at, (position + 1).to(tl.int32), mask=inside)
+
+
+@kernel("stride", "made_stride", "count")
+def _accept(
+    ints: tl.tensor,
+    places: tl.tensor,
+    tokens: tl.tensor,
+    failed: tl.tensor,
+    made: tl.tensor,
+    step: tl.tensor,
+    stride: tl.tensor,
+    made_stride: tl.tensor,
+    count: tl.tensor,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    now = tl.load(step)
+    for first in range(0, count, WIDTH):
+        at = first + tl.arange(0, WIDTH)
+        inside = at < count
+        row = tl.load(places + at, mask=inside, other=0).to(tl.int64)
+        own = ints + row
+        live = inside & (tl.load(own + 3 * stride, mask=inside, other=1) == 0)
+        token = tl.load(tokens + at, mask=inside, other=0)
+        bad = tl.load(failed + at, mask=inside, other=0) != 0
+        written = tl.load(own + 2 * stride, mask=live, other=0) + 1
+        stops = token == -1
+        for column in tl.static_range(6, COLUMNS):
+            stops |= tl.load(own + column * stride, mask=live, other=-1) == token
+        stops &= written >= tl.load(own + 4 * stride, mask=live, other=0)
+        full = written >= tl.load(own + 5 * stride, mask=live, other=0)
+        tl.store(own, token, mask=live)
+        position = tl.load(own + stride, mask=live, other=0)
+        tl.store(own + stride, position + 1, mask=live)
+        tl.store(own + 2 * stride, written, mask=live)
+        tl.store(own + 3 * stride, (stops | full | bad).to(tl.int64), mask=live)
+        told = tl.where(live, tl.where(bad, -2, token), -1).to(tl.int32)
+        tl.store(made + now * made_stride + at, told, mask=inside)
+    tl.debug_barrier()
+    tl.store(step, now + 1)

@@ -1,0 +1,4 @@
+"""Which quire this is."""
+
+__version__ = "0.1.0"
+__version_tuple__ = (0, 1, 0)

@@ -1,0 +1,1 @@
+"""Adapters, under the name scripts know."""

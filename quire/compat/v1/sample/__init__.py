@@ -1,0 +1,1 @@
+"""See quire.compat.v1.sample.logits_processor."""

@@ -1,0 +1,1 @@
+"""Evaluations: named tasks, and scores of stored results."""

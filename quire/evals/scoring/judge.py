@@ -1,0 +1,124 @@
+"""A model as the judge: itself a job over the stored answers, so that it can be continued too.
+
+Each answer becomes a row with `prompt`, `answer`, `truth` and `row` (the input's columns); the
+judge's reply is held to a few words by a structured output, and each word stands for a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption
+from quire.evals.scoring.scorer import Answer, Verdict
+from quire.jobs.job import Job
+from quire.jobs.output.results import StoredRun
+
+NAME = "judge"
+DEFAULT_WORDS = ("yes", "no")
+DEFAULT_PROMPT = """\
+You are checking an answer.
+
+Question:
+{{ prompt }}
+{% if truth is not none %}
+The right answer:
+{{ truth }}
+{% endif %}
+The answer to check:
+{{ answer }}
+
+Is the answer to check right? Reply with {{ words }}."""
+_VALUES = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0, "pass": 1.0, "fail": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """Who judges and how. `words` are what the judge may reply; numbers stand for themselves."""
+
+    model: str
+    prompt: str = DEFAULT_PROMPT
+    words: tuple[str, ...] = DEFAULT_WORDS
+    name: str = NAME
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> dict[str, float]:
+        """What each word is worth, or an error for a word that is worth nothing known."""
+        found = {}
+        for word in self.words:
+            try:
+                found[word] = _VALUES[word.lower()] if word.lower() in _VALUES else float(word)
+            except ValueError:
+                raise InvalidOption(
+                    f"a judge's words are numbers, or of {', '.join(_VALUES)}; not {word!r}",
+                    parameter="judge_words",
+                    value=word,
+                ) from None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeScorer:
+    """The verdicts of a finished judging job."""
+
+    name: str
+    verdicts: Mapping[tuple[int, int], Verdict]
+    needs_truth: bool = field(default=False, init=False)
+
+    def score(self, answer: Answer) -> Verdict | None:
+        return self.verdicts.get(answer.place)
+
+
+def judge(
+    run: StoredRun,
+    options: JudgeOptions,
+    *,
+    truth: str | None,
+    command: Sequence[str],
+) -> JudgeScorer:
+    """Let the model judge every stored answer; what was judged before is not judged again."""
+    values = options.values()
+    run.home.mkdir(parents=True, exist_ok=True)
+    output = run.home / f"{options.name}.jsonl"
+    job = Job(
+        list(_questions(run, truth, options.words)),
+        output,
+        model=options.model,
+        prompt=options.prompt,
+        choice=list(options.words),
+        command=command,
+        options=dict(options.options),
+        reuse=True,
+        max_tokens=max(len(word.encode()) for word in options.words) + 2,
+    )
+    job.run()
+    return JudgeScorer(options.name, dict(_verdicts(output, values)))
+
+
+def _questions(run: StoredRun, truth: str | None, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    said = f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+    for row in run.rows():
+        asked = run.prompt(row)
+        for sample, text in enumerate(row.record.outputs):
+            yield {
+                "place": [row.record.row, sample],
+                "prompt": asked,
+                "answer": text,
+                "truth": row.columns.get(truth) if truth else None,
+                "row": dict(row.columns),
+                "words": said,
+            }
+
+
+def _verdicts(
+    output: Path, values: Mapping[str, float]
+) -> Iterator[tuple[tuple[int, int], Verdict]]:
+    for row in StoredRun.open(output).rows():
+        if row.record.failed:
+            continue  # no verdict: the row has no score, and is counted
+        number, sample = row.columns["place"]
+        word = row.record.outputs[0].strip()
+        if word in values:
+            yield (number, sample), Verdict(values[word], word)

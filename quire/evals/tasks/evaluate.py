@@ -1,0 +1,161 @@
+"""`quire eval`: a task's questions as a job, then its metrics over what is stored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption
+from quire.evals.scoring.named import ScorerOptions, scorers_by_name
+from quire.evals.scoring.scores import MetricScore, ScoreOptions, keep_summary, score
+from quire.evals.scoring.statistics import Mean, pooled
+from quire.evals.tasks.humaneval import NAME as HUMANEVAL
+from quire.evals.tasks.named import tasks_by_name
+from quire.evals.tasks.subjects import FIELD_OF
+from quire.evals.tasks.task import Task, rows_of
+from quire.jobs.job import Job
+from quire.jobs.job_run import JobReport
+from quire.jobs.output.results import StoredRun
+from quire.jobs.store.durable import replacing
+
+_SUBJECT, _FIELD = "subject", "field"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions:
+    """What an evaluation may be asked for; None means as the task has it."""
+
+    model: str
+    output: Path | None = None
+    limit: int | None = None
+    shots: int | None = None
+    examples: Path | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """What an evaluation gave; `samples` is the file of a task that is not scored here."""
+
+    task: str
+    shots: int
+    examples: str
+    job: JobReport
+    scores: Sequence[MetricScore]
+    samples: Path | None = None
+
+
+def evaluate(name: str, asked: EvalOptions, command: Sequence[str]) -> EvalReport:
+    """Run what is not yet answered, then score everything."""
+    if asked.limit is not None and asked.limit < 1:
+        raise InvalidOption(f"--limit is at least 1, not {asked.limit}", parameter="limit")
+    tasks = tasks_by_name(name, examples=asked.examples)
+    job = _job(name, tasks, asked, command)
+    report = job.run()
+    shots = tasks[0].shots if asked.shots is None else asked.shots
+    described = tasks[0].examples.described
+    run = StoredRun.open(report.job_dir)
+    if name == HUMANEVAL:
+        return EvalReport(name, shots, described, report, [], write_samples(run))
+    return EvalReport(name, shots, described, report, score_task(run, tasks[0]))
+
+
+def output_of(name: str, model: str) -> Path:
+    """Where results go unless said otherwise: gsm8k-smollm2.jsonl."""
+    last = model.rstrip("/").split("/")[-1].removesuffix(".gguf")
+    return Path(f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', last)}.jsonl")
+
+
+def _job(name: str, tasks: Sequence[Task], asked: EvalOptions, command: Sequence[str]) -> Job:
+    task = tasks[0]
+    choosing = task.kind == "choices"
+    answering: dict[str, Any] = {
+        "stop": list(task.stop) or None,
+        "max_tokens": asked.max_tokens or task.max_tokens,
+    }
+    return Job(
+        list(_rows(tasks, asked)),
+        asked.output or output_of(name, asked.model),
+        model=asked.model,
+        prompt="{{ prompt }}",
+        chat=False,
+        continuations="continuations" if choosing else None,
+        command=command,
+        seed=asked.seed,
+        options=dict(asked.options),
+        overwrite=asked.overwrite,
+        **({} if choosing else answering),
+    )
+
+
+def _rows(tasks: Sequence[Task], asked: EvalOptions) -> Iterator[dict[str, Any]]:
+    """The questions of all tasks; a limit is shared out evenly, the first of each subject."""
+    for number, task in enumerate(tasks):
+        limit = asked.limit
+        if limit is not None and len(tasks) > 1:
+            limit = limit // len(tasks) + (number < limit % len(tasks))
+        for row in rows_of(task, limit=limit, shots=asked.shots):
+            if len(tasks) > 1:
+                row[_FIELD] = FIELD_OF[row[_SUBJECT]]
+            yield row
+
+
+def score_task(run: StoredRun, task: Task) -> list[MetricScore]:
+    """The task's metrics, by subject and field where it has any."""
+    scorers = scorers_by_name(task.scorers, ScorerOptions(extract=task.pattern))
+    grouped = run.manifest is not None and _has_column(run, _FIELD)
+    groups = (_FIELD, _SUBJECT) if grouped else ()
+    scores = score(run, scorers, ScoreOptions(truth="truth", groups=groups))
+    if grouped:
+        scores = [_pooled(metric) for metric in scores]
+        keep_summary(run.home, scores)
+    return scores
+
+
+def _has_column(run: StoredRun, column: str) -> bool:
+    first = next(iter(run.rows()), None)
+    return first is not None and column in first.columns
+
+
+def _pooled(metric: MetricScore) -> MetricScore:
+    """Errors within subjects, as lm-eval has them for its groups, where each has two rows."""
+    subjects = metric.groups[_SUBJECT]
+    fields = {
+        field: pooled([mean for subject, mean in subjects.items() if FIELD_OF[subject] == field])
+        for field in metric.groups[_FIELD]
+    }
+
+    def sharper(found: Mean, plain: Mean) -> Mean:
+        return found if found.stderr is not None else plain
+
+    return MetricScore(
+        metric=metric.metric,
+        mean=sharper(pooled(list(subjects.values())), metric.mean),
+        truth=metric.truth,
+        num_failed=metric.num_failed,
+        num_unscored=metric.num_unscored,
+        first_problem=metric.first_problem,
+        pass_at=metric.pass_at,
+        groups={
+            _FIELD: {f: sharper(m, metric.groups[_FIELD][f]) for f, m in fields.items()},
+            _SUBJECT: subjects,
+        },
+    )
+
+
+def write_samples(run: StoredRun) -> Path:
+    """HumanEval's samples file: a line {"task_id", "completion"} for each answer."""
+    path = run.path.parent / f"{run.name.removesuffix('.jsonl')}.samples.jsonl"
+    with replacing(path, shared=True) as file:
+        for row in run.rows():
+            for completion in row.record.outputs:
+                sample = {"task_id": row.columns["doc"], "completion": completion}
+                file.write(json.dumps(sample).encode() + b"\n")
+    return path

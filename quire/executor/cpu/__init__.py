@@ -1,0 +1,1 @@
+"""Plans run on the cores of this machine."""

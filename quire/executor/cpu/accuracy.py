@@ -1,0 +1,217 @@
+"""How far 8-bit arithmetic (or fp8) strays from float32 on the same weights, and how far it may.
+
+Both models read the same real text, teacher-forced: each predicts every next token from the
+true ones before it. What counts is how well they predict (perplexity), how far their
+distributions are apart (Kullback-Leibler), and how often they would choose the same token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.native.kernels import cache_dtype_beside_int8
+from quire.backends.cpu.native_int8 import NativeLinear
+from quire.backends.ops import AttentionInputs, HeadShape, Kernels
+from quire.executor.memory import make_cache
+from quire.layers.attention import Pass
+from quire.layers.rotary import Rotary
+from quire.models.decoder import Decoder
+from quire.spec import ModelSpec
+
+MAX_PERPLEXITY = 0.01  # relative
+MAX_DIVERGENCE = 0.01  # nats per token, in the mean
+MIN_AGREEMENT = 0.95
+MIN_CLEAR_AGREEMENT = 0.99
+CLEAR = 0.5  # nats between the two likeliest tokens of float32
+# From so many tokens on a count is held to its limit; of fewer, within its own standard error.
+ENOUGH_TOKENS = 1000
+# Standard errors between a finding and its limit from which on more text would change nothing.
+SURE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What was found on `num_tokens` predictions."""
+
+    num_tokens: int
+    perplexity: float  # change of it: 0.003 is 0.3 % more
+    divergence: float
+    agreement: float
+    clear_agreement: float  # where the two likeliest tokens are CLEAR apart
+
+    @property
+    def passes(self) -> bool:
+        few = self.num_tokens < ENOUGH_TOKENS
+        error = _error_of_share(MIN_AGREEMENT, self.num_tokens) if few else 0.0
+        clear_error = _error_of_share(MIN_CLEAR_AGREEMENT, self.num_tokens) if few else 0.0
+        return (
+            self.perplexity <= MAX_PERPLEXITY
+            and self.divergence <= MAX_DIVERGENCE
+            and self.agreement >= MIN_AGREEMENT - error
+            and self.clear_agreement >= MIN_CLEAR_AGREEMENT - clear_error
+        )
+
+    @property
+    def text(self) -> str:
+        return (
+            f"perplexity {self.perplexity:+.1%}, {self.agreement:.1%} of choices the same, "
+            f"KL {self.divergence:.4f} on {self.num_tokens:,} tokens"
+        )
+
+
+def _error_of_share(share: float, count: int) -> float:
+    return math.sqrt(share * (1 - share) / max(1, count))
+
+
+class Tally:
+    """What was found so far, prediction by prediction."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_clear = self.same = self.clear_same = 0
+        # Sums, and sums of squares, of what is measured rather than counted.
+        self._surprise, self._divergence = _Mean(), _Mean()
+
+    def add(self, truth: Tensor, ours: Tensor, theirs: Tensor) -> None:
+        """Next tokens [R], and log-probabilities [R, V] of the exact and the rounded model."""
+        self.num_tokens += truth.shape[0]
+        there = truth[:, None]
+        self._surprise.add(ours.gather(1, there) - theirs.gather(1, there))
+        self._divergence.add((ours.exp() * (ours - theirs)).sum(-1))
+        top = ours.topk(2)
+        agrees = top.indices[:, 0] == theirs.argmax(-1)
+        clear = top.values[:, 0] - top.values[:, 1] > CLEAR
+        self.same += int(agrees.sum())
+        self.clear_same += int((agrees & clear).sum())
+        self.num_clear += int(clear.sum())
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return Accuracy(
+            num_tokens=self.num_tokens,
+            perplexity=math.expm1(self._surprise.mean),
+            divergence=self._divergence.mean,
+            agreement=self.same / max(1, self.num_tokens),
+            clear_agreement=self.clear_same / max(1, self.num_clear),
+        )
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether more text would hardly change the verdict: every figure is well within its
+        limit, or one is well beyond."""
+        within = (
+            _distance(self._surprise.mean, math.log1p(MAX_PERPLEXITY), self._surprise.error),
+            _distance(self._divergence.mean, MAX_DIVERGENCE, self._divergence.error),
+            -_share_distance(self.same, self.num_tokens, MIN_AGREEMENT),
+            -_share_distance(self.clear_same, self.num_clear, MIN_CLEAR_AGREEMENT),
+        )
+        return all(d <= -SURE for d in within) or any(d >= SURE for d in within)
+
+
+class _Mean:
+    """The mean of many numbers, and its standard error."""
+
+    def __init__(self) -> None:
+        self.count, self.sum, self.squares = 0, 0.0, 0.0
+
+    def add(self, values: Tensor) -> None:
+        self.count += values.numel()
+        self.sum += float(values.double().sum())
+        self.squares += float(values.double().square().sum())
+
+    @property
+    def mean(self) -> float:
+        return self.sum / max(1, self.count)
+
+    @property
+    def error(self) -> float:
+        spread = max(0.0, self.squares / max(1, self.count) - self.mean**2)
+        return math.sqrt(spread / max(1, self.count))
+
+
+def _distance(value: float, limit: float, error: float) -> float:
+    """Standard errors from the limit to the value."""
+    return (value - limit) / max(error, 1e-12)
+
+
+def _share_distance(hits: int, count: int, limit: float) -> float:
+    # One hit and one miss more: a share of exactly 1 would have no error at all.
+    share = (hits + 1) / (count + 2)
+    return _distance(share, limit, _error_of_share(share, count + 2))
+
+
+@torch.inference_mode()
+def compare(
+    exact: Decoder, rounded: Decoder, spec: ModelSpec, windows: Sequence[Sequence[int]]
+) -> Accuracy:
+    """Read each window of token ids with both models, from its beginning."""
+    tally = Tally()
+    for window in windows:
+        hidden = [hidden_states(model, spec, window) for model in (exact, rounded)]
+        tally_window(tally, spec, window, (exact.logits, rounded.logits), hidden)
+    return tally.accuracy
+
+
+def tally_window(
+    tally: Tally,
+    spec: ModelSpec,
+    window: Sequence[int],
+    logits: Sequence[Callable[[Tensor], Tensor]],
+    hidden: Sequence[Tensor],
+) -> None:
+    """Count the predictions of a window, a few positions at a time: logits are large."""
+    step = max(1, (1 << 24) // spec.vocab_size)
+    truth = torch.tensor(window[1:], device=hidden[0].device)
+    for at in range(0, truth.shape[0], step):
+        piece = slice(at, min(at + step, truth.shape[0]))
+        ours, theirs = (
+            made(states[piece]).float().log_softmax(-1)
+            for made, states in zip(logits, hidden, strict=True)
+        )
+        tally.add(truth[piece], ours, theirs)
+
+
+def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Tensor:
+    """The last hidden states of a text on its own, in a cache of its own."""
+    shape, device = model.layers[0].attention.shape, model.rotary.cos.device
+    shared = pass_alone(len(window), model.kernels, shape, model.windows, model.rotary)
+    is_int8 = isinstance(model.head.multiply, NativeLinear)
+    dtype = cache_dtype_beside_int8(model.kernels, shape) if is_int8 else shape.kv_dtype
+    cache = cache_alone(spec, len(window), shape.block_size, dtype, device)
+    return model.compute(torch.tensor(window, device=device), shared, cache)
+
+
+def pass_alone(
+    count: int,
+    kernels: Kernels,
+    shape: HeadShape,
+    windows: Collection[int | None],
+    rotary: Rotary,
+) -> Pass:
+    """A pass over one text of `count` tokens, in blocks 0, 1, 2 and so on."""
+    device = rotary.cos.device
+    positions = torch.arange(count, device=device)
+    inputs = AttentionInputs(
+        query_starts=torch.tensor([0, count], device=device),
+        context_lens=torch.tensor([count], device=device),
+        tables=torch.arange(-(-count // shape.block_size), device=device)[None],
+        slots=positions,
+        num_prefill=1,
+        longest_query=count,
+        longest_context=count,
+    )
+    attention = {window: kernels.plan_attention(inputs, window) for window in windows}
+    return Pass(*rotary(positions), positions, attention)
+
+
+def cache_alone(
+    spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The KV cache of such a pass, cleared."""
+    cache = make_cache(spec, -(-count // block_size), block_size, dtype, device)
+    cache.view(torch.uint8).zero_()
+    return cache

@@ -1,0 +1,166 @@
+"""LocalExecutor: the model in this process, computed where submit is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.backends.choose import kernels_for
+from quire.backends.cpu.native.kernels import cache_dtype_beside_int8
+from quire.backends.ops import HeadShape
+from quire.config import EngineConfig
+from quire.errors import EngineClosed, NotSupported
+from quire.executor.cpu.rows import DeviceRows
+from quire.executor.cpu.runner import Runner
+from quire.executor.executor import ExecutorFacts, Part
+from quire.executor.memory import block_bytes, longest_sequence, make_cache, num_blocks
+from quire.executor.new_weights import NewWeights
+from quire.executor.probe import available_memory, num_cores
+from quire.executor.samplers import sampler_for
+from quire.layers.tp import TensorParallel
+from quire.models.decoder import Decoder, Weights, head_shape
+from quire.models.registry import build_model
+from quire.spec import ModelSpec
+from quire.step import StepPlan, StepResult
+from quire.steps.handles import Handles
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was computed when it was submitted."""
+
+    made: StepResult
+
+    def result(self) -> StepResult:
+        return self.made
+
+
+class LocalExecutor:
+    """Runs plans inline on one device.
+
+    It takes over `weights`: the dict is emptied while the model is built, so that no weight
+    lies in memory twice.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        weights: Weights,
+        *,
+        read_again: Callable[[], Weights] | None = None,
+    ) -> None:
+        """`read_again` reads the same weights once more, after a sleep that dropped them."""
+        if config.kv_cache_dtype not in ("auto", config.dtype):
+            raise NotSupported(
+                f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
+                f"({config.dtype}). Leave it at 'auto'."
+            )
+        self.config, self.spec, self._read_again = config, spec, read_again
+        self.handles = Handles()
+        self._weights: Weights | None = weights
+        self._model: Decoder | None = None
+        self._runner: Runner | None = None
+        self._num_blocks = 0
+
+    def start(self) -> ExecutorFacts:
+        """Build the model, size the KV pool, and say what came of it."""
+        if self._weights is None:
+            raise EngineClosed("this executor was started or closed before; make a new one.")
+        config, spec = self.config, self.spec
+        weights, self._weights = self._weights, None
+        _limit_threads()
+        self._model = model = self._build(weights)
+        cache_dtype = self._cache_dtype(model)
+        self._num_blocks = count = num_blocks(config, spec, cache_dtype, available_memory())
+        self._runner = self._make_runner(model)
+        size = count * block_bytes(spec, config.block_size, cache_dtype) / (1 << 20)
+        how = "" if cache_dtype == DTYPES[config.dtype] else " in bfloat16"
+        return ExecutorFacts(
+            num_blocks=count,
+            device=config.device,
+            dtype=config.dtype,
+            notes=(
+                f"KV cache: {count} blocks of {config.block_size} tokens{how} ({size:,.0f} MiB)",
+                f"{torch.get_num_threads()} threads",
+            ),
+        )
+
+    @property
+    def _shape(self) -> HeadShape:
+        return head_shape(self.spec, self.config.block_size, DTYPES[self.config.dtype])
+
+    def _build(self, weights: Weights) -> Decoder:
+        config, shape = self.config, self._shape
+        kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
+        return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+
+    def _cache_dtype(self, model: Decoder) -> torch.dtype:
+        if self.config.quantization == "int8" and self.config.kv_cache_dtype == "auto":
+            return cache_dtype_beside_int8(model.kernels, self._shape)
+        return DTYPES[self.config.dtype]
+
+    def _make_runner(self, model: Decoder) -> Runner:
+        config, spec, device = self.config, self.spec, torch.device(self.config.device)
+        cache_dtype = self._cache_dtype(model)
+        model.rotary.reach(longest_sequence(config, self._num_blocks))
+        return Runner(
+            model,
+            make_cache(spec, self._num_blocks, config.block_size, cache_dtype, device),
+            DeviceRows(config.max_num_seqs, device),
+            sampler_for(config, spec.vocab_size, device, self.handles),
+            config.block_size,
+            handles=self.handles,
+            scores_as_logits=config.logprobs_mode.endswith("_logits"),
+        )
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Drop the KV cache, and the weights too unless they are to be kept: they lie in main
+        memory already."""
+        self._runner = None
+        if not keep_weights:
+            self._model = None
+
+    def wake_up(self, part: Part) -> None:
+        if self._model is None:
+            if self._read_again is None:
+                raise EngineClosed("the weights were dropped, and there is no way to read them.")
+            self._model = self._build(self._read_again())
+        if part == "kv_cache" and self._runner is None:
+            self._runner = self._make_runner(self._model)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        if self._model is None:
+            raise EngineClosed("this executor has no weights that could be exchanged.")
+        return NewWeights(self._model, self.spec).load(named)
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        if self._runner is None:
+            raise EngineClosed("this executor does not run; call start() before submit().")
+        result = self._runner.run(plan)
+        if plan.masks is not None:  # also where no row that draws looked at them
+            self.handles.wait_for(plan.masks)
+        return FinishedStep(result)
+
+    def reset(self) -> None:
+        """End every row; the model and the KV cache stay."""
+        if self._runner is not None:
+            self._runner.end_rows(np.arange(self.config.max_num_seqs, dtype=np.int32))
+
+    def close(self) -> None:
+        """Drop the model and the KV cache; their memory goes back at once."""
+        self._runner = self._model = self._weights = None
+
+
+def _limit_threads() -> None:
+    """Torch counts the machine's cores; a container may have fewer, and threads beyond those
+    only wait for each other. Whoever set OMP_NUM_THREADS has decided."""
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
+        torch.set_num_threads(num_cores())

@@ -1,0 +1,244 @@
+"""Runner: StepPlan -> Batch -> model -> sampler -> StepResult.
+
+Each pass: the changes of the plan, the KV of its tokens, logits for those who draw, a token
+each. With `repeat` the decode rows go on from the tokens they just drew. The runner knows
+neither what a row wants from sampling nor why a plan is as it is.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cpu.rows import DeviceRows
+from quire.executor.guessed import Draws, most_drawn, part_of
+from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
+from quire.layers.batch import Batch, make_batch
+from quire.models.decoder import Decoder
+from quire.request import Ints
+from quire.sampling.candidates import candidates
+from quire.sampling.sampler import Sampled
+from quire.step import (
+    Candidates,
+    DrawnScores,
+    Masks,
+    RowStart,
+    Scores,
+    StepPlan,
+    StepResult,
+    joined_blocks,
+)
+from quire.steps.handles import Handles
+
+
+class Samples(Protocol):
+    """What the runner asks of a sampler."""
+
+    def start(self, start: RowStart) -> None: ...
+
+    def end(self, rows: Ints) -> None: ...
+
+    def sample(
+        self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None
+    ) -> Sampled: ...
+
+    def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled: ...
+
+
+class Runner:
+    """Runs plans one after the other on one model and one KV cache."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: Tensor,
+        rows: DeviceRows,
+        sampler: Samples,
+        block_size: int,
+        *,
+        handles: Handles,
+        scores_as_logits: bool = False,
+    ) -> None:
+        """`scores_as_logits`: prompt logprobs are to be plain logits."""
+        self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
+        self.block_size, self.handles = block_size, handles
+        num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
+        # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
+        # until a full collection.
+        logits = partial(_logits, model)
+        self.scorer = Scorer(logits, num_lines=num_lines, as_logits=scores_as_logits)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        self._change(plan)
+        sampled_rows = plan.sampled_rows()
+        last = len(sampled_rows) - len(plan.released)
+        num_drawn = last - len(plan.decode)
+        made = _Made(len(sampled_rows), max(plan.repeat, most_drawn(plan.prefill)))
+        if len(plan.released):
+            sampled = self.sampler.sample_held(plan.released, plan.masks)
+            self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
+        # Entries of the result that draw in this pass: everybody in the first, then whoever
+        # of the decode rows still writes.
+        entries = np.arange(num_drawn, last)
+        for k in range(plan.repeat):
+            live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
+            entries = entries[live]
+            prefill = plan.prefill if k == 0 else ()
+            if not len(entries) and not prefill:
+                break
+            positions = plan.decode.positions[entries - num_drawn] + np.int32(k)
+            batch = make_batch(
+                prefill,
+                sampled_rows[entries],
+                positions,
+                plan.groups,
+                last_tokens=self.rows.last_tokens,
+                tables=self.rows.tables,
+                block_size=self.block_size,
+                padded=self.model.kernels.padded,
+            )
+            hidden = self._forward(batch)
+            if k == 0:
+                starts = batch.query_starts.cpu().numpy()
+                made.scored = self.scorer.score(plan.prefill, starts, hidden)
+            draws = Draws.of(prefill, entries, positions)
+            if len(draws):
+                self._draw(batch, hidden, sampled_rows[draws.entries], plan, made, draws)
+        return made.result()
+
+    @torch.inference_mode()
+    def end_rows(self, rows: Ints) -> None:
+        """These rows are free for other sequences."""
+        self.rows.end(rows)
+        self.sampler.end(rows)
+
+    def _change(self, plan: StepPlan) -> None:
+        """Everything a plan says before its pass, in the order of its contract."""
+        if len(plan.ends):
+            self.end_rows(plan.ends)
+        for start in plan.starts:
+            self.rows.start(start)
+            if start.max_tokens:
+                self.sampler.start(start)
+        self.rows.assign(plan.assigned)
+        if plan.copies:
+            self.model.kernels.copy_blocks(self.cache, plan.copies)
+        self.rows.choose(plan.chosen)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if len(batch.fresh_blocks):
+            # Slots of a block that are not written yet are read with weight zero, and zero
+            # times what a former holder may have left there (NaN) is not zero.
+            self.model.kernels.clear_blocks(self.cache, batch.fresh_blocks)
+        return self.model(batch, self.cache)
+
+    def _draw(
+        self,
+        batch: Batch,
+        hidden: Tensor,
+        rows: Ints,
+        plan: StepPlan,
+        made: _Made,
+        draws: Draws,
+    ) -> None:
+        """A token for each row, from the logits it reads; several where guesses were right."""
+        logits = _logits(self.model, hidden, batch.logit_tokens)
+        if len(batch.draws) != logits.shape[0]:
+            logits = logits.index_select(0, batch.draws)
+        beams = np.flatnonzero(np.isin(rows, plan.searched))
+        if len(beams):
+            some = logits if len(beams) == len(rows) else logits[torch.from_numpy(beams)]
+            best = candidates(some, rows[beams], plan.masks, plan.num_candidates, self.handles)
+            made.add_candidates(draws.entries[beams], *best)
+        sampled = self.sampler.sample(logits, rows, draws.positions, plan.masks)
+        lines = draws.first_lines
+        if len(lines) == len(draws):
+            return self._keep(rows, sampled, made, draws.entries)
+        tokens = sampled.tokens.cpu().numpy()
+        failed = np.isin(np.arange(len(draws)), sampled.failed)
+        while len(lines):
+            self._keep(rows[lines], part_of(sampled, lines), made, draws.entries[lines])
+            lines = lines[tokens[lines] == draws.guesses[lines]] + 1
+            # A later line that failed is left for a pass in which it is the first.
+            lines = lines[~failed[lines] & self.rows.is_live(rows[lines]).cpu().numpy()]
+        return None
+
+    def _keep(
+        self,
+        rows: Ints,
+        sampled: Sampled,
+        made: _Made,
+        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> None:
+        """Each row goes on from what it drew; one that is held stays where it is."""
+        failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
+        failed[list(sampled.failed)] = True
+        if not sampled.held:
+            self.rows.accept(rows, sampled.tokens, failed)
+        else:
+            drawn = np.setdiff1d(np.arange(len(rows)), list(sampled.held))
+            self.rows.accept(rows[drawn], sampled.tokens[drawn], failed[drawn])
+        made.add(entries, sampled)
+
+
+def _logits(model: Decoder, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Logits of some tokens of a pass. [len(tokens), V]"""
+    count = tokens.shape[0]
+    extra = model.kernels.padded(count) - count
+    chosen = hidden.index_select(0, torch.cat([tokens, tokens.new_zeros(extra)]))
+    return model.logits(chosen)[:count]
+
+
+class _Made:
+    """The result while it grows."""
+
+    def __init__(self, num_rows: int, repeat: int) -> None:
+        self.tokens = np.full((num_rows, repeat), -1, np.int32)
+        self.counts = np.zeros(num_rows, np.int32)
+        self.logprobs: list[DrawnScores] = []
+        self.scored: dict[int, Scores] = {}
+        self.failed: list[int] = []
+        self.errors: dict[int, str] = {}
+        self.held: dict[int, int] = {}
+        self.candidates: Candidates | None = None
+
+    def add_candidates(
+        self,
+        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+        tokens: Tensor,
+        logprobs: Tensor,
+    ) -> None:
+        ids = tokens.cpu().numpy().astype(np.int32)
+        self.candidates = Candidates(entries.astype(np.int32), ids, logprobs.cpu().numpy())
+
+    def add(self, entries: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
+        tokens = sampled.tokens.cpu().numpy().astype(np.int32)
+        self.tokens[entries, self.counts[entries]] = tokens
+        self.counts[entries] += 1
+        theirs = entries.astype(np.int32)
+        self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]
+        for line in sampled.failed:
+            self.counts[entries[line]] -= 1
+            self.failed.append(int(entries[line]))
+        for line, error in sampled.errors.items():
+            self.errors[int(entries[line])] = error
+        for line, logits in sampled.held.items():
+            self.counts[entries[line]] -= 1
+            self.held[int(entries[line])] = logits
+
+    def result(self) -> StepResult:
+        return StepResult(
+            self.tokens,
+            self.counts,
+            joined_blocks(self.logprobs),
+            self.scored,
+            tuple(sorted(self.failed)),
+            self.errors,
+            self.held,
+            self.candidates,
+        )

@@ -1,0 +1,151 @@
+"""Decode rows that the device draws for by itself: a step, repeated without the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda.batch import padded, places_of
+from quire.executor.cuda.device_ops import DeviceOps
+from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
+from quire.executor.cuda.drawn_scores import ENTRY, Asking
+from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
+from quire.executor.cuda.upload import Upload
+from quire.layers.attention import Pass
+from quire.models.decoder import Decoder
+from quire.step import StepPlan
+
+
+class SmallBatchRows(Protocol):
+    """A model's pass for steps of at most `most_rows` rows; see cuda/small_batch.py."""
+
+    @property
+    def most_rows(self) -> int: ...
+
+    def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+        """The logits [rows, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every pass works with; `few_rows` is for small decode steps, where there is one."""
+
+    model: Decoder
+    cache: Tensor
+    columns: DeviceColumns
+    ops: DeviceOps
+    graphs: Graphs
+    block_size: int
+    few_rows: SmallBatchRows | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.columns.device
+
+    def logits(self, token_ids: Tensor, shared: Pass) -> Tensor:
+        """Of a decode step: [rows, V]."""
+        if self.few_rows is not None and len(token_ids) <= self.few_rows.most_rows:
+            return self.few_rows(token_ids, shared, self.cache)
+        return self.model.logits(self.model.compute(token_ids, shared, self.cache))
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The decode rows of a plan, each with a place in a bucket."""
+
+    places: DecodePlaces
+    key: GraphKey
+    num_rows: int
+    repeat: int
+    asking: Asking
+
+
+class Decoding:
+    """Whole decode steps: feed, model, draw, judge."""
+
+    def __init__(self, parts: Parts, *, max_repeat: int) -> None:
+        self._parts, self._max_repeat = parts, max_repeat
+        self._buckets = buckets(parts.columns.num_rows)
+        self._places: dict[int, DecodePlaces] = {}
+        self._entries: Tensor | None = None  # of one plan, whatever its bucket
+
+    def seat(self, plan: StepPlan, upload: Upload, first: int = 0) -> Seated:
+        """Before the parcel is sent: find places, and capture their step if it is new. Its rows
+        begin at line `first` of the result."""
+        columns, num_rows = self._parts.columns, len(plan.decode)
+        places = self._bucket(num_rows)
+        drawing = columns.drawing(plan.decode.rows)
+        prefixes = self._parts.ops.list_prefixes(places.size, plan.groups, places_of(plan))
+        edited = np.flatnonzero(columns.edits.edited[plan.decode.rows])
+        num_edited = edit_bucket(len(edited))
+        key = GraphKey(
+            "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
+        )
+        self._parts.graphs.prepare(key, lambda: self._step(places, key))
+        resting = np.full(places.size - num_rows, columns.resting, np.int32)
+        upload.add("seated", np.concatenate([plan.decode.rows, resting]))
+        upload.add("edited places", padded(edited, num_edited - len(edited), NOWHERE))
+        num_logprobs = columns.num_logprobs[plan.decode.rows]
+        asking = Asking.pack(upload, "decode rows", num_logprobs, first)
+        return Seated(places, key, num_rows, plan.repeat, asking)
+
+    def run(self, seated: Seated, upload: Upload) -> Tensor:
+        """After the plan's changes: what became of every row in every step. int32 [K, rows]"""
+        places, key = seated.places, seated.key
+        places.rows.copy_(upload.take("seated"))
+        places.step.zero_()
+        if key.num_edited:
+            places.edited[: key.num_edited].copy_(upload.take("edited places"))
+        self._parts.graphs.run(key, lambda: self._step(places, key), seated.repeat)
+        # A copy: the next plan may write here before this one's tokens are home.
+        block = places.made[: seated.repeat, : seated.num_rows].clone()
+        # Everybody rests, so that the step can be run for another capture.
+        places.rows.fill_(self._parts.columns.resting)
+        places.step.zero_()
+        return block
+
+    def entries(self, seated: Seated) -> Tensor | None:
+        """The entries that the run wrote, [K, places, ENTRY], if somebody asked for some; the
+        next one writes there, too."""
+        return self._entries_of(seated.places)[: seated.repeat] if seated.asking else None
+
+    def _entries_of(self, places: DecodePlaces) -> Tensor:
+        if self._entries is None:
+            size = self._max_repeat * self._buckets[-1] * ENTRY
+            with torch.inference_mode(False):
+                self._entries = torch.zeros(size, dtype=torch.int32, device=self._parts.device)
+        shape = (self._max_repeat, places.size, ENTRY)
+        return self._entries[: self._max_repeat * places.size * ENTRY].view(shape)
+
+    def _bucket(self, num_rows: int) -> DecodePlaces:
+        size = next(size for size in self._buckets if size >= num_rows)
+        if size not in self._places:
+            columns = self._parts.columns
+            with torch.inference_mode(False):
+                self._places[size] = DecodePlaces.make(
+                    size, self._max_repeat, columns.resting, columns.device
+                )
+        return self._places[size]
+
+    def _step(self, places: DecodePlaces, key: GraphKey) -> None:
+        """Feed every row's last token, draw the next, judge it."""
+        parts = self._parts
+        fed = parts.ops.feed(places, key.prefixes)
+        shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
+        logits = parts.logits(fed.token_ids, shared)
+        edited = places.edited[: key.num_edited] if key.num_edited else None
+        tokens, failed = parts.ops.draw(
+            logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
+        )
+        if key.scored:
+            entries = self._entries_of(places)
+            parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)
+        parts.ops.accept(places, tokens, failed)
+
+    def close(self) -> None:
+        self._places.clear()
+        self._entries = None

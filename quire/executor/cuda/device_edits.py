@@ -1,0 +1,189 @@
+"""What edits rows' logits before they draw, kept on the device: allowed tokens, banned ones, stop
+ids under min_tokens, biases, and the tokens that penalties count.
+
+Lists of all rows lie in one arena of int32; the host hands out a span to each row that has some:
+
+    allowed ids | banned ids | stop ids | bias ids | biases | seen ids | how often in the output
+
+The last two have room for every token that the row may still write. What a span cannot be found
+for is left to the sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda.upload import Longs, Upload
+from quire.request import Ints
+from quire.step import RowSampling, RowStart
+
+WORDS_PER_ROW = 8192  # of the arena: 4,096 seen tokens with their counts
+LEAST_WORDS = 1 << 20
+NO_LIST = -1
+
+
+class EditColumn(IntEnum):
+    """Lines of the integer matrix, one column per row."""
+
+    SPAN = 0  # where its lists begin
+    NUM_ALLOWED = 1  # NO_LIST: all tokens are
+    NUM_BANNED = 2
+    NUM_STOPS = 3
+    NUM_BIASES = 4
+    NUM_SEEN = 5  # changes as the row writes
+    ROOM_SEEN = 6
+    FREE_FROM = 7  # stop ids may stand from this position on
+
+
+def arena_words(num_rows: int) -> int:
+    return max(LEAST_WORDS, WORDS_PER_ROW * num_rows)
+
+
+def fits_edits(sampling: RowSampling) -> bool:
+    """Whether a row's edits, if it has any, can be made on the device."""
+    return all(len(word) == 1 for word in sampling.bad_words)
+
+
+def has_edits(start: RowStart) -> bool:
+    sampling = start.sampling
+    return (
+        sampling.has_penalties
+        or bool(len(sampling.bias_ids))
+        or sampling.allowed_ids is not None
+        or bool(sampling.bad_words)
+        or (sampling.min_tokens > 0 and bool(len(start.stop_ids)))
+    )
+
+
+class Arena:
+    """Spans of some room, the first that fits."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free = [(0, size)]
+
+    def take(self, size: int) -> int | None:
+        """Where a span begins; None where no gap is large enough."""
+        for i, (first, last) in enumerate(self._free):
+            if last - first >= size:
+                self._free[i : i + 1] = [(first + size, last)] if last - first > size else []
+                return first
+        return None
+
+    def give(self, first: int, size: int) -> None:
+        spans = sorted([*self._free, (first, first + size)])
+        joined = spans[:1]
+        for begin, end in spans[1:]:
+            if begin == joined[-1][1]:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((begin, end))
+        self._free = joined
+
+
+class DeviceEdits:
+    """The edits of `num_rows` rows."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._device, self._num_words = device, arena_words(num_rows)
+        self._room = Arena(self._num_words)
+        self._spans: dict[int, tuple[int, int]] = {}
+        self.edited = np.zeros(num_rows + 1, np.bool_)
+        shape = (len(EditColumn), num_rows + 1)
+        self.ints = torch.zeros(shape, dtype=torch.int32, device=device)
+        # Repetition, frequency and presence penalty.
+        self.penalties = torch.zeros(3, num_rows + 1, dtype=torch.float32, device=device)
+        self._words: Tensor | None = None
+
+    @property
+    def words(self) -> Tensor:
+        """The arena; made when the first row needs it."""
+        if self._words is None:
+            with torch.inference_mode(False):
+                self._words = torch.zeros(self._num_words, dtype=torch.int32, device=self._device)
+        return self._words
+
+    def end(self, rows: Ints) -> None:
+        for row in rows[self.edited[rows]].tolist():
+            self._room.give(*self._spans.pop(row))
+        self.edited[rows] = False
+
+    def clear(self) -> None:
+        self.end(np.flatnonzero(self.edited).astype(np.int32))
+
+    def begin(self, start: RowStart) -> bool:
+        """Find room for a row that has edits; False where there is none."""
+        size = max(1, sum(len(part) for part in _lists(start)) + 2 * _room_to_write(start))
+        first = self._room.take(size)
+        if first is None:
+            return False
+        self._spans[start.row] = first, size
+        self.edited[start.row] = True
+        return True
+
+    def pack(self, upload: Upload, starts: Sequence[RowStart]) -> None:
+        """The lists of those starts that have edits; `change` then applies them."""
+        mine = [start for start in starts if self.edited[start.row]]
+        upload.add("edited rows", [start.row for start in mine])
+        if not mine:
+            return
+        columns, places, words = [], [], []
+        for start in mine:
+            first, room = self._spans[start.row][0], _room_to_write(start)
+            *fixed, seen, counts = lists = _lists(start)
+            sizes = [len(part) for part in lists]
+            num_fixed = sum(len(part) for part in fixed)
+            allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
+            until = len(start.prompt_ids) + start.sampling.min_tokens
+            room_seen = len(seen) + room
+            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until])
+            at = first + np.arange(num_fixed + len(seen))
+            places += [at, first + num_fixed + room_seen + np.arange(len(counts))]
+            words += lists
+        penalties = [
+            (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+            for p in (start.sampling for start in mine)
+        ]
+        upload.add("edit columns", np.array(columns, np.int64).T)
+        upload.add("edit penalties", np.array(penalties, np.float64).T)
+        upload.add("edit places", np.concatenate(places))
+        upload.add("edit words", np.concatenate(words))
+
+    def change(self, upload: Upload) -> None:
+        rows = upload.take("edited rows")
+        if not len(rows):
+            return
+        columns = upload.take("edit columns").view(-1, len(rows))
+        self.ints.index_copy_(1, rows, columns.to(torch.int32))
+        penalties = upload.take("edit penalties").view(3, len(rows))
+        self.penalties.index_copy_(1, rows, penalties.to(torch.float32))
+        words = upload.take("edit words").to(torch.int32)
+        self.words.index_copy_(0, upload.take("edit places"), words)
+
+
+def _room_to_write(start: RowStart) -> int:
+    """Tokens that the row may add to those it has seen."""
+    left = start.max_tokens - len(start.output_ids)
+    return max(left, 0) if start.sampling.has_penalties else 0
+
+
+def _lists(start: RowStart) -> list[Longs]:
+    """A row's lists, in their order."""
+    sampling = start.sampling
+    allowed = sampling.allowed_ids if sampling.allowed_ids is not None else ()
+    banned = [int(word[0]) for word in sampling.bad_words]
+    stops = start.stop_ids if sampling.min_tokens > 0 else ()
+    biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
+    # Only the repetition penalty looks at the prompt.
+    prompt = start.prompt_ids if sampling.repetition_penalty != 1 else start.prompt_ids[:0]
+    outputs = start.output_ids if sampling.has_penalties else start.output_ids[:0]
+    seen = np.unique(np.concatenate([prompt, outputs]))
+    counts = np.zeros(len(seen), np.int64)
+    np.add.at(counts, np.searchsorted(seen, outputs), 1)
+    lists = (allowed, banned, stops, sampling.bias_ids, biases, seen, counts)
+    return [np.asarray(part, np.int64) for part in lists]

@@ -1,0 +1,72 @@
+"""What the CUDA runner asks of its kernels beside those of a model.
+
+A decode step is: `feed` (what the rows in the places feed), the model over `attention`, `draw`,
+`score` where logprobs are wanted, `accept`. All of it runs without the host and at fixed
+addresses, so it can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from quire.backends.ops import AttentionStep
+from quire.executor.cuda.graphs import DecodePlaces
+from quire.request import Ints
+from quire.step import PrefixGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the rows of a step feed, place by place; see backends/triton/steps.py."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    rows: Tensor  # -1 for a row that rests
+    next_at: Tensor
+    attention: dict[int | None, AttentionStep]
+
+
+class DeviceOps(Protocol):
+    """The kernels of one device, bound to its rows."""
+
+    def list_prefixes(
+        self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
+    ) -> Any:
+        """Write the groups, whose members sit in these places, into the work list of a bucket.
+        Says which list it is (part of a graph's key); None where there is nothing to share."""
+
+    def feed(self, places: DecodePlaces, prefixes: Any) -> Feed: ...
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        next_at: Tensor,
+        *,
+        truncated: bool,
+        edited: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """A token (int64) per line, drawn as rows[i] (int32; -1: nobody) asks, and whether the
+        line's logits failed. `edited` (int32; -1: none) names the lines whose rows have edits,
+        which are made first, and which remember what was drawn."""
+
+    def score(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        failed: Tensor,
+        out: Tensor,
+        step: Tensor,
+    ) -> None:
+        """The entry (drawn_scores.py) of what `draw` drew last from each line, for rows that
+        want logprobs of the device, goes to out[step[0], line]."""
+
+    def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None: ...
+
+    def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
+        """pairs [n, 2]: block `to` becomes block `from`."""

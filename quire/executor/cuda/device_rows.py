@@ -1,0 +1,265 @@
+"""What a decode step needs of every row, kept on the device as columns.
+
+A row's last token, where that token stands, how much it has written, when it must stop and how
+it draws: with these a step copies nothing from the host. Changes come with a plan's parcel.
+
+One row more than asked for rests for ever; the empty places of a batch that was rounded up
+point to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
+from quire.executor.cuda.upload import Upload
+from quire.request import Ints
+from quire.step import Assigned, RowSampling, RowStart
+
+NOWHERE = -1
+# More stop ids than these are judged by the host; the scheduler looks at such a row each step.
+STOP_COLUMNS = 8
+GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token
+# What a result block says instead of a token.
+RESTS, FAILED = -1, -2
+MOST_TOP = 20  # likeliest tokens that the device gives beside a drawn one
+
+
+class Column(IntEnum):
+    """Lines of the integer matrix. The first four change with every token."""
+
+    LAST_TOKEN = 0
+    POSITION = 1  # where the last token stands: its KV is written when it is fed
+    NUM_OUTPUTS = 2
+    FROZEN = 3
+    MIN_TOKENS = 4
+    MAX_TOKENS = 5
+    STOP_IDS = 6  # the first of STOP_COLUMNS
+
+
+NUM_CHANGING = 4
+NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """How each row draws. Off is: temperature 0 (greedy), top_k 0, top_p 1, log_min_p -inf."""
+
+    temperature: Tensor  # float32 [rows]
+    top_k: Tensor  # int32
+    top_p: Tensor  # float64
+    log_min_p: Tensor  # float32
+    noise_key: Tensor  # int64, the bits of the unsigned key
+    sample: Tensor  # int32
+    num_logprobs: Tensor  # int32, -1 = none are wanted of the device
+
+    def columns(self) -> tuple[Tensor, ...]:
+        return (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.log_min_p,
+            self.noise_key,
+            self.sample,
+            self.num_logprobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a set of rows asks of sampling, known on the host."""
+
+    special: bool  # some need more than the device's sampling
+    truncated: bool  # some have top_k, top_p or min_p
+    scored: bool  # some want logprobs of the device
+
+
+class DeviceColumns:
+    """The state of `num_rows` rows and their block tables.
+
+    ints [NUM_COLUMNS, num_rows + 1] int64; tables [num_rows + 1, table_width] int32.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        table_width: int,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        all_special: bool = False,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        """`all_special`: every row needs the sampler."""
+
+        def column(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(num_rows + 1, dtype=dtype, device=device)
+
+        self.device, self.num_rows, self.vocab_size = device, num_rows, vocab_size
+        self.resting = num_rows  # the row that never does anything
+        self.ints = torch.zeros(NUM_COLUMNS, num_rows + 1, dtype=torch.int64, device=device)
+        self.sampling_columns = SamplingColumns(
+            temperature=column(torch.float32),
+            top_k=column(torch.int32),
+            top_p=column(torch.float64),
+            log_min_p=column(torch.float32),
+            noise_key=column(torch.int64),
+            sample=column(torch.int32),
+            num_logprobs=column(torch.int32),
+        )
+        shape = (num_rows + 1, table_width)
+        self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
+        self.special = np.zeros(num_rows + 1, np.bool_)
+        self.all_special = all_special
+        self.truncated = np.zeros(num_rows + 1, np.bool_)
+        # As on the device: how many logprobs it gives, -1 for none.
+        self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
+        self.edits = DeviceEdits(num_rows, device)
+        self._scores_raw = logprobs_mode.startswith("raw_")
+        self.scores_as_logits = logprobs_mode.endswith("_logits")
+        self.clear()
+
+    def clear(self) -> None:
+        """No row belongs to anybody."""
+        self.ints[Column.FROZEN] = 1
+        self.ints[Column.STOP_IDS :] = NOWHERE
+        self.tables.fill_(NOWHERE)
+        self.edits.clear()
+
+    def drawing(self, rows: Ints) -> Drawing:
+        return Drawing(
+            bool(self.special[rows].any()),
+            bool(self.truncated[rows].any()),
+            bool((self.num_logprobs[rows] >= 0).any()),
+        )
+
+    def pack(
+        self, upload: Upload, ends: Ints, starts: Sequence[RowStart], assigned: Assigned
+    ) -> None:
+        """Put what a plan changes into a parcel; `change` then applies it."""
+        self.edits.end(ends)
+        for start in starts:
+            self._note(start)
+        self.edits.pack(upload, starts)
+        upload.add("ends", ends)
+        upload.add("starts", [start.row for start in starts])
+        upload.add("start ints", np.array([_ints(start) for start in starts], np.int64).T)
+        for i, numbers in enumerate(zip(*(self._sampling_columns(s) for s in starts), strict=True)):
+            upload.add(f"knob {i}", np.array(numbers))
+        upload.add("assigned rows", assigned.rows)
+        upload.add("assigned indices", assigned.indices)
+        upload.add("assigned blocks", assigned.blocks)
+
+    def _note(self, start: RowStart) -> None:
+        """What the host keeps of a row, to know which kernels its plans need."""
+        row, num_logprobs = start.row, start.sampling.num_logprobs
+        self.edits.end(np.array([row], np.int32))
+        special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
+        if not special and has_edits(start):
+            special = not self.edits.begin(start)
+        self.special[row] = special
+        self.truncated[row] = self._truncates(start.sampling)
+        asks = not special and num_logprobs is not None
+        self.num_logprobs[row] = min(num_logprobs or 0, self.vocab_size) if asks else NOWHERE
+
+    def change(self, upload: Upload) -> None:
+        """Ends, then starts, then assigned blocks."""
+        ends, starts = upload.take("ends"), upload.take("starts")
+        if len(ends):
+            self.ints[Column.FROZEN].index_fill_(0, ends, 1)
+            self.tables.index_fill_(0, ends, NOWHERE)
+        if len(starts):
+            self.ints.index_copy_(1, starts, upload.take("start ints").view(-1, len(starts)))
+            for i, column in enumerate(self.sampling_columns.columns()):
+                column.index_copy_(0, starts, upload.take(f"knob {i}").to(column.dtype))
+        self.edits.change(upload)
+        blocks = upload.take("assigned blocks")
+        if len(blocks):
+            at = (upload.take("assigned rows"), upload.take("assigned indices"))
+            self.tables.index_put_(at, blocks.to(torch.int32))
+
+    def live(self, rows: Tensor) -> Tensor:
+        """Which of these rows still write."""
+        return self.ints[Column.FROZEN].index_select(0, rows) == 0
+
+    def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
+        """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
+        the token, or FAILED, or RESTS for a row that drew nothing.
+
+        A row freezes at a stop id once min_tokens outputs exist, at max_tokens, and when its
+        logits failed.
+        """
+        ints = self.ints.index_select(1, rows)
+        live = ints[Column.FROZEN] == 0
+        written = ints[Column.NUM_OUTPUTS] + live
+        stops = (ints[Column.STOP_IDS :] == tokens).any(0) & (written >= ints[Column.MIN_TOKENS])
+        ends = stops | (written >= ints[Column.MAX_TOKENS]) | failed
+        changed = torch.stack(
+            [
+                torch.where(live, tokens, ints[Column.LAST_TOKEN]),
+                torch.where(live, positions, ints[Column.POSITION]),
+                written,
+                ints[Column.FROZEN] | ends,
+            ]
+        )
+        self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
+        return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)
+
+    def _sampling_columns(self, start: RowStart) -> tuple[float, int, float, float, int, int, int]:
+        """A row's knobs, in the order of SamplingColumns."""
+        params, key = start.sampling, start.noise_key & (2**64 - 1)
+        return (
+            params.temperature if params.temperature >= GREEDY_BELOW else 0.0,
+            params.top_k if 0 < params.top_k < self.vocab_size else 0,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            key - 2**64 if key >= 2**63 else key,
+            start.sample,
+            int(self.num_logprobs[start.row]),
+        )
+
+    def _truncates(self, params: RowSampling) -> bool:
+        top_k = 0 < params.top_k < self.vocab_size
+        limited = top_k or params.top_p < 1 or params.min_p > 0
+        return params.temperature >= GREEDY_BELOW and limited
+
+
+def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
+    """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
+    min_p, edits (device_edits.py), and up to MOST_TOP logprobs, if these are of the raw logits.
+    """
+    sampling = start.sampling
+    return (
+        not fits_edits(sampling)
+        or not (sampling.num_logprobs is None or (scores_raw and _fits_entry(sampling)))
+        or sampling.guided
+        or start.has_processors
+    )
+
+
+def _fits_entry(sampling: RowSampling) -> bool:
+    """Whether a row's logprobs have room in an entry."""
+    return 0 <= (sampling.num_logprobs or 0) <= MOST_TOP and sampling.logprob_ids is None
+
+
+def _ints(start: RowStart) -> list[int]:
+    """A row's integer columns, in the order of Column."""
+    stops = start.stop_ids[:STOP_COLUMNS].tolist()
+    last = start.output_ids if len(start.output_ids) else start.prompt_ids
+    return [
+        int(last[-1]),
+        len(start.prompt_ids) + len(start.output_ids) - 1,
+        len(start.output_ids),
+        0,
+        start.sampling.min_tokens,
+        start.max_tokens,
+        *stops,
+        *[NOWHERE] * (STOP_COLUMNS - len(stops)),
+    ]

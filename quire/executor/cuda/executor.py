@@ -1,0 +1,270 @@
+"""CudaExecutor: the model on one GPU, fed by plans, computing while the host plans on."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.backends.choose import kernels_for
+from quire.backends.ops import HeadShape
+from quire.config import EngineConfig
+from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
+from quire.executor.cpu.local import DTYPES
+from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.memory import num_cuda_blocks
+from quire.executor.cuda.offload import HostCopies
+from quire.executor.cuda.prompts import most_captured
+from quire.executor.cuda.runner import CudaRunner
+from quire.executor.cuda.step import CudaStep
+from quire.executor.executor import ExecutorFacts, Part
+from quire.executor.memory import longest_sequence, make_cache
+from quire.executor.new_weights import NewWeights
+from quire.executor.precompile.warmup import Warmup
+from quire.executor.samplers import sampler_for
+from quire.layers.tp import TensorParallel
+from quire.models.decoder import Decoder, Weights, head_shape
+from quire.models.registry import build_model
+from quire.spec import ModelSpec
+from quire.step import StepPlan
+from quire.steps.handles import Handles
+
+FP8_CAPABILITY = (8, 9)
+
+
+def check_fp8(config: EngineConfig) -> None:
+    """NotSupported where fp8 is asked of a GPU that does not have it."""
+    if "fp8" in (config.quantization, config.kv_cache_dtype):
+        found = torch.cuda.get_device_capability()
+        if found < FP8_CAPABILITY:
+            name = "quantization" if config.quantization == "fp8" else "kv_cache_dtype"
+            raise NotSupported(
+                f"{name}='fp8': this GPU has compute capability {found[0]}.{found[1]}, and fp8 "
+                f"begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
+            )
+
+
+# A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
+TOUCHED_ROWS = (4, 256)
+SPARE_BYTES = 1 << 30
+
+
+class CudaExecutor:
+    """Runs plans on one GPU; `submit` returns before they are computed.
+
+    It takes over `weights`, which are on the GPU already: the dict is emptied while the model
+    is built.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        spec: ModelSpec,
+        weights: Weights,
+        warmup: Warmup | None = None,
+        *,
+        read_again: Callable[[], Weights] | None = None,
+    ) -> None:
+        """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
+        the same weights once more, after a sleep that dropped them."""
+        if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
+            raise NotSupported(
+                f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
+                f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
+            )
+        self.config, self.spec, self._read_again = config, spec, read_again
+        self.handles = Handles()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._weights: Weights | None = weights
+        self._warmup = warmup
+        self._model: Decoder | None = None
+        self._on_host: HostCopies | None = None
+        self._runner: CudaRunner | None = None
+        self._num_blocks = 0
+
+    def start(self) -> ExecutorFacts:
+        """Build the model, size the KV pool, and say what came of it."""
+        if self._weights is None:
+            raise EngineClosed("this executor was started or closed before; make a new one.")
+        weights, self._weights = self._weights, None
+        config, dtype = self.config, DTYPES[self.config.dtype]
+        with self._errors("while starting"):
+            self._model = model = self._build(weights)
+            _touch(model, self.spec, dtype, self._device)
+            if self._warmup is not None:
+                self._warmup.wait()
+            torch.cuda.synchronize(self._device)
+            self._drop_garbage(dtype)
+            free, total = torch.cuda.mem_get_info(self._device)
+            count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
+            self._num_blocks = count
+            self._runner = self._make_runner(model)
+        size = self._runner.cache.nbytes / (1 << 30)
+        name = torch.cuda.get_device_name(self._device)
+        return ExecutorFacts(
+            num_blocks=count,
+            device=str(self._device),
+            dtype=config.dtype,
+            notes=(f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",),
+        )
+
+    def submit(self, plan: StepPlan) -> CudaStep:
+        if self._runner is None:
+            raise EngineClosed("this executor does not run; call start() before submit().")
+        with self._errors("in a step"):
+            step = self._runner.run(plan)
+            if plan.masks is not None:  # also where no row that draws looked at them
+                self.handles.wait_for(plan.masks)
+            return step
+
+    def reset(self) -> None:
+        """End every row; the model and the KV cache stay."""
+        if self._runner is not None:
+            with self._errors("in a reset"):
+                self._runner.end_all()
+
+    def close(self) -> None:
+        """Drop everything on the device; its memory goes back at once."""
+        if self._warmup is not None:
+            self._warmup.stop()
+        if self._runner is not None:
+            self._runner.close()
+        self._runner = self._model = self._weights = self._on_host = None
+        self._give_back()
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Free the KV cache with all that was captured over it, and the GPU's memory of the
+        weights; those to be kept wait in main memory."""
+        with self._errors("while going to sleep"):
+            if self._runner is not None:
+                self._runner.close()
+            self._runner = None
+            if not keep_weights:
+                self._model = self._on_host = None
+            elif self._model is not None and self._on_host is None:
+                self._on_host = HostCopies(self._model)
+            self._give_back()
+
+    def wake_up(self, part: Part) -> None:
+        with self._errors("while waking up"):
+            if self._on_host is not None:
+                self._on_host.bring_back()
+                self._on_host = None
+            if self._model is None:
+                if self._read_again is None:
+                    raise EngineClosed("the weights were dropped, and nothing can read them.")
+                self._model = self._build(self._read_again())
+            if part == "kv_cache" and self._runner is None:
+                self._runner = self._make_runner(self._model)
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        if self._model is None or self._on_host is not None:
+            raise EngineClosed("this executor has no weights that could be exchanged.")
+        with self._errors("while taking other weights"):
+            return NewWeights(self._model, self.spec).load(named)
+
+    def _give_back(self) -> None:
+        # Layers and closures hold each other in cycles.
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _drop_garbage(self, dtype: torch.dtype) -> None:
+        """An engine before this one that nobody closed may hold its memory still, as garbage.
+        Collecting takes a tenth of a second, so only where more is held than this model takes."""
+        ours = (self.spec.body_weights + 2 * self.spec.head_weights) * dtype.itemsize
+        if torch.cuda.memory_reserved(self._device) > 2 * ours + SPARE_BYTES:
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    @property
+    def _shape(self) -> HeadShape:
+        config = self.config
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        return head_shape(self.spec, config.block_size, DTYPES[config.dtype], fp8_kv=fp8_kv)
+
+    def _build(self, weights: Weights) -> Decoder:
+        from quire.layers.fused_attention import FusedAttention
+
+        config, shape = self.config, self._shape
+        kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
+        model = build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+        model.layers = tuple(
+            replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
+        )
+        if config.quantization == "fp8":
+            from quire.models.fp8 import round_early
+
+            round_early(model)
+        return model
+
+    def _make_runner(self, model: Decoder) -> CudaRunner:
+        from quire.executor.cuda.small_batch import SmallBatchPass
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        config, spec, device, shape = self.config, self.spec, self._device, self._shape
+        cache = make_cache(spec, self._num_blocks, config.block_size, shape.kv_dtype, device)
+        longest = longest_sequence(config, self._num_blocks)
+        model.rotary.reach(longest)
+        width = -(-longest // config.block_size) + 3 & ~3  # 16 bytes divide a line
+        columns = DeviceColumns(
+            config.max_num_seqs,
+            width,
+            vocab_size=spec.vocab_size,
+            device=device,
+            all_special=bool(config.batch_processors),
+            logprobs_mode=config.logprobs_mode,
+        )
+        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
+        return CudaRunner(
+            model,
+            cache,
+            columns,
+            sampler,
+            TritonOps(shape, columns, model.windows),
+            handles=self.handles,
+            block_size=config.block_size,
+            max_repeat=config.max_repeat,
+            max_tokens=config.max_num_batched_tokens,
+            captured_tokens=most_captured(spec),
+            capture=not config.enforce_eager,
+            few_rows=SmallBatchPass.of(model, spec, shape.dtype),
+            scores_as_logits=config.logprobs_mode.endswith("_logits"),
+        )
+
+    @contextmanager
+    def _errors(self, when: str) -> Iterator[None]:
+        """What the GPU refuses, in our words and with its numbers."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(self._device)
+            raise NotEnoughMemory(
+                f"the GPU ran out of memory {when}: {free / 1e9:.2f} GB of {total / 1e9:.1f} GB "
+                "are free. Lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs."
+            ) from error
+        except torch.AcceleratorError as error:
+            raise EngineError(
+                f"the GPU failed {when}: {error}. The process must be started again."
+            ) from error
+
+
+@torch.inference_mode()
+def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """Have the vendor's library load what it multiplies with, while kernels are still on their
+    way: its handle belongs to the thread that runs the passes."""
+    layer, attended = model.layers[0], spec.num_heads * spec.head_dim
+    products = (
+        (layer.attention.qkv, spec.hidden_size),
+        (layer.attention.out, attended),
+        (layer.mlp.gate_up, spec.hidden_size),
+        (layer.mlp.down, spec.intermediate_size),
+    )
+    few, more = TOUCHED_ROWS
+    for linear, width in products:
+        linear(torch.zeros(few, width, dtype=dtype, device=device))
+        linear(torch.zeros(more, width, dtype=dtype, device=device))
+    model.logits(torch.zeros(few, spec.hidden_size, dtype=dtype, device=device))

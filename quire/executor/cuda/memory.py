@@ -1,0 +1,99 @@
+"""How much of a GPU the KV cache may have: what is free, less what a step needs beside it.
+
+Counted, not tried out: a pass of the most tokens a plan may hold is a few tensors of known size,
+and a trial run would cost seconds of every start.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.backends.fp8 import FP8
+from quire.config import EngineConfig
+from quire.errors import NotEnoughMemory
+from quire.executor.cuda.device_edits import arena_words
+from quire.executor.cuda.drawn_scores import ENTRY
+from quire.executor.cuda.graphs import EDIT_BUCKETS
+from quire.executor.cuda.prompts import most_captured
+from quire.executor.memory import block_bytes
+from quire.spec import ModelSpec
+
+MIB = 1 << 20
+# What libraries take when they are first used: matrix products' workspace, kernels' code, the
+# fragments that the allocator keeps.
+LIBRARIES = 768 * MIB
+# Captured passes over prompts have memory of their own: the largest, and all the smaller ones
+# together about as much again.
+CAPTURED_COPIES = 2
+# Logits in graphs of different sizes do not all share their memory, and sampling reads a few
+# lines as float32.
+LOGITS_COPIES = 4
+# Lists of blocks: every row's, and those that captured passes over prompts have.
+TABLE_COPIES = 2
+
+
+def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """The most memory that passes hold at once beside weights and KV cache."""
+    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    attended = spec.num_heads * spec.head_dim
+    # Residual, normed, and the widest moment: qkv with q and what attention made of it, or
+    # gate, up and their product.
+    widest = max(heads + 2 * attended, 3 * spec.intermediate_size)
+    per_token = 3 * spec.hidden_size + widest
+    most = config.max_num_batched_tokens
+    captured = 0 if config.enforce_eager else min(most_captured(spec), most)
+    activations = (most + CAPTURED_COPIES * captured) * per_token
+    logits = LOGITS_COPIES * config.max_num_seqs * spec.vocab_size
+    parts = 4 * config.max_num_seqs * attended * 4  # partial results of attention, float32
+    entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
+    edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
+    edits += arena_words(config.max_num_seqs) * 4
+    return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
+
+
+def num_cuda_blocks(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, *, free: int, total: int
+) -> int:
+    """How many KV blocks to make with `free` of `total` bytes left after the weights.
+
+    gpu_memory_utilization is the share of the whole GPU that may be in use in the end.
+    """
+    size = block_bytes(spec, config.block_size, FP8 if config.kv_cache_dtype == "fp8" else dtype)
+    if config.num_blocks is not None:
+        return config.num_blocks
+    if config.kv_cache_memory_bytes is not None:
+        budget, why = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    else:
+        needed = step_bytes(config, spec, dtype)
+        kept = int(total * (1 - config.gpu_memory_utilization))
+        budget = free - kept - needed
+        why = (
+            f"{_gib(free)} free of {_gib(total)} after the weights, less {_gib(kept)} left alone "
+            f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "
+            f"steps of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} rows"
+        )
+    if budget < size:
+        raise NotEnoughMemory(
+            f"no memory for a KV cache: {_gib(max(budget, 0))} ({why}), and one block of "
+            f"{config.block_size} tokens takes {_gib(size)}. Lower max_num_batched_tokens or "
+            "max_num_seqs, raise gpu_memory_utilization, or free memory on the GPU."
+        )
+    if config.kv_cache_memory_bytes is not None:
+        return budget // size
+    return _beside_tables(budget, size, config, spec)
+
+
+def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
+    """How many blocks of `size` bytes fit beside the tables of the longest sequence that they
+    hold: cos and sin of each position in float32, and each row's list of blocks."""
+    positions = config.block_size * 2 * 4 * (spec.head_dim // 2)
+    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1)
+    longest = -(-config.max_model_len // config.block_size)
+    count = budget // (size + positions + lists)
+    if count > longest:
+        count = (budget - longest * (positions + lists)) // size
+    return max(count, 1)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.3f} GiB"

@@ -1,0 +1,70 @@
+"""A model's weights out of the GPU's memory and back, without building the model anew.
+
+The tensors stay the same objects; only the memory behind them goes. When it comes back it may lie
+elsewhere, so nothing that was captured before may be run after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.layers.attention import NormedHeads
+from quire.layers.linear import Linear
+from quire.models.decoder import Decoder
+
+
+class HostCopies:
+    """The weights of a model in main memory, while the GPU has none."""
+
+    def __init__(self, model: Decoder) -> None:
+        """Take them out."""
+        self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        seen: set[int] = set()
+        for tensor in _tensors(model):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:  # head and table may be one
+                seen.add(storage.data_ptr())
+                copy = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
+                self._copies.append((storage, copy.copy_(storage, non_blocking=False)))
+        for storage, _ in self._copies:
+            storage.resize_(0)
+
+    def bring_back(self) -> None:
+        """Put them back where the model looks for them."""
+        for storage, copy in self._copies:
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+        self._copies.clear()
+
+
+def _tensors(model: Decoder) -> Iterator[Tensor]:
+    """What takes memory on the device: matrices, tables, biases and norms."""
+    if isinstance(model.embedding.table, Tensor):
+        yield model.embedding.table
+    yield model.first_norm.weight
+    yield from _of(model.head)
+    for layer in model.layers:
+        attention, mlp = layer.attention, layer.mlp
+        for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down):
+            yield from _of(linear)
+        yield layer.mlp_norm.weight
+        yield layer.next_norm.weight
+        if isinstance(attention.heads, NormedHeads):
+            yield attention.heads.q_norm.weight
+            yield attention.heads.k_norm.weight
+
+
+def _of(linear: Linear) -> Iterator[Tensor]:
+    from quire.backends.triton.fp8 import Fp8Linear
+    from quire.backends.triton.kernels import PlainLinear
+
+    op = linear.multiply
+    if isinstance(op, Fp8Linear):
+        yield from (op.matrix.numbers, op.matrix.scales)
+    elif isinstance(op, PlainLinear):
+        yield op.weight
+    if linear.bias is not None:
+        yield linear.bias

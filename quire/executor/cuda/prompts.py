@@ -1,0 +1,181 @@
+"""Passes over prompts alone: many tokens, logits for the few that draw.
+
+A large pass keeps the device busy while the host launches its kernels one by one. A small one
+does not, and neither has the host time to spare while it admits hundreds of sequences. So the
+layers of a pass are captured, too: rounded up to a bucket of tokens and of sequences, and only
+when a bucket is needed a second time, since a capture costs as much as three passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda.batch import EagerPass
+from quire.executor.cuda.decoding import Parts
+from quire.executor.cuda.device_rows import NOWHERE
+from quire.executor.cuda.drawn_scores import Asking, new_entries
+from quire.executor.cuda.graphs import GraphKey
+from quire.executor.cuda.upload import Upload
+from quire.layers.batch import Batch
+from quire.spec import ModelSpec
+from quire.step import DecodeRows, StepPlan
+
+# Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
+WORTH_CAPTURING = 20 * 10**12
+LEAST_TOKENS = 256
+# Rounding up costs time on the device; above this many tokens at most an eighth of them.
+FREE_ROUNDING = 2048
+LARGE_TOKENS = 4096
+SEQUENCES = (32, 256, 1024)
+
+
+def most_captured(spec: ModelSpec) -> int:
+    """The most tokens of a pass that is worth capturing: more keep the device busy for longer
+    than the host takes to launch its kernels one by one."""
+    return WORTH_CAPTURING // (2 * spec.body_weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tokens and sequences of a captured pass."""
+
+    num_tokens: int
+    num_sequences: int
+
+
+def bucket_for(num_tokens: int, num_sequences: int, most_tokens: int) -> Bucket | None:
+    """The bucket of a pass; None where rounding up would cost too much time or memory.
+
+    Tokens come in quarters of powers of two, 256 320 384 448 512 640 .. 4096, and in the most a
+    plan may have: 700 -> 768.
+    """
+    power = max(LEAST_TOKENS, 1 << max(num_tokens - 1, 1).bit_length() - 1)
+    size = power + -(-max(0, num_tokens - power) // (power // 4)) * (power // 4)
+    if size > LARGE_TOKENS:
+        size = max(num_tokens, most_tokens)
+    if size > FREE_ROUNDING and size - num_tokens > size // 8:
+        return None
+    sequences = next((s for s in SEQUENCES if s >= num_sequences), 0)
+    return Bucket(size, sequences) if sequences else None
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """The slices of a plan, before the parcel that carries them is sent."""
+
+    work: EagerPass
+    bucket: Bucket | None
+    truncated: bool
+    asking: Asking
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass made: `block` int32 [1, rows], what became of every row that drew; the hidden
+    states, which the next pass may overwrite; and the entries of rows that want logprobs."""
+
+    block: Tensor
+    hidden: Tensor
+    entries: Tensor | None = None
+
+
+class Prompts:
+    """Computes the slices of plans whose rows all draw with the device's own sampling."""
+
+    def __init__(self, parts: Parts, *, most_tokens: int, captured_tokens: int) -> None:
+        """A plan has at most `most_tokens`; passes above `captured_tokens` are not captured."""
+        self._parts, self._most_tokens = parts, most_tokens
+        self.captured_tokens = captured_tokens
+        self._seen: set[Bucket] = set()
+        self._places: dict[Bucket, Batch] = {}
+        self._hidden: dict[Bucket, Tensor] = {}
+
+    def lay_out(self, plan: StepPlan, upload: Upload) -> LaidOut:
+        """Put the slices into the parcel, rounded up if their bucket is known already."""
+        alone = replace(plan, decode=DecodeRows(), groups=())
+        num_tokens = sum(len(s.token_ids) for s in plan.prefill)
+        bucket = None
+        if num_tokens <= self.captured_tokens:
+            bucket = bucket_for(num_tokens, len(plan.prefill), self._most_tokens)
+        if bucket is not None and bucket not in self._seen:
+            self._seen.add(bucket)
+            bucket = None
+        work = EagerPass(
+            alone,
+            upload,
+            self._parts.block_size,
+            num_tokens=bucket.num_tokens if bucket else 0,
+            num_sequences=bucket.num_sequences if bucket else 0,
+            resting=self._parts.columns.resting,
+        )
+        columns, rows = self._parts.columns, alone.sampled_rows()
+        asking = Asking.pack(upload, "prompts", columns.num_logprobs[rows])
+        upload.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
+        return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
+
+    def run(self, laid_out: LaidOut, upload: Upload) -> Computed:
+        """After the plan's changes."""
+        parts, work = self._parts, laid_out.work
+        batch = work.batch(parts.columns)
+        hidden = self._layers(batch, laid_out.bucket)
+        rows = upload.take("sampled rows")
+        if not len(rows):
+            return Computed(rows[None].to(torch.int32), hidden)
+        logits = parts.model.logits(hidden.index_select(0, batch.logit_tokens))
+        logits = work.drawn_logits(batch, logits)
+        at = upload.take("drawn at")
+        drawing = torch.where(parts.columns.live(rows), rows, NOWHERE).to(torch.int32)
+        edited = upload.take("edited lines").to(torch.int32)
+        tokens, failed = parts.ops.draw(
+            *(logits, drawing, at.to(torch.int32)),
+            truncated=laid_out.truncated,
+            edited=edited if len(edited) else None,
+        )
+        entries = None
+        if laid_out.asking:
+            entries = new_entries(1, len(rows), parts.device)
+            first = torch.zeros(1, dtype=torch.int32, device=parts.device)
+            parts.ops.score(logits, drawing, tokens, failed, entries, first)
+        block = parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32)
+        return Computed(block, hidden, entries)
+
+    def _layers(self, batch: Batch, bucket: Bucket | None) -> Tensor:
+        """The last hidden states, by a graph where there is a bucket."""
+        parts = self._parts
+        if bucket is None:
+            return parts.model(batch, parts.cache)
+        fixed = self._fixed(batch, bucket)
+        key = GraphKey("prompts", bucket.num_tokens, False, prefixes=bucket.num_sequences)
+
+        def compute() -> None:
+            self._hidden[bucket] = parts.model(fixed, parts.cache)
+
+        parts.graphs.prepare(key, compute)  # computing a prompt twice changes nothing
+        parts.graphs.run(key, compute, 1)
+        return self._hidden[bucket]
+
+    def _fixed(self, batch: Batch, bucket: Bucket) -> Batch:
+        """The batch at the addresses of its bucket's graph."""
+        moving = ("token_ids", "positions", "slots", "query_starts", "context_lens", "tables")
+        if bucket not in self._places:
+            with torch.inference_mode(False):
+                kept: dict[str, Any] = {n: torch.empty_like(getattr(batch, n)) for n in moving}
+                width = self._parts.columns.tables.shape[1]
+                kept["tables"] = batch.tables.new_zeros(bucket.num_sequences, width)
+            self._places[bucket] = replace(
+                batch, **kept, longest_query=bucket.num_tokens, longest_context=0
+            )
+        fixed = self._places[bucket]
+        for name in moving[:-1]:
+            getattr(fixed, name).copy_(getattr(batch, name))
+        fixed.tables[:, : batch.tables.shape[1]].copy_(batch.tables)
+        return fixed
+
+    def close(self) -> None:
+        self._places.clear()
+        self._hidden.clear()

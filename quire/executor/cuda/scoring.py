@@ -1,0 +1,82 @@
+"""Scores of given tokens on a GPU, without waiting for it.
+
+What is asked crosses with the plan's parcel, and the scores come home in letters, beside the
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.executor.cuda.host_copies import HostCopies, HostCopy
+from quire.executor.cuda.upload import Upload
+from quire.executor.scoring import Asked, Longs, Scorer, asked_of
+from quire.step import Scores, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Targets whose pieces are in a parcel, under these names."""
+
+    asked: Asked
+    names: tuple[str, ...]
+    places: Longs
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreLetter:
+    """Scores on their way: [targets, 2 + 2 k] in float64, which holds every id and float32.
+
+    A line is the logprob, the rank, and ids and logprobs of the k likeliest tokens.
+    """
+
+    packed: Packed
+    host_copy: HostCopy
+
+    def read(self) -> dict[int, Scores]:
+        lines = self.host_copy.read()
+        num_top = (lines.shape[1] - 2) // 2
+        columns = [lines[:, 0], lines[:, 1], lines[:, 2 : 2 + num_top], lines[:, 2 + num_top :]]
+        return self.packed.asked.split(self.packed.places, columns)
+
+
+class CudaScoring:
+    """Packs what slices ask for, scores it, and sends the scores home."""
+
+    def __init__(self, scorer: Scorer, host_copies: HostCopies) -> None:
+        self._scorer, self._host_copies = scorer, host_copies
+
+    def pack(self, prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -> list[Packed]:
+        """Before the parcel is sent."""
+        packed: list[Packed] = []
+        for asked in asked_of(prefill, query_starts):
+            names: list[str] = []
+            pieces = list(asked.pieces(self._scorer.num_lines))
+            for piece in pieces:
+                names.append(f"scored {len(packed)}.{len(names)}")
+                upload.add(f"{names[-1]} positions", piece.positions)
+                upload.add(f"{names[-1]} lines", piece.shared_lines)
+                upload.add(f"{names[-1]} tokens", piece.tokens)
+            places = np.concatenate([piece.places for piece in pieces])
+            packed.append(Packed(asked, tuple(names), places))
+        return packed
+
+    def run(self, packed: Iterable[Packed], upload: Upload, hidden: Tensor) -> list[ScoreLetter]:
+        """After the layers of the pass."""
+        copies = []
+        for one in packed:
+            lines = []
+            for name in one.names:
+                positions, shared, tokens = (
+                    upload.take(f"{name} {what}") for what in ("positions", "lines", "tokens")
+                )
+                made = self._scorer.piece(one.asked, positions, shared, tokens, hidden)
+                columns = (c[:, None] if c.dim() == 1 else c for c in made.columns())
+                lines.append(torch.cat([column.double() for column in columns], 1))
+            copies.append(ScoreLetter(one, self._host_copies.send(torch.cat(lines))))
+        return copies

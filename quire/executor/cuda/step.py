@@ -1,0 +1,78 @@
+"""A plan that runs on the device, until its result is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.errors import EngineError
+from quire.executor.cuda.beams import CandidateLetter
+from quire.executor.cuda.device_rows import FAILED
+from quire.executor.cuda.drawn_scores import DrawnLetter
+from quire.executor.cuda.host_copies import HostCopy
+from quire.executor.cuda.scoring import ScoreLetter
+from quire.request import Ints
+from quire.sampling.sampler import Sampled
+from quire.step import DrawnScores, StepResult, joined_blocks
+
+
+@dataclass(slots=True)
+class Extras:
+    """What rows that asked for more get beside their tokens."""
+
+    logprobs: list[DrawnScores] = field(default_factory=list)
+    drawn_letters: list[DrawnLetter] = field(default_factory=list)
+    score_letters: list[ScoreLetter] = field(default_factory=list)
+    candidates: CandidateLetter | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+
+    def add(self, sampled: Sampled, lines: Ints) -> None:
+        """What some lines drew: its line i is lines[i] of the plan."""
+        self.logprobs += [DrawnScores(lines[b.lines], b.scores) for b in sampled.logprobs]
+        self.errors.update({int(lines[i]): error for i, error in sampled.errors.items()})
+        self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    """The letter holds [K, rows]: tokens, or why there is none (device_rows.py)."""
+
+    host_copy: HostCopy
+    extras: Extras = field(default_factory=Extras)
+
+    def result(self) -> StepResult:
+        try:
+            tokens = np.ascontiguousarray(self.host_copy.read().T).astype(np.int32, copy=False)
+        except RuntimeError as error:
+            raise EngineError(
+                f"the GPU failed while it computed: {error}. The process must be started again."
+            ) from error
+        counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
+        failed = np.flatnonzero((tokens == FAILED).any(axis=1))
+        drawn = joined_blocks(self.extras.logprobs)
+        logprobs = [_of_real_tokens(block, counts) for block in drawn]
+        for sent in self.extras.drawn_letters:
+            logprobs += sent.read(tokens, counts)
+        scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
+        return StepResult(
+            tokens,
+            counts,
+            tuple(logprobs),
+            scored,
+            tuple(failed.tolist()),
+            self.extras.errors,
+            self.extras.held,
+            None if self.extras.candidates is None else self.extras.candidates.read(),
+        )
+
+
+def _of_real_tokens(block: DrawnScores, counts: Ints) -> DrawnScores:
+    """Without the lines of tokens that a row drew after it stopped."""
+    nth = np.zeros(len(block.lines), np.int64)
+    seen: dict[int, int] = {}
+    for i, line in enumerate(block.lines.tolist()):
+        nth[i] = seen[line] = seen.get(line, -1) + 1
+    real = np.flatnonzero(nth < counts[block.lines])
+    return DrawnScores(block.lines[real], block.scores.take(real))

@@ -1,0 +1,180 @@
+"""DeviceOps in Triton: the ends of a decode step, its attention and its sampling, bound to rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.backends.ops import AttentionStep, HeadShape
+from quire.backends.triton.blocks import copy_blocks
+from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.edit import EditBuffers, RowEdits, sample_edited
+from quire.backends.triton.heads import rope_store
+from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
+from quire.backends.triton.score import score
+from quire.backends.triton.steps import Fed, accept, feed
+from quire.executor.cuda.device_ops import Feed
+from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.graphs import DecodePlaces
+from quire.request import Ints
+from quire.step import PrefixGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDecode:
+    """The attention of a decode step at fixed addresses."""
+
+    attention: DecodeAttention
+    slots: Tensor
+
+    def rope_and_store(
+        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        return rope_store(qk, v, cos, sin, self.slots, keys, values, self.attention.shape)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self.attention.attend(q, keys, values)
+
+
+class TritonOps:
+    """The kernels a decode step needs beside the model's, with their buffers."""
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        columns: DeviceColumns,
+        windows: frozenset[int | None],
+        *,
+        max_rows: int | None = None,
+    ) -> None:
+        self._shape, self._columns, self._windows = shape, columns, windows
+        sampling_columns, rows = columns.sampling_columns, max_rows or columns.num_rows
+        self._sampling = SamplingColumns(
+            temperature=sampling_columns.temperature,
+            top_k=sampling_columns.top_k,
+            log_min_p=sampling_columns.log_min_p,
+            top_p=sampling_columns.top_p,
+            noise_key=sampling_columns.noise_key,
+            sample=sampling_columns.sample,
+        )
+        self._buffers = DecodeBuffers.make(
+            shape, rows, columns.device, prefix_parts=PrefixSize.of(shape, rows).parts
+        )
+        self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
+        self._editing: EditBuffers | None = None
+        self._fed: dict[int, Fed] = {}
+        self._work: dict[int, PrefixWork] = {}
+        self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
+        self._attention: dict[tuple[int, PrefixSize | None, int | None], DecodeAttention] = {}
+
+    def list_prefixes(
+        self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
+    ) -> PrefixSize | None:
+        if not groups:
+            return None
+        work = self._work.get(num_places)
+        if work is None:
+            size = PrefixSize.of(self._shape, num_places)
+            work = PrefixWork(self._shape, num_places, self._columns.device, size)
+            self._work[num_places] = work
+        seats = b"".join(some.tobytes() for some in members)
+        last = self._listed.get(num_places)
+        # The scheduler hands out the same tuple until its groups change.
+        if last is None or last[0] is not groups or last[1] != seats:
+            work.fill([(group.blocks, some) for group, some in zip(groups, members, strict=True)])
+            self._listed[num_places] = groups, seats
+        return work.size
+
+    def feed(self, places: DecodePlaces, prefixes: PrefixSize | None) -> Feed:
+        fed, columns = self._fed_of(places.size), self._columns
+        size = self._shape.block_size
+        feed(columns.ints, places.rows, columns.tables, fed, block_size=size)
+        planned: dict[int | None, AttentionStep] = {}
+        for window in self._windows:
+            attention = self._attention_of(places.size, prefixes, window)
+            attention.plan(fed.context_lens, columns.tables, places.rows)
+            planned[window] = PlannedDecode(attention, fed.slots)
+        return Feed(fed.token_ids, fed.positions, fed.slots, fed.rows, fed.next_at, planned)
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        next_at: Tensor,
+        *,
+        truncated: bool,
+        edited: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        out, count = self._drawn, logits.shape[0]
+        given = (logits, rows, next_at, self._sampling, out)
+        if edited is None:
+            sample(*given, truncated=truncated)
+        else:
+            mine = self._columns.edits
+            edits = RowEdits(mine.ints, mine.penalties, mine.words)
+            room = self._edit_buffers()
+            sample_edited(*given, truncated=truncated, places=edited, edits=edits, room=room)
+        return out.tokens[:count], out.failed[:count]
+
+    def score(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        tokens: Tensor,
+        failed: Tensor,
+        out: Tensor,
+        step: Tensor,
+    ) -> None:
+        columns = self._columns
+        score(
+            *(
+                logits,
+                rows,
+                tokens,
+                failed,
+                columns.sampling_columns.num_logprobs,
+                out,
+                step,
+                self._drawn,
+            ),
+            as_logits=columns.scores_as_logits,
+        )
+
+    def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
+        accept(self._columns.ints, places.rows, tokens, failed, places.made, places.step)
+
+    def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
+        copy_blocks(cache, pairs.to(torch.int32))
+
+    def _edit_buffers(self) -> EditBuffers:
+        """Made when the first row needs them."""
+        if self._editing is None:
+            columns = self._columns
+            with torch.inference_mode(False):
+                self._editing = EditBuffers(columns.vocab_size, columns.num_rows, columns.device)
+        return self._editing
+
+    def _fed_of(self, num_places: int) -> Fed:
+        if num_places not in self._fed:
+            # Six allocations, not slices of one: each begins at an address kernels like.
+            types = [torch.int64] * 3 + [torch.int32] * 3
+            with torch.inference_mode(False):
+                self._fed[num_places] = Fed(
+                    *(torch.zeros(num_places, dtype=t, device=self._columns.device) for t in types)
+                )
+        return self._fed[num_places]
+
+    def _attention_of(
+        self, num_places: int, prefixes: PrefixSize | None, window: int | None
+    ) -> DecodeAttention:
+        key = (num_places, prefixes, window)
+        if key not in self._attention:
+            work = None if prefixes is None else self._work[num_places]
+            with torch.inference_mode(False):
+                self._attention[key] = DecodeAttention(
+                    self._shape, self._buffers, num_places, window=window, prefixes=work
+                )
+        return self._attention[key]

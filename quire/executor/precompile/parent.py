@@ -1,0 +1,147 @@
+"""Has kernels compiled by another process while this one imports torch, which takes seconds.
+
+A miss costs time and nothing else: what the other process did not compile, or compiled for
+something else, is compiled when it is called (warmup.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from quire.base.home import quire_home, why_not_private
+from quire.base.notes import note
+from quire.executor.precompile.cuda_context import torch_knows_cuda
+from quire.options import Options
+from quire.spec import ModelSpec
+
+# The device files of a machine that has a GPU, and those of Windows' Linux.
+DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+# The options that decide what kernels are compiled for.
+DECIDING = (
+    *("dtype", "quantization", "block_size", "kv_cache_dtype"),
+    *("max_num_seqs", "max_num_batched_tokens"),
+)
+_ROOT = Path(__file__).parents[3]
+_KERNELS = Path(__file__).parents[2] / "backends" / "triton"
+
+
+class Compiling:
+    """The process at work; any thread may wait for it or end it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._listening = threading.Lock()
+
+    def wait(self) -> None:
+        """Return when the kernels of the first steps are compiled, or nobody works on them."""
+        with self._listening:
+            heard = self._process.stdout
+            if heard is not None and not heard.closed:
+                heard.read(1)
+
+    def wait_for_all(self) -> None:
+        """Return when nothing is being compiled any more."""
+        self._process.wait()
+
+    def end(self) -> None:
+        """End the process and its workers if they still run."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):  # it may end meanwhile
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with self._listening:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
+    """Start the process, unless there is no GPU to use or all was compiled before."""
+    if options.device == "cpu" or not any(map(os.path.exists, DEVICES)) or not torch_knows_cuda():
+        return None
+    found = importlib.util.find_spec("triton")
+    if not sys.executable or found is None or found.origin is None:
+        return None
+    keep_triton_private()
+    what = json.dumps(
+        {
+            # How positions turn is nothing that a kernel is compiled for.
+            "spec": asdict(spec) | {"rope_scaling": None},
+            "options": {name: getattr(options, name) for name in DECIDING},
+        }
+    )
+    marker = _triton_cache() / f"quire-{_key(what, Path(found.origin))}"
+    if marker.exists():
+        return None
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "quire.executor.precompile.worker", what, str(marker)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            process_group=0,  # it ends with this process, not by a Ctrl-C
+        )
+    except OSError:
+        return None
+    return Compiling(process)
+
+
+def hash_triton() -> threading.Thread:
+    """Begin to work out Triton's hash of itself, 400 MB, by which it finds what it compiled. It is
+    kept, but of threads that ask for it at once each would work it out: wait for this one."""
+    import triton.runtime.cache
+
+    asked = getattr(triton.runtime.cache, "triton_key", lambda: "")
+    thread = threading.Thread(target=asked, name="quire-hash", daemon=True)
+    thread.start()
+    return thread
+
+
+def keep_triton_private() -> None:
+    """Have Triton keep what it compiled in a folder that only this user can write to: it loads
+    libraries from there. Told in the environment, which is where every process looks."""
+    folder = _triton_cache()
+    if (why := why_not_private(folder)) is None:
+        return
+    own = quire_home() / "triton"
+    if why_not_private(own) is not None:
+        own = Path(tempfile.mkdtemp(prefix="quire-triton-"))
+        atexit.register(shutil.rmtree, own, ignore_errors=True)
+    note(
+        f"{folder} is not used for compiled kernels, but {own}: {why}. TRITON_CACHE_DIR names a "
+        "folder that only you can write to"
+    )
+    os.environ["TRITON_CACHE_DIR"] = str(own)
+
+
+def _triton_cache() -> Path:
+    """Where Triton keeps what it compiled."""
+    if folder := os.environ.get("TRITON_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
+def _key(what: str, triton: Path) -> str:
+    """Other for other models, kernels, versions and devices."""
+    facts = [what, sys.version]
+    for path in (triton, *sorted(_KERNELS.glob("*.py"))):
+        status = path.stat()
+        facts.append(f"{path} {status.st_mtime_ns} {status.st_size}")
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        facts.append(path.read_text().partition("\n")[0])  # its name
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,294 @@
+"""What kernels are compiled for in the steps of a model, told without torch.
+
+A process that has no torch compiles it while the engine's imports it (worker.py). Constants come
+from where the launches have them; the types of arguments are written down here, and a test holds
+them to what warmup.py calls. What differs is compiled twice, no more.
+Activations in fp8 (`quantization="fp8"`) are left to the warmup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from quire.backends.ops import HeadShape
+from quire.backends.triton import blocks, decode, edit, elementwise, heads, prefill, sample, steps
+from quire.backends.triton import edit_kernels as edit_code
+from quire.backends.triton.decode_kernels import attend_items, merge_parts
+from quire.backends.triton.draw_kernels import TILE, draw, pick
+from quire.backends.triton.jit import power_of_two
+from quire.backends.triton.packed_kernels import attend_packed
+from quire.backends.triton.prefill_kernels import attend_tiles, make_tiles
+from quire.backends.triton.prefix_kernels import attend_prefixes
+from quire.backends.triton.score_kernels import score_drawn
+from quire.backends.triton.small_batch import embed_constants, products_of, thin_tile
+from quire.backends.triton.small_batch_kernels import embed_rows, multiply
+from quire.backends.triton.split_kv_kernels import make_items
+from quire.backends.triton.tiles import (
+    MANY_ROWS,
+    attend_constants,
+    decode_tile,
+    many_queries_tile,
+    prompt_tile,
+)
+from quire.backends.triton.truncate_kernels import find_limits
+from quire.config import EngineConfig
+from quire.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 16  # of the smallest step: tiles go by it
+SOME = 2  # of an integer that no variant goes by
+A_FRACTION = 0.5  # nor by any fraction
+PREFIX_QUERIES = 64  # of a tile, unless somebody asks for another
+COLUMNS = 14  # of a row, as executor/cuda/device_rows.py numbers them
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """What kernels ask of a torch.dtype."""
+
+    name: str
+
+    @property
+    def itemsize(self) -> int:
+        return {"float32": 4, "bfloat16": 2, "float16": 2}[self.name]
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """To numbers of this type, at an address that 16 divides: what Triton asks of a tensor."""
+
+    dtype: str
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel, arguments of the types it is called with, and its constants."""
+
+    kernel: Any
+    given: tuple[Pointer | int | float, ...]
+    constants: dict[str, Any]
+
+    def compile(self) -> Any:
+        """Into Triton's cache, for the device of its active driver; what it made of the kernel."""
+        return self.kernel.warmup(*self.given, grid=(1,), **self.constants)
+
+
+I32, I64, F32, F64, BOOL = (
+    Pointer(name) for name in ("int32", "int64", "float32", "float64", "bool")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a model; `shared_memory`: bytes that one program may have."""
+
+    config: EngineConfig
+    spec: ModelSpec
+    shared_memory: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return cast("torch.dtype", ElementType(self.config.dtype))
+
+    @property
+    def shape(self) -> HeadShape:
+        spec, config = self.spec, self.config
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size)
+        return HeadShape(*sizes, self.dtype, fp8_kv)
+
+    def first(self) -> list[Variant]:
+        """What the first steps call, the slowest to compile first."""
+        fp8 = self.config.quantization == "fp8"
+        return [
+            *map(self._prompts, self._windows()),
+            *self._sampling(truncated=False),
+            *self._decode(ROWS),
+            *(() if fp8 else self._small_batch()),
+            self._heads(),
+            *self._ends_of_a_step(),
+            *self._elementwise(),
+            Variant(make_tiles, (I64, I32, SOME, SOME), self._tiles_constants()),
+        ]
+
+    def later(self) -> list[Variant]:
+        """What only some plans call: truncation, edits, logprobs, shared prefixes, many rows."""
+        own, vocab, scratch = self._own(), self.spec.vocab_size, edit.scratch_width
+        made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
+        made += [self._scores(), *self._edits(scratch(vocab))]
+        made += [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
+        if self.config.max_num_seqs >= MANY_ROWS:
+            made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]
+        given = (*(F32, F32, I32, I32, I32), self._own(), SOME)
+        made.append(Variant(merge_parts, given, decode.merge_constants(self.shape)))
+        first = self.first()
+        return [one for at, one in enumerate(made) if one not in first and one not in made[:at]]
+
+    def _windows(self) -> list[bool]:
+        """Whether layers have a window, as far as they differ in it."""
+        return sorted({one is not None for one in self.spec.windows} or {False})
+
+    def _own(self) -> Pointer:
+        return Pointer(self.config.dtype)
+
+    def _kept(self) -> Pointer:
+        """To keys or values."""
+        return Pointer("float8_e4m3fn") if self.shape.fp8_kv else self._own()
+
+    def _prompts(self, has_window: bool) -> Variant:
+        own, kept, shape = self._own(), self._kept(), self.shape
+        tile = prompt_tile(shape)
+        return Variant(
+            attend_tiles,
+            (own, kept, kept, own, I64, I64, I32, I32, SOME, self._q_width(), A_FRACTION, SOME),
+            {"HAS_WINDOW": has_window, **attend_constants(shape, tile)},
+        )
+
+    def _tiles_constants(self) -> dict[str, Any]:
+        return prefill.tiles_constants(self.shape, prompt_tile(self.shape))
+
+    def _q_width(self) -> int:
+        return self.spec.num_heads * self.spec.head_dim
+
+    def _prefixes(self, has_window: bool) -> Variant:
+        own, kept, shape = self._own(), self._kept(), self.shape
+        tile = many_queries_tile(shape, PREFIX_QUERIES)
+        return Variant(
+            attend_prefixes,
+            (own, kept, kept, *[I32] * 4, F32, F32, SOME, self._q_width(), A_FRACTION, SOME),
+            {"HAS_WINDOW": has_window, **attend_constants(shape, tile)},
+        )
+
+    def _decode(self, num_rows: int, *, shared: bool = False) -> Iterator[Variant]:
+        own, kept, shape = self._own(), self._kept(), self.shape
+        tile = decode_tile(shape, num_rows, shared=shared)
+        yield Variant(
+            attend_items,
+            (
+                *(own, kept, kept, I32, I32, I32, F32, F32, I32, own),
+                *(SOME, self._q_width(), A_FRACTION),
+            ),
+            {"MERGES": not shared, **decode.own_constants(shape, tile)},
+        )
+        max_rows = max(ROWS, self.config.max_num_seqs)
+        constants = decode.items_constants(tile, max_rows)
+        yield Variant(
+            make_items,
+            (*[I32] * 5, *[SOME] * 5),
+            {"HAS_STARTS": shared, "HAS_ROWS": True, "LONG": decode.LONG, **constants},
+        )
+
+    def _limits(self, own: Pointer, stride: int, dtype: torch.dtype) -> Variant:
+        given = (own, I32, F32, I32, F32, F64, F32, I32, F32, I32, I32)
+        constants = sample.limits_constants(dtype)
+        return Variant(find_limits, (*given, stride, self.spec.vocab_size), constants)
+
+    def _edits(self, width: int) -> Iterator[Variant]:
+        """Edited lines, and what is drawn from them; `width`: of a line of the scratch."""
+        vocab, own = self.spec.vocab_size, self._own()
+        yield Variant(edit_code.leave_out, (I32, I32, SOME), edit.LIST_CONSTANTS)
+        copied = (I32, own, I32, I32, I32, F32, I32, I32, vocab, SOME, width, vocab)
+        yield Variant(edit_code.copy_lines, copied, edit.COPY_CONSTANTS)
+        edited = (I32, own, I32, I32, I32, F32, I32, F32, SOME, SOME, SOME)
+        yield Variant(edit_code.edit_lines, edited, edit.EDIT_CONSTANTS)
+        drawn = (I64, BOOL)
+        given = (I32, I32, *drawn, *drawn, SOME)
+        yield Variant(edit_code.give_back, given, edit.LIST_CONSTANTS)
+        counted = (I32, *drawn, I32, I32, SOME)
+        yield Variant(edit_code.remember, counted, edit.REMEMBER_CONSTANTS)
+        yield self._limits(F32, width, cast("torch.dtype", ElementType("float32")))
+        yield self._draw(F32, width, truncated=True)
+        yield self._draw(F32, width, truncated=False)
+
+    def _scores(self) -> Variant:
+        vocab, as_logits = self.spec.vocab_size, self.config.logprobs_mode.endswith("_logits")
+        given = (self._own(), I32, I64, BOOL, I32, I32, I32, F32, I32, I32, vocab, vocab)
+        constants = {"AS_LOGITS": as_logits, **sample.limits_constants(self.dtype)}
+        return Variant(score_drawn, (*given, SOME, SOME), constants)
+
+    def _sampling(self, *, truncated: bool) -> Iterator[Variant]:
+        vocab = self.spec.vocab_size
+        yield self._draw(self._own(), vocab, truncated=truncated)
+        block = power_of_two(-(-vocab // TILE.value))
+        given = (I32, F32, I32, I32, I64, BOOL, SOME, SOME)
+        yield Variant(pick, given, {"BLOCK": block, "num_warps": 1})
+
+    def _draw(self, own: Pointer, stride: int, *, truncated: bool) -> Variant:
+        given = (own, I32, I32, F32, I64, I32, F32, I32, F32, I32, I32)
+        constants = {"TRUNCATED": truncated, "num_warps": 8}
+        return Variant(draw, (*given, stride, self.spec.vocab_size, SOME), constants)
+
+    def _small_batch(self) -> Iterator[Variant]:
+        own, products = self._own(), products_of(self.spec, self.dtype)
+        for product in products:
+            tile = thin_tile(product, self.shared_memory)
+            given = (own, own, own, own, F32, own, F32, SOME, SOME, product.inner, A_FRACTION)
+            yield Variant(multiply, given, product.constants(tile))
+        if products:
+            if not self.shape.fp8_kv:
+                yield self._packed()
+            width = self.spec.hidden_size
+            yield Variant(embed_rows, (I64, own, own, F32, width), embed_constants(width))
+
+    def _packed(self) -> Variant:
+        own, shape = self._own(), self.shape
+        return Variant(
+            attend_packed,
+            (
+                *(own, F32, F32, I64, own, own, own, own, I32, I32, I32, F32, F32, I32, own),
+                *(SOME, A_FRACTION, A_FRACTION),
+            ),
+            {
+                "NORMED": self.spec.qk_norm,
+                **decode.packed_constants(shape, decode_tile(shape, ROWS)),
+            },
+        )
+
+    def _heads(self) -> Variant:
+        own, kept, spec = self._own(), self._kept(), self.spec
+        stride = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        return Variant(
+            heads._rope_store,
+            (own, own, F32, F32, I64, own, kept, kept, own, own, stride, stride, SOME, A_FRACTION),
+            {"NORMED": spec.qk_norm, **heads.store_constants(self.shape)},
+        )
+
+    def _elementwise(self) -> Iterator[Variant]:
+        own, width, inner = self._own(), self.spec.hidden_size, self.spec.intermediate_size
+        constants = elementwise.norm_constants(width)
+        given = (own, own, own, own, width, width, A_FRACTION)
+        yield Variant(elementwise._add_rms_norm, given, constants)
+        yield Variant(elementwise._rms_norm, (own, own, own, width, A_FRACTION), constants)
+        constants = elementwise.gate_constants()
+        yield Variant(elementwise._silu_mul, (own, own, 2 * inner, inner), constants)
+
+    def _ends_of_a_step(self) -> Iterator[Variant]:
+        spec, size = self.spec, self.config.block_size
+        constants = {"WIDTH": steps.PLACES_AT_ONCE, "num_warps": 4}
+        yield Variant(
+            steps._feed,
+            (I64, I32, I32, I64, I64, I64, I32, I32, I32, SOME, SOME, SOME),
+            {"SLOTS": size, **constants},
+        )
+        yield Variant(
+            steps._accept,
+            (I64, I32, I64, BOOL, I32, I32, SOME, SOME, SOME),
+            {"COLUMNS": COLUMNS, **constants},
+        )
+        if not self.shape.fp8_kv:
+            block = spec.num_kv_heads * size * spec.head_dim
+            yield Variant(
+                blocks._copy_blocks,
+                (self._own(), I32, SOME, block),
+                {"BLOCK": blocks.AT_ONCE, "num_warps": 4},
+            )

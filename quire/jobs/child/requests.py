@@ -1,0 +1,247 @@
+"""Rows as they come over the wire -> prompts and parameters for the engine, each on its own.
+
+A row that cannot be made into a request gives the error that says why; the others pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quire.errors import (
+    DoesNotFit,
+    EngineError,
+    GrammarFailed,
+    InvalidGrammar,
+    InvalidLogits,
+    InvalidParams,
+    InvalidPrompt,
+    InvalidRequest,
+    NotSupported,
+    PromptTooLong,
+    QuireError,
+    RowError,
+)
+from quire.jobs.input.prompts import Preamble
+from quire.jobs.wire import Message
+from quire.params.rules import show
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from quire.inputs.quoting import ChatText
+    from quire.inputs.tokenizer import Tokenizer
+
+Prompt = str | dict[str, Any]
+Made = TypeVar("Made")
+
+# What a row's error is called in the table; the nearest base class counts.
+_TYPES: tuple[tuple[type[QuireError], str], ...] = (
+    (PromptTooLong, "prompt_too_long"),
+    (InvalidPrompt, "invalid_prompt"),
+    (InvalidGrammar, "invalid_grammar"),
+    (InvalidParams, "invalid_params"),
+    (InvalidRequest, "invalid_request"),
+    (NotSupported, "not_supported"),
+    (InvalidLogits, "nan_logits"),
+    (GrammarFailed, "grammar_failed"),
+    (DoesNotFit, "does_not_fit"),
+)
+_INDEX = re.compile(r"\Aprompt \d+: ")
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
+def error_type(error: QuireError) -> str:
+    return next((name for kind, name in _TYPES if isinstance(error, kind)), "row_error")
+
+
+def error_text(error: QuireError) -> str:
+    """The message without the row's place in a batch, which is another after every resume."""
+    return _INDEX.sub("", str(error), count=1)
+
+
+def row_error(error: BaseException) -> QuireError:
+    """What went wrong while one row was made into a request, as the error of that row: the door
+    for whatever templates and tokenizers raise, a panic among it, which is no Exception. What is
+    about the process and not about a row is raised again."""
+    about_process = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, EngineError)
+    if isinstance(error, about_process):
+        raise error
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, RecursionError):
+        return InvalidPrompt("the row nests too deeply to be written out; make it flatter")
+    return RowError(f"the row cannot be made into a request: {type(error).__name__}: {error}")
+
+
+def attempt(make: Callable[[], Made]) -> Made | QuireError:
+    """What the call makes of a row, or the error that this row ends with."""
+    try:
+        return make()
+    except BaseException as error:  # see row_error
+        return row_error(error)
+
+
+def failed(row: int, error: QuireError) -> Message:
+    """The result of a row that ended with this error."""
+    kind, text = error_type(error), error_text(error)
+    return {"kind": "result", "row": row, "error": text, "error_type": kind}
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Parameters from plain data; raises InvalidParams or NotSupported."""
+    fields = dict(given)
+    if (wanted := fields.pop("structured_outputs", None)) is not None:
+        fields["structured_outputs"] = _structured_outputs(wanted)
+    if isinstance(bias := fields.get("logit_bias"), Mapping):
+        # JSON can only write the ids as text; one of another form is refused as it stands.
+        fields["logit_bias"] = {_token(key): value for key, value in bias.items()}
+    known = set(SamplingParams.__struct_fields__)
+    if strange := sorted(fields.keys() - known):
+        raise InvalidParams(
+            f"there is no sampling parameter {strange[0]!r}; docs/api.md lists them all",
+            parameter=strange[0],
+        )
+    params = SamplingParams(**fields)
+    params.checked_copy()  # refuses what is not built now, and not when the row runs
+    return params
+
+
+def _structured_outputs(wanted: Any) -> StructuredOutputsParams:
+    known = [field.name for field in dataclass_fields(StructuredOutputsParams)]
+    if not isinstance(wanted, Mapping) or not set(wanted) <= set(known):
+        raise InvalidParams(
+            f"structured_outputs is an object with fields among {', '.join(known)}, not "
+            f"{show(wanted)}",
+            parameter="structured_outputs",
+            value=wanted,
+        )
+    return StructuredOutputsParams(**wanted)
+
+
+def _token(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and _TOKEN_ID.fullmatch(key) else key
+
+
+def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+    """Raise PromptTooLong by the beginning of a text alone, if that has twice the tokens that the
+    model takes: to encode all of a cell of megabytes takes longer than anything a row may cost."""
+    size = 16 * max_model_len
+    if tokenizer is None or len(text) <= 2 * size:
+        return
+    if len(tokenizer.encode(text[:size])) >= 2 * max_model_len:
+        raise PromptTooLong(
+            f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} "
+            f"tokens; the model takes {max_model_len} with the answer (max_model_len). Shorten it, "
+            "or set truncate_prompt_tokens to keep its end",
+            parameter="prompt",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as the model's template wrote it."""
+
+    chat: ChatText
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One row, ready for the engine."""
+
+    row: int
+    prompt: Prompt | _Rendered
+    params: SamplingParams
+
+
+class RequestReader:
+    """Makes requests of rows, for one model and one job."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        preamble: Preamble,
+        settings: Sequence[Mapping[str, Any]],
+        *,
+        chat: bool,
+        max_model_len: int,
+    ) -> None:
+        self._tokenizer, self._preamble, self._chat = tokenizer, preamble, chat
+        self._max_model_len = max_model_len
+        self._settings = [sampling_params(each) for each in settings]
+
+    def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
+        """A request, or what is wrong, for each row; the chats among them are encoded together."""
+        made: list[EngineRequest | QuireError] = []
+        chats: list[tuple[int, ChatText]] = []
+        for i, row in enumerate(rows):
+            found = attempt(lambda row=row: self._read(row))  # type: ignore[misc]
+            if isinstance(found, EngineRequest) and isinstance(found.prompt, _Rendered):
+                chats.append((i, found.prompt.chat))
+            made.append(found)
+        self._encode(chats, made)
+        return made
+
+    def _read(self, row: Mapping[str, Any]) -> EngineRequest:
+        """The request, in which a conversation is written out and not encoded yet."""
+        params, prompt = self._params(row), self._prompt(row)
+        if params.truncate_prompt_tokens is None:
+            self._check_length(prompt)
+        return EngineRequest(row["row"], prompt, params)
+
+    def _params(self, row: Mapping[str, Any]) -> SamplingParams:
+        own, seed = row.get("params"), row.get("seed")
+        params = sampling_params(own) if own is not None else self._settings[row.get("setting", 0)]
+        if "schema" in row:
+            params = copy.copy(params)
+            params.structured_outputs = StructuredOutputsParams(json=row["schema"])
+            params.checked_copy()
+        if seed is None or params.seed is not None:
+            return params
+        params = copy.copy(params)
+        params.seed = seed
+        return params
+
+    def _prompt(self, row: Mapping[str, Any]) -> Prompt | _Rendered:
+        messages = row.get("messages")
+        if messages is None and not self._chat:
+            prompt = row["prompt"]
+            return self._preamble.text(prompt) if isinstance(prompt, str) else prompt
+        if messages is None:
+            messages = self._preamble.messages(row["prompt"])
+        else:
+            messages = self._preamble.before(messages)
+        return self._rendered(messages, row.get("chat", {}))
+
+    def _check_length(self, prompt: Prompt | _Rendered) -> None:
+        text = prompt.chat.text if isinstance(prompt, _Rendered) else prompt
+        if isinstance(text, str):
+            refuse_far_too_long(text, self._tokenizer, self._max_model_len)
+
+    def _rendered(self, messages: Sequence[Any], options: Mapping[str, Any]) -> _Rendered:
+        from quire.inputs.chat import render_conversation
+        from quire.inputs.tokenizer import check_text
+
+        if self._tokenizer is None:
+            raise NotSupported("a conversation needs a tokenizer, and the engine has none")
+        chat = render_conversation(messages, self._tokenizer, **options)
+        check_text(chat.text)
+        return _Rendered(chat)
+
+    def _encode(
+        self, chats: Sequence[tuple[int, ChatText]], made: list[EngineRequest | QuireError]
+    ) -> None:
+        """Chats hold their own beginning tokens, so they are encoded without adding any."""
+        if not chats or self._tokenizer is None:
+            return
+        encoded = self._tokenizer.encode_each([chat for _, chat in chats], False)
+        for (i, chat), ids in zip(chats, encoded, strict=True):
+            request = made[i]
+            if isinstance(ids, QuireError):
+                made[i] = ids
+            elif isinstance(request, EngineRequest):
+                prompt = {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
+                made[i] = EngineRequest(request.row, prompt, request.params)

@@ -1,0 +1,243 @@
+"""How a job begins or goes on: its directory, its input, and the manifest that both agree on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from quire.base.version import __version__
+from quire.errors import InvalidOption, JobChanged
+from quire.jobs.input.files import InputFile, find_files, read_rows
+from quire.jobs.input.rows import BadRow
+from quire.jobs.input.spool import STEM, spool_rows, spool_stream
+from quire.jobs.input.templates import RowTemplate
+from quire.jobs.options import STDIN, JobOptions
+from quire.jobs.output.columns import ResultColumns
+from quire.jobs.output.output import output_format
+from quire.jobs.refusals import is_own_file, refuse_input_folder, refuse_links
+from quire.jobs.store.durable import make_directory, sync_directory
+from quire.jobs.store.lock import NAME as LOCK
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import NAME, Manifest
+from quire.jobs.store.place import SUFFIX, give_up_stale_claim, job_dir_for, refuse_second_job
+from quire.jobs.store.segments import last_epoch
+from quire.jobs.store.stamps import FileStamp
+
+
+def job_directory(options: JobOptions) -> Path:
+    """The job's directory, made if need be; an OUTPUT that no job wrote is not overwritten."""
+    output = Path(options.output)
+    job_dir = Path(options.job) if options.job else job_dir_for(output)
+    refuse_input_folder(options)
+    refuse_links(output, job_dir)
+    refuse_second_job(output, job_dir)
+    if not options.job:
+        give_up_stale_claim(output)
+    is_job = (job_dir / NAME).exists()
+    if not is_job and output.exists() and not options.overwrite:
+        raise InvalidOption(
+            f"{output} exists, and there is no job beside it ({job_dir}). Give another OUTPUT, or "
+            "--overwrite to replace it.",
+            parameter="output",
+            value=options.output,
+        )
+    if job_dir.exists() and not is_job and any(job_dir.iterdir()) and not _is_only_begun(job_dir):
+        raise InvalidOption(
+            f"{job_dir} exists and is no job: it has no {NAME}. Give another one.",
+            parameter="job",
+            value=str(job_dir),
+        )
+    make_directory(job_dir)
+    return job_dir
+
+
+def tidy(job_dir: Path) -> None:
+    """Leave no directory behind where nothing was begun: all it holds is the lock. Still held, so
+    whoever waits for it finds that it is gone, and makes another."""
+    if job_dir.is_dir() and [path.name for path in job_dir.iterdir()] == [LOCK]:
+        (job_dir / LOCK).unlink()
+        job_dir.rmdir()
+
+
+def _is_only_begun(job_dir: Path) -> bool:
+    """Whether a kill left it before it had a manifest."""
+    ours = {LOCK, NAME + ".partial"}
+    return all(p.name in ours or p.name.startswith(STEM + ".") for p in job_dir.iterdir())
+
+
+def manifest_before(options: JobOptions, job_dir: Path) -> Manifest | None:
+    """The manifest on disk, unless there is none or it is to be forgotten."""
+    if options.overwrite or not (job_dir / NAME).exists():
+        return None
+    return Manifest.load(job_dir)
+
+
+def is_finished(before: Manifest, now: Manifest, options: JobOptions) -> bool:
+    """Whether the job was finished, and nothing is asked of it but to be so."""
+    same = before.status == "finished" and before.first_epoch == now.first_epoch
+    return same and not options.retry_failed and Path(now.output).exists()
+
+
+def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
+    """Remove what the job before this one left, but for the lock and what was just spooled; files
+    that no job makes stay. The manifest goes last: wherever this is stopped, what is left is a job
+    that the same command can begin again."""
+    spooled = {file.path.resolve() for file in files}
+    for path in job_dir.iterdir():
+        if path.name in (LOCK, NAME) or path.resolve() in spooled:
+            continue
+        if not is_own_file(path.name) and not _is_judges(path):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    sync_directory(job_dir)
+    (job_dir / NAME).unlink(missing_ok=True)
+    sync_directory(job_dir)
+
+
+def _is_judges(path: Path) -> bool:
+    """A model that judged the answers left its own job here, and that job's output."""
+    home = path if path.suffix == SUFFIX else job_dir_for(path)
+    return (home / NAME).is_file()
+
+
+def input_files(
+    options: JobOptions, job_dir: Path, stdin: IO[bytes] | None = None
+) -> list[InputFile]:
+    """The files of the input; what exists only once is spooled into the job directory."""
+    if options.rows is not None:
+        return find_files([str(spool_rows(options.rows, job_dir))])
+    if STDIN not in options.input:
+        return find_files(options.input, options.format)
+    if options.input != (STDIN,):
+        raise InvalidOption("stdin is the only input or none of them", parameter="input")
+    stream = sys.stdin.buffer if stdin is None else stdin
+    path = spool_stream(stream, job_dir, options.format or "jsonl")
+    return find_files([str(path)], options.format)
+
+
+def manifest_of(
+    options: JobOptions, files: Sequence[InputFile], command: Sequence[str]
+) -> Manifest:
+    """What this job is, as far as it can be known before the engine has started."""
+    output = Path(options.output).absolute()
+    manifest = Manifest(
+        version=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+        kind=options.kind,
+        inputs=tuple(FileStamp.of(file.path.absolute()) for file in files),
+        input_format=options.format,
+        prompt=options.prompt,
+        messages=options.messages,
+        system=options.system,
+        few_shot=_few_shot(options),
+        continuations=options.continuations,
+        schema_column=options.schema_column,
+        chat=False if options.batch else options.chat,
+        id_column=options.id,
+        where=options.where,
+        limit=options.limit,
+        shard=options.shard,
+        sampling={} if options.settings else _plain(options.sampling_settings()[0].params),
+        settings=tuple(
+            _plain({"name": setting.name, **setting.params})
+            for setting in options.sampling_settings()
+            if setting.name is not None
+        ),
+        seed=options.seed,
+        model=options.model,
+        tokenizer=options.options.get("tokenizer"),
+        options=_plain(options.options),
+        output=str(output),
+        output_format="batch" if options.batch else output_format(output),
+        output_column=options.output_column,
+        timings=options.timings,
+        choice_probs=options.choice_probs,
+    )
+    return manifest if options.batch else manifest.changed(columns=ResultColumns(manifest).names)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from the manifest, so that the two compare: a tuple is a list there."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(values)))
+    return found
+
+
+def _few_shot(options: JobOptions) -> tuple[tuple[str, str], ...]:
+    """The examples of a file: the prompt made of each row, and its answer."""
+    if options.few_shot is None or options.prompt is None:
+        return ()
+    template, examples = RowTemplate(options.prompt, "--prompt"), []
+    for row in read_rows(find_files([options.few_shot])):
+        try:
+            if row.error is not None or row.values is None:
+                raise row.error or BadRow("malformed_row", "it cannot be read")
+            if options.few_shot_answer not in row.values:
+                raise BadRow("missing_column", f"it has no column {options.few_shot_answer!r}")
+            answer = str(row.values[options.few_shot_answer])
+            examples.append((template.render(row.values), answer))
+        except BadRow as bad:
+            raise InvalidOption(
+                f"row {row.number} of {options.few_shot} cannot be an example: {bad.message}",
+                parameter="few_shot",
+                value=options.few_shot,
+            ) from None
+    return tuple(examples)
+
+
+def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool) -> Manifest:
+    """The manifest to go on with; JobChanged where the job on disk is another one."""
+    if before is None:
+        return now.changed(first_epoch=lock.epoch)
+    differences, about_every_row = before.differences(now)
+    if not differences:
+        hashes = {old.path: old.sha256 for old in before.inputs}
+        kept = before.changed(command=now.command, inputs=_with_hashes(now.inputs, hashes))
+        return kept.changed(status="running", output=now.output)
+    if not reuse:
+        listed = "\n  ".join(differences)
+        raise JobChanged(
+            f"the job on disk is another one:\n  {listed}\nPass --reuse to keep the rows whose "
+            "content is unchanged, --overwrite to begin again, or give another OUTPUT."
+        )
+    # By the lock file alone, a power cut that emptied it would make old records new.
+    lock.raise_to(last_epoch(lock.job_dir) + 1)
+    reuse_from = before.first_epoch if before.reuse_from is None else before.reuse_from
+    return now.changed(
+        first_epoch=lock.epoch,
+        reuse_from=None if about_every_row else reuse_from,
+        model_files=before.model_files if before.model == now.model else (),
+        tokenizer_files=before.tokenizer_files if before.model == now.model else (),
+        arithmetic={} if about_every_row else before.arithmetic,
+    )
+
+
+def _with_hashes(
+    inputs: tuple[FileStamp, ...], hashes: dict[str, str | None]
+) -> tuple[FileStamp, ...]:
+    """The files as they are now, with the hashes that are known to hold for them still."""
+    return tuple(
+        FileStamp(file.path, file.size, file.stamp, hashes.get(file.path)) for file in inputs
+    )
+
+
+def check_columns(files: Sequence[InputFile], columns: Sequence[str]) -> None:
+    """Refuse an input whose first row already has one of the columns that the output adds."""
+    for file in files:
+        first = next(iter(read_rows([file])), None)
+        clash = sorted(set(columns) & set((first.values if first else None) or ()))
+        if clash:
+            raise InvalidOption(
+                f"{file.path} has a column {clash[0]!r}, which the output adds. Rename it, or name "
+                "the answers' column with --output-column.",
+                parameter="output_column",
+                value=clash[0],
+            )

@@ -1,0 +1,1 @@
+"""What a job writes: tables of answers, made from the stored records."""

@@ -1,0 +1,30 @@
+"""A row as a line of JSON, whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from quire.jobs.input.plain import as_text
+
+
+def json_line(row: Any) -> bytes:
+    """The row, or any other value, as a line of UTF-8. What JSON cannot hold is null (NaN and the
+    infinities, which Arrow has), and what UTF-8 cannot hold is escaped."""
+    try:
+        line = json.dumps(row, ensure_ascii=False, default=as_text, allow_nan=False) + "\n"
+    except ValueError:
+        line = json.dumps(_finite(row), ensure_ascii=False, default=as_text) + "\n"
+    try:
+        return line.encode()
+    except UnicodeEncodeError:
+        return json.dumps(_finite(row), default=as_text).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

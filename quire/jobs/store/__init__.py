@@ -1,0 +1,1 @@
+"""What a job keeps on disk, and what makes it last."""

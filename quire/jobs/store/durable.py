@@ -1,0 +1,136 @@
+"""Files that are there after a power cut: written aside, synced, renamed, the directory synced.
+
+A file whose directory was not synced may be gone however often the file itself was. And files
+that are what they seem: what is written to is made here, or is a plain file with one name, never
+a link that somebody left where it would be written through.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.errors import CorruptJob
+
+_OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
+_LINK = (errno.ELOOP, errno.EMLINK)  # what systems say of a link that is not to be followed
+PARTIAL = ".partial"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make what was created, renamed or removed in `directory` durable."""
+    number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def make_directory(path: Path) -> None:
+    """Make `path`, for its owner alone, and what is missing above it, for good. If it is there
+    already, whoever made it may have been killed before it was."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in missing or [path]:
+        sync_directory(each.parent)
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """Open a file of a job to write in it; made where it is missing, for its owner alone.
+
+    Results would else be written into whatever a link leads to, so CorruptJob if it is one.
+    """
+    try:
+        number = os.open(
+            path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _OWNER_ALONE
+        )
+    except OSError as error:
+        if error.errno in _LINK:
+            raise _not_its_own(path, "a link") from None
+        raise
+    found = os.fstat(number)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return number
+    os.close(number)
+    what = "a hard link" if stat.S_ISREG(found.st_mode) else "no regular file"
+    raise _not_its_own(path, what)
+
+
+def _not_its_own(path: str | Path, what: str) -> CorruptJob:
+    return CorruptJob(
+        f"{path} is {what}; a job writes only into plain files of its own. Remove it or put a copy "
+        "in its place, or give another OUTPUT."
+    )
+
+
+@contextmanager
+def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write; it takes the name `path`, whole and durable, when the block ends well.
+
+    If the block fails, `path` is as it was. The name beside it is fixed, so that what a kill
+    leaves behind is replaced and not piled up; a second writer is refused. The file is for its
+    owner alone; `shared` leaves that to the user's umask, for what was asked for under its name.
+    """
+    aside = path.with_name(path.name + PARTIAL)
+    mode = _AS_UMASK_SAYS if shared else _OWNER_ALONE
+    with open(aside, "wb", opener=lambda name, flags: _new_file(name, flags, mode)) as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if not _is_at(file.fileno(), aside):
+                raise FileNotFoundError(errno.ENOENT, "taken away while it was written", str(aside))
+            os.replace(aside, path)
+        except BaseException:
+            if _is_at(file.fileno(), aside):
+                aside.unlink()
+            raise
+    sync_directory(path.parent)
+
+
+def _new_file(name: str, flags: int, mode: int) -> int:
+    """A file that was not there: what lies under its name goes, unless it is being written."""
+    flags = flags & ~os.O_TRUNC | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        number = os.open(name, flags, mode)
+    except FileExistsError:
+        _refuse_if_written(name)
+        os.unlink(name)
+        number = os.open(name, flags, mode)
+    with suppress(OSError):  # a file system without locks: then one writer is all there may be
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return number
+
+
+def _refuse_if_written(name: str) -> None:
+    try:
+        number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # a link, or nothing that we may read: no writer of ours
+        return
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            described = "another process is writing it"
+            raise BlockingIOError(errno.EWOULDBLOCK, described, name) from None
+    finally:
+        os.close(number)
+
+
+def _is_at(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
+    """Replace the file by `data`, or leave it as it was."""
+    with replacing(path, shared=shared) as file:
+        file.write(data)

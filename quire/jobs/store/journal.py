@@ -1,0 +1,202 @@
+"""The journal: results appended, synced in groups, acknowledged only then.
+
+At most GROUP results, or those of GROUP_SECONDS, are ever unacknowledged. A disk that is full
+costs nothing that was acknowledged, and room is kept aside for the last group.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.errors import JobStopped
+from quire.jobs.store.durable import open_own, sync_directory
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.record import ResultRecord, fitted
+from quire.jobs.store.segments import Damage, ResultIndex, Scan, position_of, scan, segment_name
+
+GROUP, GROUP_SECONDS = 64, 1.0
+SEGMENT_BYTES = 64 << 20
+RESERVE, RESERVE_BYTES = "reserve", 256 << 10
+# What a system says when there is no room left.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One file being appended to; `pending` are lines not yet on disk, with their rows."""
+
+    number: int
+    file: int
+    size: int  # of what is written and synced
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def positions(self) -> list[tuple[int, int]]:
+        found, at = [], self.size
+        for row, line in self.pending:
+            found.append((row, position_of(self.number, at)))
+            at += len(line)
+        return found
+
+
+class Journal:
+    """The only writer of a job's results, as long as it holds the lock.
+
+    `index` knows the acknowledged rows alone. After an OSError nothing more may be appended:
+    whoever opens the job next reads from disk what really is there.
+    """
+
+    def __init__(
+        self, job_dir: Path, lock: JobLock, found: Scan, *, clock: Callable[[], float]
+    ) -> None:
+        self._job_dir, self._lock, self._clock = job_dir, lock, clock
+        self.index: ResultIndex = found.index
+        self.damages: tuple[Damage, ...] = found.damages
+        self.older: tuple[int, ...] = found.older
+        self._oldest_pending: float | None = None
+        self._num_pending, self._broken = 0, False
+        lock.raise_to(found.last_epoch + 1)
+        last = max((number for number in found.ends if number), default=1)
+        self._results = self._opened(last, found.ends.get(last, 0))
+        self._errors = self._opened(0, found.ends.get(0, 0))
+        self._keep_reserve()
+
+    @classmethod
+    def open(
+        cls,
+        job_dir: Path,
+        lock: JobLock,
+        *,
+        first_epoch: int,
+        reuse_from: int | None = None,
+        retry: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Journal:
+        """Read what is there, cut what a kill left half written, and go on behind it."""
+        found = scan(job_dir, first_epoch=first_epoch, older_from=reuse_from, retry=retry)
+        return cls(job_dir, lock, found, clock=clock)
+
+    def _opened(self, number: int, end: int) -> _Segment:
+        path = self._job_dir / segment_name(number)
+        file = open_own(path, os.O_WRONLY)
+        if os.fstat(file).st_size > end:
+            os.ftruncate(file, end)
+            os.fsync(file)
+        # Also where the file is there already: whoever made it may have been killed before this.
+        sync_directory(self._job_dir)
+        return _Segment(number, file, end)
+
+    def append(self, record: ResultRecord) -> ResultRecord:
+        """Take a result in, and return it as it is kept; it is acknowledged at the next commit,
+        which may be now."""
+        record, line = fitted(record)
+        segment = self._errors if record.failed else self._results
+        segment.pending.append((record.row, line))
+        self._num_pending += 1
+        if self._oldest_pending is None:
+            self._oldest_pending = self._clock()
+        if self._num_pending >= GROUP:
+            self.commit()
+        return record
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long until a commit is due; None if nothing is pending."""
+        if self._oldest_pending is None:
+            return None
+        return max(0.0, self._oldest_pending + GROUP_SECONDS - self._clock())
+
+    def commit_if_due(self) -> None:
+        if self.seconds_left == 0.0:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make everything that was appended durable."""
+        if not self._num_pending or self._broken:
+            return
+        self._lock.check()
+        try:
+            self._write(self._errors)
+            self._write(self._results)
+        except OSError as error:
+            self._broken = True
+            if error.errno not in FULL:
+                raise self._uncertain(error) from error
+            self._save_last_group(error)
+        self._num_pending, self._oldest_pending = 0, None
+        if self._results.size >= SEGMENT_BYTES:
+            self._roll()
+
+    def _write(self, segment: _Segment) -> None:
+        if not segment.pending:
+            return
+        data, at = b"".join(line for _, line in segment.pending), segment.size
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(segment.file, view, at)
+            view, at = view[written:], at + written
+        os.fdatasync(segment.file)
+        for row, position in segment.positions():
+            self.index.put(row, position)
+        segment.size, segment.pending = at, []
+
+    def _save_last_group(self, error: OSError) -> None:
+        """The disk is full: give up the reserve for what is pending, then stop."""
+        reserve = self._job_dir / RESERVE
+        lost = 0
+        try:
+            reserve.unlink(missing_ok=True)
+            for segment in (self._errors, self._results):
+                os.ftruncate(segment.file, segment.size)
+                self._write(segment)
+        except OSError:
+            lost = len(self._errors.pending) + len(self._results.pending)
+        redone = f"{lost} finished rows found no room and are computed again" if lost else ""
+        raise JobStopped(
+            f"the disk of {self._job_dir} is full ({error.strerror}). What was acknowledged is "
+            f"safe. {redone or 'No finished row was lost'}; free some room and run the same "
+            "command."
+        ) from error
+
+    def _uncertain(self, error: OSError) -> OSError:
+        rows = sorted(row for s in (self._errors, self._results) for row, _ in s.pending)
+        described = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows from {rows[0]} on"
+        return OSError(
+            error.errno,
+            f"{error.strerror}: writing the results of {described} failed, so they are uncertain; "
+            "everything before is safe. Run the same command when the disk is well again",
+            str(self._job_dir),
+        )
+
+    def _roll(self) -> None:
+        os.close(self._results.file)
+        self._results = self._opened(self._results.number + 1, 0)
+        self._keep_reserve()
+
+    def _keep_reserve(self) -> None:
+        """Room for one last group; without it (no space even for that) the job begins anyway."""
+        path = self._job_dir / RESERVE
+        try:
+            number = open_own(path, os.O_WRONLY)
+            try:
+                os.posix_fallocate(number, 0, RESERVE_BYTES)
+            finally:
+                os.close(number)
+        except OSError:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Commit what is pending and close the files."""
+        try:
+            self.commit()
+        finally:
+            self._broken = True
+            for segment in (self._results, self._errors):
+                if segment.file >= 0:
+                    os.close(segment.file)
+                    segment.file = -1
+            (self._job_dir / RESERVE).unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""One writer per job: a lock the kernel drops when its holder dies, and an epoch that only grows.
+
+The epoch goes into every record, so that what a writer wrote can be told from what came before
+it. A writer looks before each commit whether the lock is still its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quire.errors import JobLocked
+from quire.jobs.store.durable import open_own
+
+NAME = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds, or last held, a job."""
+
+    host: str
+    pid: int
+    epoch: int
+
+
+class JobLock:
+    """Held from `take` until `release`, or until the process ends."""
+
+    def __init__(self, job_dir: Path, number: int, epoch: int) -> None:
+        self.job_dir, self.epoch = job_dir, epoch
+        self._path, self._number = job_dir / NAME, number
+
+    @classmethod
+    def take(cls, job_dir: Path) -> JobLock:
+        """Become the writer, in a new epoch; JobLocked if someone else is."""
+        path = job_dir / NAME
+        while True:
+            number = open_own(path, os.O_RDWR)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(number, path):
+                    return cls(job_dir, number, _next_epoch(number))
+                os.close(number)  # it was removed and made anew in between
+            except BlockingIOError:
+                held = _read(number)
+                os.close(number)
+                raise JobLocked(_described(job_dir, held)) from None
+            except BaseException:
+                os.close(number)
+                raise
+
+    def raise_to(self, epoch: int) -> None:
+        """Write in this epoch, unless ours is later already: a power cut may have emptied the
+        file, and an epoch that has records must never come again."""
+        self.epoch = max(self.epoch, epoch)
+
+    def check(self) -> None:
+        """Raise JobLocked if the lock file was taken away under us."""
+        if not _is_at(self._number, self._path):
+            raise JobLocked(
+                f"{self._path} was removed while this job ran, so another writer may have begun. "
+                "Nothing more is written; run the same command to continue."
+            )
+
+    def release(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+
+
+def _next_epoch(number: int) -> int:
+    """Write ourselves into the lock file, in an epoch of our own."""
+    before = _read(number)
+    epoch = 1 + (before.epoch if before else 0)
+    mine = Holder(socket.gethostname(), os.getpid(), epoch)
+    # Padded, so that a shorter text never leaves the end of a longer one behind it.
+    os.pwrite(number, json.dumps(asdict(mine)).ljust(200).encode() + b"\n", 0)
+    os.fsync(number)
+    return epoch
+
+
+def holder(job_dir: Path) -> Holder | None:
+    """Who writes the job now, if anybody."""
+    try:
+        # Without waiting for the other end of a pipe that somebody left here.
+        number = os.open(job_dir / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(number) or Holder("unknown", 0, 0)
+    finally:
+        os.close(number)
+    return None
+
+
+def _is_at(number: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(number), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read(number: int) -> Holder | None:
+    """What the lock file says; None if it is new, or was cut while it was written."""
+    try:
+        found = json.loads(os.pread(number, 4096, 0))
+        return Holder(str(found["host"]), int(found["pid"]), int(found["epoch"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _described(job_dir: Path, held: Holder | None) -> str:
+    who = f"process {held.pid} on {held.host}" if held else "another process"
+    return f"{who} is writing {job_dir}. Wait for it or stop it, or give another OUTPUT."

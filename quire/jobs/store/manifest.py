@@ -1,0 +1,182 @@
+"""The manifest of a job: everything its results depend on, on disk before the first of them.
+
+A job goes on only if what it was made from is what it is asked for now; `differences` names
+what is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.errors import CorruptJob, InvalidOption
+from quire.jobs.store import secrets
+from quire.jobs.store.bounded import read_bounded
+from quire.jobs.store.durable import write_file
+from quire.jobs.store.fields import misfits
+from quire.jobs.store.stamps import FileStamp
+
+NAME = "manifest.json"
+MOST_BYTES = 16 << 20  # some 60,000 input files; a job that somebody else made is read no further
+Status = Literal["running", "stopped", "finished"]
+Kind = Literal["generate", "choices", "batch"]
+
+# What a row's own content hash does not cover: if one of these changed, no row is the same.
+_ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
+_ABOUT_ROWS = (
+    *("version", "inputs", "input_format", "prompt", "messages", "system", "few_shot"),
+    *(
+        "continuations",
+        "schema_column",
+        "chat",
+        "id_column",
+        "where",
+        "limit",
+        "shard",
+        "sampling",
+        "settings",
+    ),
+    *("seed", "output_format", "output_column", "timings", "choice_probs"),
+)
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a job is. `inputs` and the model's files are known by size and hash, not by path."""
+
+    version: str
+    created: str  # UTC, ISO 8601
+    command: tuple[str, ...]  # what continues the job when it is run again
+    kind: Kind
+    inputs: tuple[FileStamp, ...]
+    input_format: str | None = None
+    prompt: str | None = None  # a Jinja template over the input's columns
+    messages: str | None = None  # the column with conversations
+    system: str | None = None
+    few_shot: tuple[tuple[str, str], ...] = ()  # (question, answer), rendered
+    continuations: str | tuple[str, ...] | None = None  # a column, or templates
+    schema_column: str | None = None
+    chat: bool | None = None  # None: whether the model has a chat template
+    id_column: str | None = None
+    where: str | None = None
+    limit: int | None = None
+    shard: tuple[int, int] | None = None  # (i, n), i from 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[Mapping[str, Any], ...] = ()  # further parameters, each with a "name"
+    seed: int = 0
+    model: str = ""
+    tokenizer: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+    model_files: tuple[FileStamp, ...] = ()  # known once the engine has found them
+    tokenizer_files: tuple[FileStamp, ...] = ()
+    # Options that the first engine chose, for every later one to keep: nothing is mixed.
+    arithmetic: Mapping[str, Any] = field(default_factory=dict)
+    output: str = ""
+    output_format: str = "jsonl"
+    output_column: str = "output"
+    timings: bool = False
+    choice_probs: bool = False
+    columns: tuple[str, ...] = ()  # those that the output has after the input's own
+    num_rows: int | None = None  # of the output, once all of the input was read
+    num_failed: int | None = None  # once finished
+    status: Status = "running"
+    first_epoch: int = 1  # older records belong to what the job was before it changed
+    reuse_from: int | None = None  # of those, the ones from this epoch on may be used again
+
+    def __post_init__(self) -> None:
+        # Here and not where a job begins: no way into a manifest, or out of an older one on disk,
+        # goes around it.
+        object.__setattr__(self, "options", secrets.without(self.options))
+        object.__setattr__(self, "command", secrets.described(self.command))
+
+    @classmethod
+    def load(cls, job_dir: Path) -> Manifest:
+        """The manifest in `job_dir`; FileNotFoundError where there is none."""
+        path = job_dir / NAME
+        try:
+            return _from_json(json.loads(read_bounded(path, MOST_BYTES)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CorruptJob(
+                f"{path} does not read as a manifest ({error}). Its results are in the files "
+                "beside it; give another OUTPUT, or --overwrite to begin again."
+            ) from None
+
+    def save(self, job_dir: Path) -> None:
+        data = json.dumps(asdict(self), indent=1, ensure_ascii=True).encode() + b"\n"
+        if len(data) > MOST_BYTES:
+            raise InvalidOption(
+                f"what this job is takes {len(data):,} bytes to say ({len(self.inputs):,} input "
+                f"files, {len(self.few_shot):,} examples); the most is {MOST_BYTES:,}. Join the "
+                "input into fewer files, or make several jobs of it."
+            )
+        write_file(job_dir / NAME, data)
+
+    def changed(self, **values: Any) -> Manifest:
+        return replace(self, **values)
+
+    def differences(self, now: Manifest) -> tuple[list[str], bool]:
+        """How `now` differs, one line each, and whether that is about every single row."""
+        about_every_row = list(_differing(self, now, _ABOUT_EVERY_ROW))
+        return [*_differing(self, now, _ABOUT_ROWS), *about_every_row], bool(about_every_row)
+
+
+def _from_json(found: Any) -> Manifest:
+    if not isinstance(found, dict):
+        raise ValueError("it is no object")
+    known = {f.name for f in fields(Manifest)}
+    if strange := sorted(found.keys() - known):
+        raise ValueError(f"unknown fields {', '.join(strange)}")
+    for name in ("inputs", "model_files", "tokenizer_files"):
+        found[name] = tuple(FileStamp(**each) for each in found[name])
+    found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])
+    for name in ("command", "columns", "settings", "shard", "continuations"):
+        if isinstance(found[name], list):
+            found[name] = tuple(found[name])
+    words = found["command"]
+    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+        raise ValueError("command is not what it should be")
+    if not isinstance(found["options"], dict):
+        raise ValueError("options is not what it should be")
+    made = Manifest(**found)
+    if wrong := misfits(made):
+        raise ValueError(f"{wrong[0]} is not what it should be")
+    if not all("name" in setting for setting in made.settings):
+        raise ValueError("a setting without a name")
+    return made
+
+
+def _differing(then: Manifest, now: Manifest, names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        old, new = getattr(then, name), getattr(now, name)
+        if name in ("inputs", "model_files", "tokenizer_files"):
+            yield from _differing_files(name, old, new)
+        elif isinstance(old, Mapping):
+            for key in sorted({*old, *new}):
+                if old.get(key) != new.get(key):
+                    yield f"{name}.{key}: {_shown(old.get(key))} -> {_shown(new.get(key))}"
+        elif old != new:
+            yield f"{name}: {_shown(old)} -> {_shown(new)}"
+
+
+def _differing_files(
+    name: str, old: tuple[FileStamp, ...], new: tuple[FileStamp, ...]
+) -> Iterable[str]:
+    """Files that nobody has looked at yet (no stamps) are no difference."""
+    if not old or not new:
+        return
+    if len(old) != len(new):
+        yield f"{name}: {len(old)} files -> {len(new)} files"
+        return
+    for before, after in zip(old, new, strict=True):
+        if not before.same_as(after):
+            change = f"{before.described} -> {after.described}"
+            yield f"{name}: {after.path} is not what it was ({change})"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

@@ -1,0 +1,105 @@
+"""Where a job lives: beside its OUTPUT, or in the directory it was given.
+
+An OUTPUT has one job. Where that lives elsewhere, a small file in the place it would else have
+says where, so that a second job for the same OUTPUT is refused and readers find the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from quire.errors import CorruptJob, InvalidOption
+from quire.jobs.store.bounded import read_bounded
+from quire.jobs.store.durable import write_file
+from quire.jobs.store.manifest import NAME as MANIFEST
+from quire.jobs.store.manifest import Manifest
+
+SUFFIX = ".quire"
+_LONGEST_POINTER = 1 << 16  # bytes
+
+
+def job_dir_for(output: Path) -> Path:
+    """The directory that the job of this output has unless it is given another."""
+    return output.with_name(output.name + SUFFIX)
+
+
+def job_dir_of(path: str | Path) -> Path:
+    """The job directory of an OUTPUT, or the directory itself."""
+    path = Path(path)
+    beside = job_dir_for(path)
+    for directory in (path, beside):
+        if (directory / MANIFEST).is_file():
+            return directory
+    if (elsewhere := _job_elsewhere(path)) is not None:
+        return elsewhere
+    raise InvalidOption(
+        f"there is no job at {path}: neither {path / MANIFEST} nor {beside / MANIFEST} exists. "
+        "Give the OUTPUT of a `quire run`, or its job directory.",
+        parameter="job",
+        value=str(path),
+    )
+
+
+def refuse_second_job(output: Path, job_dir: Path) -> None:
+    """Raise InvalidOption if another directory than `job_dir` is the job of this output."""
+    usual = job_dir_for(output)
+    other = _job_elsewhere(output)
+    if other is None and usual.is_dir():
+        other = usual
+    if other is None or _same(other, job_dir):
+        return
+    raise InvalidOption(
+        f"{output} is the OUTPUT of another job, in {other}, and each would overwrite what the "
+        f"other wrote. Give another OUTPUT, or go on with that job (--job {other}).",
+        parameter="output",
+        value=str(output),
+    )
+
+
+def claim(output: Path, job_dir: Path) -> None:
+    """Say beside the output where its job is, unless it is there itself."""
+    usual = job_dir_for(output)
+    if _same(usual, job_dir):
+        return
+    refuse_second_job(output, job_dir)
+    if _job_elsewhere(output) is None:
+        write_file(usual, json.dumps({"job": str(job_dir.absolute())}).encode() + b"\n")
+
+
+def give_up_stale_claim(output: Path) -> None:
+    """Remove the file that says where the job is if none is there any more, so that a directory
+    can be made in its place."""
+    usual = job_dir_for(output)
+    if usual.is_file() and not usual.is_symlink() and _pointed_at(usual) is not None:
+        usual.unlink()
+
+
+def _job_elsewhere(output: Path) -> Path | None:
+    """The job that a file beside the output names, if that job says the same of the output: a
+    file that somebody left here leads to no other job."""
+    found = _pointed_at(job_dir_for(output))
+    if found is None:
+        return None
+    try:
+        named = Path(Manifest.load(found).output)
+    except (OSError, CorruptJob):
+        return None
+    is_ours = named.name == output.name and _same(named.parent, output.absolute().parent)
+    return found if is_ours else None
+
+
+def _pointed_at(pointer: Path) -> Path | None:
+    try:
+        found = json.loads(read_bounded(pointer, _LONGEST_POINTER))
+        return Path(found["job"])
+    except (OSError, CorruptJob, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return one.absolute() == other.absolute()

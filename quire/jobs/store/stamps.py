@@ -1,0 +1,88 @@
+"""Whether a file is still the same: by its stamp if nothing touched it, else by its hash.
+
+A stamp (inode, size, times of change) cannot stay the same when bytes change, so a job that goes
+on does not read gigabytes again to learn that nothing happened. A copy has another stamp, and
+then the hash decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """One file as it was found; `sha256` is filled in once somebody has read all of it."""
+
+    path: str
+    size: int
+    stamp: str
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> FileStamp:
+        found = os.stat(path)
+        stamp = f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+        return cls(str(path), found.st_size, stamp)
+
+    def hashed(self) -> FileStamp:
+        """The same with its hash, read now if it is not known; without it if the file is no longer
+        the one that was found."""
+        if self.sha256 is not None:
+            return self
+        path = Path(self.path)
+        found = _hash_of_blob(path) or sha256_of(path)
+        is_same = FileStamp.of(path).stamp == self.stamp
+        return replace(self, sha256=found) if is_same else self
+
+    def same_as(self, now: FileStamp) -> bool:
+        """Whether `now` is the same bytes. A hash that was never taken proves nothing, so a file
+        with another stamp is then another file."""
+        if self.size != now.size:
+            return False
+        if self.stamp == now.stamp:
+            return True
+        return self.sha256 is not None and self.sha256 == now.hashed().sha256
+
+    @property
+    def described(self) -> str:
+        return f"{self.size} bytes" + (f", sha256 {self.sha256[:12]}" if self.sha256 else "")
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hash_of_blob(path: Path) -> str | None:
+    """The Hub's cache names large files by their SHA-256: there is nothing to compute."""
+    if not path.is_symlink():
+        return None
+    name = Path(os.readlink(path)).name
+    is_hash = len(name) == 64 and all(c in "0123456789abcdef" for c in name)
+    return name if is_hash else None
+
+
+class Hashing(threading.Thread):
+    """Hashes files aside while other work goes on; read `files` when it is no longer alive."""
+
+    def __init__(self, files: Iterable[FileStamp]) -> None:
+        super().__init__(name="quire-hashing", daemon=True)
+        self.files = tuple(files)
+        self.start()
+
+    def run(self) -> None:
+        # A file that went away stays without a hash; who reads its rows will tell.
+        with suppress(OSError):
+            self.files = tuple(file.hashed() for file in self.files)

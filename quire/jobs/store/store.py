@@ -1,0 +1,80 @@
+"""Everything there is to read about a job, without an engine: manifest, results, metrics, table.
+
+    OUTPUT.quire/
+        manifest.json          what the job is
+        results-00001.jsonl    one checked record per finished row, in the order they finished
+        errors.jsonl           the same for rows that failed
+        metrics.jsonl          a line a second from the engine
+        lock                   who writes
+
+Other rooms build on these names; the modules beside this one are how it is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quire.jobs.input.prompts import rendered_prompt
+from quire.jobs.output.table import read_batches, read_rows, read_table
+from quire.jobs.store.bounded import bounded_lines
+from quire.jobs.store.lock import holder
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.place import job_dir_of
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.segments import RecordReader, scan
+from quire.jobs.store.stamps import FileStamp
+
+METRICS = "metrics.jsonl"
+_LONGEST_METRICS = 1 << 16  # bytes of a line
+
+__all__ = [
+    "METRICS",
+    "FileStamp",
+    "Manifest",
+    "ResultRecord",
+    "is_running",
+    "job_dir_of",
+    "read_batches",
+    "read_errors",
+    "read_metrics",
+    "read_results",
+    "read_rows",
+    "read_table",
+    "rendered_prompt",
+]
+
+
+def is_running(job_dir: Path) -> bool:
+    """Whether some process writes this job now."""
+    return holder(job_dir) is not None
+
+
+def read_results(job_dir: str | Path) -> Iterator[ResultRecord]:
+    """Every finished row once, in the order of rows: the failed ones too, a success wins."""
+    job_dir = job_dir_of(job_dir)
+    found = scan(job_dir, first_epoch=Manifest.load(job_dir).first_epoch)
+    with RecordReader(job_dir) as reader:
+        for position in found.index.positions():
+            yield reader.read(position)
+
+
+def read_errors(job_dir: str | Path) -> Iterator[ResultRecord]:
+    """The rows that failed and did not succeed since."""
+    return (record for record in read_results(job_dir) if record.failed)
+
+
+def read_metrics(job_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """The engine's lines, a second apart; a line that a kill has cut is left out."""
+    path = job_dir_of(job_dir) / METRICS
+    if not path.exists():
+        return
+    for line in bounded_lines(path, _LONGEST_METRICS):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found

@@ -1,0 +1,1 @@
+"""A running job: its engine, what is in flight, what failed, and when to stop."""

@@ -1,0 +1,134 @@
+"""How a job goes, on stderr: a live line in a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import IO, Any
+
+from quire.base.notes import note
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.supervise.metrics import MetricsFile
+from quire.jobs.wire import Message
+from quire.safe_text import one_line, without_secrets
+
+_OURS = "quire: "
+PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
+ALL_FAILED = 64  # rows, from the first on: then it is hardly the rows
+
+
+class Progress:
+    """Counts results and shows them; the engine's metrics go to their file."""
+
+    def __init__(
+        self, metrics: MetricsFile, *, show: bool = True, stream: IO[str] | None = None
+    ) -> None:
+        self._metrics, self._show = metrics, show
+        self._stream = sys.stderr if stream is None else stream
+        self._live: _Live | None = None
+        self.total: int | None = None  # work rows, once somebody knows
+        self.before = 0  # of these, done by earlier runs
+        self.num_ok = self.num_failed = self.prompt_tokens = self.output_tokens = 0
+        self._began = self._shown_at = time.monotonic()
+        if show and self._stream.isatty():
+            self._live = _Live(self._stream)
+
+    def note(self, line: str) -> None:
+        """A line of the engine's, or about it; it may quote rows, files and what a library says."""
+        line = one_line(without_secrets(line))
+        if self._live is not None:
+            self._live.print(line)
+        elif line.startswith(_OURS):
+            note(line.removeprefix(_OURS))  # to the program's own logging, if it has one
+        elif line:
+            print(line, file=self._stream, flush=True)
+
+    def result(self, record: ResultRecord) -> None:
+        if record.failed:
+            self.num_failed += 1
+            if self.num_failed == ALL_FAILED and not self.num_ok + self.before:
+                self.note(
+                    f"quire: the first {ALL_FAILED} rows all failed, the last one with "
+                    f"{record.error_type}: {record.error}. If that is the job's fault, stop it "
+                    "with Ctrl-C."
+                )
+        else:
+            self.num_ok += 1
+            self.prompt_tokens += record.prompt_tokens
+            self.output_tokens += record.output_tokens
+
+    def metrics(self, message: Message) -> None:
+        self._metrics.append(message)
+
+    def tick(self) -> None:
+        if not self._show:
+            return
+        now = time.monotonic()
+        if self._live is not None and now - self._shown_at >= LIVE_SECONDS:
+            self._live.show(self.line(now), self._share())
+            self._shown_at = now
+        elif self._live is None and now - self._shown_at >= PLAIN_SECONDS:
+            print(self.line(now), file=self._stream, flush=True)
+            self._shown_at = now
+
+    def line(self, now: float) -> str:
+        """4,812/11,689 rows  18.9 rows/s  610 tok/s  ok 4,809  failed 3  ETA 6:04"""
+        new = self.num_ok + self.num_failed
+        done, seconds = self.before + new, max(now - self._began, 1e-9)
+        total = "" if self.total is None else f"/{self.total:,}"
+        parts = [
+            f"{done:,}{total} rows",
+            f"{new / seconds:,.1f} rows/s",
+            f"{self.output_tokens / seconds:,.0f} tok/s",
+            f"ok {self.num_ok:,}",
+            f"failed {self.num_failed:,}",
+        ]
+        if self.total is not None and new:
+            left = (self.total - done) * seconds / new
+            parts.append(f"ETA {_clock(left)}")
+        return "  ".join(parts)
+
+    def _share(self) -> float | None:
+        if not self.total:
+            return None
+        return (self.before + self.num_ok + self.num_failed) / self.total
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+        self._metrics.close()
+
+
+class _Live:
+    """One line that is written again and again, by rich."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live("", console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def show(self, line: str, share: float | None) -> None:
+        from rich.columns import Columns
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        parts: list[Any] = [Text(line)]
+        if share is not None:
+            parts.insert(0, ProgressBar(total=1.0, completed=share, width=24))
+        self._live.update(Columns(parts), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,1 +1,0 @@
-"""LoRA adapters: the name of a request for one. Nothing runs them yet."""

@@ -1,0 +1,1 @@
+"""Parameters beside SamplingParams, and the rules that every parameter keeps."""

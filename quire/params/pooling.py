@@ -1,0 +1,134 @@
+"""Pooling models (embedding, classification, scoring): their parameters and outputs.
+
+The names exist so that scripts import and make them; `LLM.encode`, `embed`, `classify` and
+`score` refuse to run until such models are built.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from quire.errors import InvalidParams
+from quire.params.output_kind import RequestOutputKind
+from quire.params.rules import truth, whole
+
+
+@dataclass(slots=True)
+class PoolingParams:
+    """What a pooling model is asked for."""
+
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    task: str | None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    extra_kwargs: dict[str, Any] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+
+    def __post_init__(self) -> None:
+        if self.dimensions is not None:
+            self.dimensions = whole(InvalidParams, "dimensions", self.dimensions, low=1)
+        for name in ("use_activation", "skip_reading_prefix_cache"):
+            if getattr(self, name) is not None:
+                truth(InvalidParams, name, getattr(self, name))
+
+    def clone(self) -> PoolingParams:
+        return copy.deepcopy(self)
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """What a pooling model computed: an array or tensor."""
+
+    data: Any
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> EmbeddingOutput:
+        return EmbeddingOutput(_vector(pooling_output))
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    probs: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ClassificationOutput:
+        return ClassificationOutput(_vector(pooling_output))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    score: float
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ScoringOutput:
+        (score,) = _vector(pooling_output)
+        return ScoringOutput(score)
+
+
+Pooled = TypeVar("Pooled")
+
+
+class PoolingRequestOutput(Generic[Pooled]):
+    """What a pooling model says about one prompt."""
+
+    def __init__(
+        self,
+        request_id: str,
+        outputs: Pooled,
+        prompt_token_ids: list[int],
+        num_cached_tokens: int,
+        finished: bool,
+    ) -> None:
+        self.request_id = request_id
+        self.outputs = outputs
+        self.prompt_token_ids = prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.finished = finished
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
+            f"prompt_token_ids={self.prompt_token_ids!r}, finished={self.finished})"
+        )
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """An embedding of one prompt."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The class probabilities of one prompt."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The score of one pair of texts."""
+
+
+def _vector(pooling_output: PoolingOutput) -> list[float]:
+    data = pooling_output.data
+    values = data.tolist() if hasattr(data, "tolist") else data
+    return [values] if isinstance(values, float) else list(values)

@@ -1,0 +1,320 @@
+"""The page: figures and tables written here, rows and curves drawn by the browser.
+
+Everything that comes from the data is escaped or compressed; the content policy lets exactly our
+own scripts run, known by their hashes, and lets nothing reach the network.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from quire.base.version import __version__
+from quire.errors import InvalidOption
+from quire.evals.scoring.scores import MetricScore, RowScore, read_row_scores, read_scores
+from quire.jobs.output.results import StoredRow, StoredRun
+from quire.jobs.refusals import refuse_over_run
+from quire.jobs.store.durable import write_file
+from quire.jobs.store.store import read_metrics
+from quire.report import rows as page_rows
+from quire.report.compare import Comparison, compare, pairs
+from quire.report.facts import Gathering, RunFacts
+from quire.report.histogram import Histogram
+from quire.report.series import Chart, Series, series_of
+from quire.report.tiles import Tile, described, tiles, written
+
+ASSETS = Path(__file__).parent / "assets"
+MOST_ROWS = 10_000
+_SCORES_HELD = 100_000  # of each metric and run, at least
+_GENERATOR, _HEAD = b'<meta name="generator" content="quire ', 4096  # found in so many first bytes
+_UPLOT = "uplot/uPlot.iife.min.js"
+_SCRIPTS = ("base.js", "charts.js", "diff.js", "rows.js", "detail.js", "browser.js")
+_STYLES = ("uplot/uPlot.min.css", "report.css")
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """One run as the template needs it; `number` is its place on the page."""
+
+    number: int
+    name: str
+    output: str
+    status: str | None
+    command: str
+    prompt: str | None
+    written: str
+    described: Sequence[tuple[str, str]]
+    tiles: Sequence[Tile]
+    facts: RunFacts
+    series: Series
+    scores: Sequence[MetricScore]
+
+    @property
+    def num_endings(self) -> int:
+        return sum(count for _, count in self.facts.finish_reasons) + self.facts.num_failed
+
+
+def write_report(
+    runs: Sequence[StoredRun],
+    target: Path,
+    *,
+    max_rows: int = MOST_ROWS,
+    on: str | None = None,
+    truth: str | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write the page of one run, or of two side by side; the number of bytes it has. An older
+    page is replaced, any other file only with `overwrite`."""
+    for run in runs:
+        refuse_over_run(run, target)
+    if not overwrite and os.path.lexists(target) and not _is_page(target):
+        raise InvalidOption(
+            f"{target} exists and is no report; --overwrite replaces it",
+            parameter="output",
+            value=str(target),
+        )
+    html = report(runs, max_rows=max_rows, on=on, truth=truth).encode("utf-8", "replace")
+    write_file(target, html, shared=True)
+    return len(html)
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return _GENERATOR in file.read(_HEAD)
+
+
+def report(
+    runs: Sequence[StoredRun],
+    *,
+    max_rows: int = MOST_ROWS,
+    on: str | None = None,
+    truth: str | None = None,
+) -> str:
+    """The page as text."""
+    gatherings = [Gathering() for _ in runs]
+    scores = [read_scores(run.home) for run in runs]
+    truth = truth or _truth_column(runs[0])
+    chunks: list[tuple[int, str]] = []
+    comparison: Comparison | None = None
+    if len(runs) == 1:
+        chosen = _single(runs[0], gatherings[0], scores[0], truth, max_rows)
+        chunks = list(page_rows.chunks(chosen, [_names(scores[0])]))
+        for _ in chosen:  # also the rows that the page has no room for are counted
+            pass
+    else:
+        chosen = _double(runs, scores, truth, on, max_rows)
+        chunks = list(page_rows.chunks(islice(chosen, max_rows), [_names(s) for s in scores]))
+        comparison = compare(runs[0], runs[1], on)
+        for gathering, run in zip(gatherings, runs, strict=True):
+            for _ in gathering.watch(run):
+                pass
+    shown = [
+        _page_run(number, run, gathering.facts(), found)
+        for number, (run, gathering, found) in enumerate(zip(runs, gatherings, scores, strict=True))
+    ]
+    return _render(shown, chunks, comparison)
+
+
+def _names(scores: Sequence[MetricScore]) -> list[str]:
+    return [score.metric for score in scores]
+
+
+def _truth_column(run: StoredRun) -> str | None:
+    """The column that scores were made with, where they say."""
+    found = [score.truth for score in read_scores(run.home) if score.truth]
+    return found[0] if found else None
+
+
+def _scored(
+    run: StoredRun, rows: Iterator[StoredRow], scores: Sequence[MetricScore]
+) -> Iterator[tuple[StoredRow, dict[str, RowScore]]]:
+    """Rows with their scores, which are in the same order but may stop earlier."""
+    files = {score.metric: read_row_scores(run.home, score.metric) for score in scores}
+    heads = {metric: next(file, None) for metric, file in files.items()}
+    for row in rows:
+        found = {}
+        for metric, file in files.items():
+            head = heads[metric]
+            while head is not None and head.row < row.record.row:
+                head = next(file, None)
+            heads[metric] = head
+            if head is not None and head.row == row.record.row:
+                found[metric] = head
+        yield row, found
+
+
+def _single(
+    run: StoredRun,
+    gathering: Gathering,
+    scores: Sequence[MetricScore],
+    truth: str | None,
+    max_rows: int,
+) -> Iterator[page_rows.PageRow]:
+    """The rows that are shown; all are watched."""
+    watched = gathering.watch(run)
+    for row, found in _scored(run, islice(watched, max_rows), scores):
+        yield page_rows.page_row(run, row.record.key, row, [(row, found)], truth)
+    for _ in watched:
+        pass
+
+
+def _double(
+    runs: Sequence[StoredRun],
+    scores: Sequence[Sequence[MetricScore]],
+    truth: str | None,
+    on: str | None,
+    max_rows: int,
+) -> Iterator[page_rows.PageRow]:
+    # Pairs come in the order of the first run, and mostly in that of the second: the scores of the
+    # rows that are shown are among the first ones.
+    most = max(_SCORES_HELD, 2 * max_rows)
+
+    def held(run: StoredRun, name: str) -> dict[int, RowScore]:
+        return {score.row: score for score in islice(read_row_scores(run.home, name), most)}
+
+    kept = [
+        {name: held(run, name) for name in _names(found)}
+        for run, found in zip(runs, scores, strict=True)
+    ]
+
+    def side(number: int, row: StoredRow | None) -> tuple[StoredRow, dict[str, RowScore]] | None:
+        if row is None:
+            return None
+        found = {
+            name: by_row[row.record.row]
+            for name, by_row in kept[number].items()
+            if row.record.row in by_row
+        }
+        return row, found
+
+    for key, mine, theirs in pairs(runs[0], runs[1], on):
+        asked = mine or theirs
+        if asked is not None:
+            owner = runs[0] if mine is not None else runs[1]
+            sides = [side(0, mine), side(1, theirs)]
+            yield page_rows.page_row(owner, key, asked, sides, truth)
+
+
+def _page_run(
+    number: int, run: StoredRun, facts: RunFacts, scores: Sequence[MetricScore]
+) -> PageRun:
+    manifest = run.manifest
+    series = series_of(read_metrics(run.home) if manifest else ())
+    return PageRun(
+        number=number,
+        name=run.name,
+        output=Path(manifest.output).name if manifest else run.path.name,
+        status=manifest.status if manifest else None,
+        command=shlex.join(manifest.command) if manifest else "",
+        prompt=manifest.prompt if manifest else None,
+        written=written(manifest),
+        described=described(manifest) if manifest else (),
+        tiles=tiles(manifest, facts, series, scores),
+        facts=facts,
+        series=series,
+        scores=scores,
+    )
+
+
+def _render(
+    runs: Sequence[PageRun], chunks: Sequence[tuple[int, str]], comparison: Comparison | None
+) -> str:
+    total = runs[0].facts.num_rows
+    if comparison is not None:
+        total = comparison.num_both + comparison.num_only_first + comparison.num_only_second
+    num = sum(count for count, _ in chunks)
+    data = {
+        "runs": [{"name": run.name, "series": asdict(run.series)} for run in runs],
+        "rows": {"num": num, "chunks": [text for _, text in chunks]},
+    }
+    scripts = [_licensed(_asset(_UPLOT)), *(_asset(name) for name in _SCRIPTS)]
+    return _template().render(
+        title=" and ".join(dict.fromkeys(run.name for run in runs)),
+        version=__version__,
+        policy=_policy([_asset("theme.js"), *scripts]),
+        theme=Markup(_asset("theme.js")),
+        styles=Markup("\n".join(_asset(name) for name in _STYLES)),
+        scripts=[Markup(script) for script in scripts],
+        data=Markup(page_rows.as_json(data)),
+        runs=runs,
+        comparison=comparison,
+        has_scores=any(run.scores for run in runs),
+        has_charts=any(run.series.charts for run in runs),
+        has_failures=any(run.facts.causes for run in runs),
+        rows={"num": num, "total": total},
+        rows_left_out=num < total,
+    )
+
+
+def _licensed(uplot: str) -> str:
+    """Every page is a copy of uPlot, so every page carries its notice."""
+    return f"/*\n{_asset('uplot/LICENSE')}*/\n{uplot}"
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Our scripts by hash, our styles, and nothing else: no network, no frames, no other code."""
+    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=_number, score=_score, seconds=_seconds, marks=_marks, described=_described
+    )
+    return environment.get_template("page.html.jinja")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def _score(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _marks(histogram: Histogram) -> list[int]:
+    """Which edges get a figure: the ends and a few between."""
+    num = len(histogram.counts)
+    step = max(1, round(num / 4))
+    inner = [at for at in range(step, num, step) if num - at >= step / 2]
+    return [0, *inner, num]
+
+
+def _described(chart: Chart) -> str:
+    """The curves in words, for who cannot see them."""
+    parts = []
+    for line in chart.lines:
+        values = [value for value in line.values if value is not None]
+        mean = sum(values) / len(values)
+        parts.append(f"{line.label} {_number(mean)}{chart.unit} on average, at most {max(values)}")
+    return f"{chart.title}: {'; '.join(parts)}"

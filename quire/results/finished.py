@@ -1,0 +1,282 @@
+"""From finished sequences to what the caller gets: text, logprobs, timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from quire.inputs.answers import read_answer
+from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
+from quire.inputs.tokenizer import Tokenizer
+from quire.inputs.tool_calls import ParsedAnswer
+from quire.results.logprob_dicts import CONTEXT, ScoredTokens
+from quire.logprobs import (
+    FlatLogprobs,
+    LazyLogprobs,
+    LogprobsOnePosition,
+    PromptLogprobs,
+    SampleLogprobs,
+)
+from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
+from quire.results.path_scores import PathScores, no_choice
+from quire.request import Choices, Ints, Request
+from quire.sampling.choices import choose, normalised
+from quire.scheduler.commit import Grown
+from quire.scheduler.sequence import Sequence
+from quire.step import Scores
+from quire.results.text_watch import Shown, StopWatch
+
+Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
+
+
+class Results:
+    """Makes RequestOutputs; with no tokenizer, outputs without text."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _token_texts(self) -> TokenTexts | None:
+        return None if self._tokenizer is None else TokenTexts(self._tokenizer)
+
+    def watch(self, request: Request) -> StopWatch | None:
+        """What follows the text of one sample, where its stop strings or its readers need that."""
+        is_read = request.watched and request.params.detokenize
+        if self._tokenizer is None or not (request.params.stop or is_read):
+            return None
+        return StopWatch(self._tokenizer, request)
+
+    def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
+        """The result of one request, all samples of it ended."""
+        if request.choices is not None:
+            return self._chosen_output(request, request.choices, samples)
+        if request.continuations:
+            return _scored_output(request, samples)
+        texts = self._texts(samples)
+        first = samples[0]
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids,
+            self._prompt_logprobs(first),
+            [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
+            True,
+            _metrics(request, samples),
+            num_cached_tokens=first.num_cached,
+            error=next((s.error for s in samples if s.error), None),
+        )
+
+    def _chosen_output(
+        self, request: Request, choices: Choices, samples: Many[Sequence]
+    ) -> RequestOutput:
+        """A choice for each answer that was asked for, by the scores of all choices."""
+        error, chances = next((s.error for s in samples if s.error), None), None
+        answers = [Sequence(request, i, finish_reason="error") for i in range(request.params.n)]
+        texts = [""] * len(answers)
+        if error is None:
+            scores = PathScores(samples)
+            logprobs = scores.of_choices(choices)
+            error = None if logprobs.max() > -np.inf else no_choice()
+        if error is None:
+            chances = ChoiceChances(choices.texts, normalised(logprobs))
+            numbers = choose(logprobs, request.params, request.noise_key, request.num_prompt)
+            answers = [scores.answer(request, choices, n, i) for i, n in enumerate(numbers)]
+            if request.params.detokenize:
+                texts = [choices.texts[number] for number in numbers]
+        metrics = _metrics(request, samples)
+        metrics.num_generation_tokens = sum(len(answer.output_ids) for answer in answers)
+        metrics.first_token_ts = metrics.last_token_ts  # all of it comes at once
+        metrics.first_token_latency = max(metrics.last_token_ts - metrics.queued_ts, 0.0)
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids,
+            None,
+            [self._completion(a, text) for a, text in zip(answers, texts, strict=True)],
+            True,
+            metrics,
+            num_cached_tokens=samples[0].num_cached,
+            error=error,
+            choice_chances=chances,
+        )
+
+    def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
+        """What samples of a watched request have written so far."""
+        answers = []
+        for one in grown:
+            sequence = one.sequence
+            first = shown.num_tokens(sequence.sample) if shown.only_new else 0
+            answers.append(shown.show(self._so_far(sequence, one.output_ids, first), first))
+        samples = [one.sequence for one in grown]
+        return RequestOutput(
+            str(request.number),
+            request.prompt,
+            request.prompt_ids,
+            None,
+            answers,
+            False,
+            _metrics(request, samples),
+            num_cached_tokens=samples[0].num_cached,
+        )
+
+    def _so_far(self, sequence: Sequence, output_ids: Ints, first: int) -> CompletionOutput:
+        watch = sequence.watch
+        text = watch.shown() if isinstance(watch, StopWatch) else ""
+        if sequence.finish_reason is not None:
+            [text] = self._texts([sequence])
+        logprobs = self._sample_logprobs(sequence, output_ids)
+        return CompletionOutput(
+            index=sequence.sample,
+            text=text,
+            token_ids=output_ids[first:].tolist(),
+            cumulative_logprob=None if logprobs is None else _total(sequence.logprobs),
+            logprobs=None if logprobs is None else logprobs[first:],
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            content=text,
+        )
+
+    def cancelled(self, request: Request) -> RequestOutput:
+        """The output of a request that gave up while another computed its answer."""
+        answers = [
+            CompletionOutput(sample, "", [], None, None, finish_reason="abort")
+            for sample in range(request.params.n)
+        ]
+        return RequestOutput(
+            str(request.number), request.prompt, request.prompt_ids, None, answers, True
+        )
+
+    def _texts(self, samples: Many[Sequence]) -> list[str]:
+        tokenizer, params = self._tokenizer, samples[0].request.params
+        if tokenizer is None or not params.detokenize:
+            return [""] * len(samples)
+        if isinstance(samples[0].watch, StopWatch):
+            return [s.watch.text() for s in samples if isinstance(s.watch, StopWatch)]
+        return completion_texts(
+            tokenizer,
+            [(s.request.prompt_ids, _shown_ids(s)) for s in samples],
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+
+    def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
+        logprobs = self._sample_logprobs(sequence, sequence.output_ids)
+        parts = self._parts(sequence, text)
+        return CompletionOutput(
+            index=sequence.sample,
+            text=text,
+            token_ids=sequence.output_ids.tolist(),
+            cumulative_logprob=(None if logprobs is None else _total(sequence.logprobs)),
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            content=parts.content,
+            reasoning=parts.reasoning,
+            tool_calls=parts.tool_calls,
+        )
+
+    def _parts(self, sequence: Sequence, text: str) -> ParsedAnswer:
+        """The text taken apart, where the request wants that."""
+        reading, tokenizer = sequence.request.reading, self._tokenizer
+        is_chosen = sequence.request.choices is not None  # it is the answer, and nothing else
+        if reading is None or tokenizer is None or not text or is_chosen:
+            return ParsedAnswer(None, text)
+        ids = _shown_ids(sequence)
+        is_whole = not (isinstance(sequence.watch, StopWatch) and sequence.watch.is_cut)
+        if is_whole and not tokenizer.special_ids.isdisjoint(ids.tolist()):
+            # Some models mark calls and reasoning by tokens that a text leaves out.
+            marked = completion_text(
+                tokenizer,
+                sequence.request.prompt_ids,
+                ids,
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
+            )
+            parts = read_answer(marked, reading)
+            if parts.tool_calls or parts.reasoning is not None:
+                return parts
+        return read_answer(text, reading)
+
+    def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
+        if sequence.request.params.prompt_logprobs is None:
+            return None
+        entries = self._scored(sequence, sequence.scores, sequence.request.prompt_ids, first=1)
+        if entries.is_wide and not sequence.request.params.flat_logprobs:
+            lazy = entries.lazily()
+            # Nothing comes before the first token that could predict it.
+            return LazyLogprobs(len(lazy) + 1, lambda i: lazy[i - 1] if i else None)
+        return _flat_if_asked(sequence, [None, *entries.dicts()])
+
+    def _sample_logprobs(self, sequence: Sequence, output_ids: Ints) -> SampleLogprobs | None:
+        request = sequence.request
+        if request.params.num_logprobs is None:
+            return None
+        tail = request.prompt_ids[-CONTEXT:]
+        ids = np.concatenate([tail, output_ids])
+        ranked = request.params.logprob_token_ids is None
+        entries = self._scored(sequence, sequence.logprobs, ids, first=len(tail), ranked=ranked)
+        if entries.is_wide and not request.params.flat_logprobs:
+            return entries.lazily()
+        return _flat_if_asked(sequence, entries.dicts())
+
+    def _scored(
+        self, sequence: Sequence, parts: Many[Scores], ids: Ints, *, first: int, ranked: bool = True
+    ) -> ScoredTokens:
+        texts = self._token_texts if sequence.request.params.detokenize else None
+        return ScoredTokens(parts, ids, first, ranked, texts)
+
+
+def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
+    """The scores of each continuation; None if any of them failed."""
+    error = next((s.error for s in samples if s.error), None)
+    return RequestOutput(
+        str(request.number),
+        None,
+        request.prompt_ids,
+        None,
+        [],
+        True,
+        _metrics(request, samples),
+        num_cached_tokens=samples[0].num_cached,
+        error=error,
+        continuation_scores=None if error else PathScores(samples).of_continuations(),
+    )
+
+
+def _total(parts: Many[Scores]) -> float:
+    return float(sum(sum(part.logprobs.tolist()) for part in parts))
+
+
+def _flat_if_asked(sequence: Sequence, listed: Listed) -> Listed | FlatLogprobs:
+    if not sequence.request.params.flat_logprobs:
+        return listed
+    flat = FlatLogprobs()
+    flat.extend(listed)
+    return flat
+
+
+def _shown_ids(sequence: Sequence) -> Ints:
+    """The tokens that make the text: a token that stopped the answer is not part of it."""
+    request, ids = sequence.request, sequence.output_ids
+    if sequence.finish_reason != "stop" or request.params.include_stop_str_in_output:
+        return ids
+    stopped_by_token = int(ids[-1]) in request.eos_ids | request.stop_ids
+    return ids[:-1] if stopped_by_token else ids
+
+
+def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:
+    timings = [s.timings for s in samples]
+    first, queued = min(t.first_token for t in timings), timings[0].queued
+    return RequestStateStats(
+        num_generation_tokens=sum(len(s.output_ids) for s in samples),
+        arrival_time=request.arrival,
+        queued_ts=queued,
+        scheduled_ts=timings[0].scheduled,
+        first_token_ts=first,
+        last_token_ts=max(t.last_token for t in timings),
+        first_token_latency=first - queued if first else 0.0,
+        is_corrupted=any(s.error is not None for s in samples),
+    )

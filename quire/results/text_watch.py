@@ -1,0 +1,94 @@
+"""The text of an answer while it is written: where a stop string cuts it, and what was shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.inputs.detokenize import Detokenizer
+from quire.inputs.tokenizer import Tokenizer
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.request import Request
+from quire.sampling_params import RequestOutputKind
+from quire.results.stop_strings import StopMatch, StopStrings
+
+
+class StopWatch:
+    """Follows one answer's text as it is written, and finds where a stop string cuts it.
+
+    What `shown` returns only ever grows, and `text` begins with it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+        params = request.params
+        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
+        self._text = Detokenizer(
+            tokenizer,
+            request.prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._pieces: list[str] = []
+        self._num_tokens, self._min_tokens = 0, params.min_tokens
+        self._match: StopMatch | None = None
+
+    def feed(self, token_ids: list[int]) -> str | None:
+        piece = self._text.push(token_ids)
+        self._pieces.append(piece)
+        self._num_tokens += len(token_ids)
+        if self._num_tokens < self._min_tokens:
+            self._stops.skip(piece)
+            return None
+        self._match = self._stops.feed(piece)
+        return self._match.stop if self._match else None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string was found."""
+        return self._match is not None
+
+    def shown(self) -> str:
+        """The text so far, without what may still become part of a stop string."""
+        text = "".join(self._pieces)
+        return text[: len(text) - self._stops.num_open()]
+
+    def text(self) -> str:
+        """The whole text of an answer that ended, cut where a stop string was found."""
+        if self._match is not None:
+            return "".join(self._pieces)[: self._match.cut_at]
+        self._pieces.append(self._text.finish())
+        return "".join(self._pieces)
+
+
+class Shown:
+    """How much of a watched request's answers its reader has: tokens and characters by sample."""
+
+    def __init__(self, request: Request) -> None:
+        self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
+        self._tokens: dict[int, int] = {}
+        self._characters: dict[int, int] = {}
+
+    def num_tokens(self, sample: int) -> int:
+        return self._tokens.get(sample, 0)
+
+    def show(self, answer: CompletionOutput, first: int) -> CompletionOutput:
+        """The answer, whose tokens begin with number `first`, as the reader wants it."""
+        sample, text = answer.index, answer.text
+        before = self._characters.get(sample, 0)
+        self._tokens[sample] = first + len(answer.token_ids)
+        self._characters[sample] = len(text)
+        return replace(answer, text=text[before:]) if self.only_new else answer
+
+    def last(self, output: RequestOutput) -> RequestOutput:
+        """The finished output as the reader wants it."""
+        if self.only_new:
+            output.outputs = [self._rest(answer) for answer in output.outputs]
+        return output
+
+    def _rest(self, answer: CompletionOutput) -> CompletionOutput:
+        first = self.num_tokens(answer.index)
+        rest = replace(
+            answer,
+            token_ids=answer.token_ids[first:],
+            logprobs=None if answer.logprobs is None else answer.logprobs[first:],
+        )
+        return self.show(rest, first)

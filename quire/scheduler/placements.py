@@ -1,0 +1,320 @@
+"""Sequences in rows, rows over blocks: what begins, grows, forks and ends a placement.
+
+A block with more than one holder is never written. Forked sequences share every block of
+their common past, the partly filled last one too; the first to write into it takes a fresh
+block, and the plan carries the copy. The last holder writes in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.cache.pool import BlockPool
+from quire.cache.prefix import Past
+from quire.request import Ints
+from quire.scheduler.rows import NOT_STALE, Rows
+from quire.scheduler.sequence import Sequence
+from quire.step import Assigned, RowSampling, RowStart, Slice, no_ints
+
+NEVER = np.iinfo(np.int32).max  # so many blocks are published: as if all were
+UNLIMITED = np.iinfo(np.int32).max
+
+# How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
+_IN_VAIN = RowSampling(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A StepPlan while it is being made."""
+
+    budget: int
+    starts: list[RowStart] = field(default_factory=list)
+    changes: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    prefill: list[Slice] = field(default_factory=list)
+
+    def assigned(self) -> Assigned:
+        """The block-table changes so far, each entry once.
+
+        A row that forks and writes in one plan changes its last entry twice; a device writes
+        entries in any order, so only the last change is told.
+        """
+        if not self.changes:
+            return Assigned()
+        rows, indices, blocks = (np.concatenate(c) for c in zip(*self.changes, strict=True))
+        entries = rows.astype(np.int64) << 32 | indices
+        _, from_the_end = np.unique(entries[::-1], return_index=True)
+        if len(from_the_end) < len(entries):
+            last = np.sort(len(entries) - 1 - from_the_end)
+            rows, indices, blocks = rows[last], indices[last], blocks[last]
+        return Assigned(rows, indices, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRow:
+    """A beam that made way for another: what it had in its row. Its blocks are held."""
+
+    output_ids: Ints
+    blocks: Ints
+    num_computed: int
+    num_published: int
+    past: Past
+
+
+class Placements:
+    """The rows and the pool, changed only together."""
+
+    def __init__(self, pool: BlockPool, rows: Rows) -> None:
+        self.pool, self.rows = pool, rows
+        self.ended: list[int] = []  # rows left since the last plan
+
+    def begin(self, sequence: Sequence, cached: Ints, expected: float, draft: Draft) -> int:
+        """Put `sequence` into a row, over the cached blocks that begin it."""
+        row = self.enter(sequence, expected, draft)
+        self.share_prefix(row, cached, draft)
+        return row
+
+    def share_prefix(self, row: int, cached: Ints, draft: Draft) -> None:
+        """Lay published blocks under a row that has none, as the beginning of its tokens."""
+        rows = self.rows
+        self._share(row, cached, draft)
+        rows.num_published[row] = len(cached)
+        if len(cached):
+            rows.pasts[row] = self.pool.serial(int(cached[-1]))
+
+    def lay_private(self, row: int, blocks: Ints, draft: Draft) -> None:
+        """The same with blocks of another row, which need not be published; the row then
+        publishes nothing, not knowing what its blocks would come after."""
+        self._share(row, blocks, draft)
+        self.rows.num_published[row] = NEVER
+
+    def _share(self, row: int, blocks: Ints, draft: Draft) -> None:
+        self.pool.share(blocks)
+        self._append(row, blocks, draft)
+        self.rows.computed[row] = len(blocks) * self.pool.block_size
+        self.rows.num_shared[row] = len(blocks)
+
+    def fork(self, lead: int, sibling: Sequence, expected: float, draft: Draft) -> int:
+        """Put `sibling` into a row that shares all of the lead's blocks."""
+        rows = self.rows
+        row = self.enter(sibling, expected, draft)
+        blocks = rows.block_ids(lead).copy()
+        self.pool.share(blocks)
+        self._append(row, blocks, draft)
+        rows.computed[row] = rows.computed[lead]
+        rows.num_published[row], rows.pasts[row] = rows.num_published[lead], rows.pasts[lead]
+        rows.num_shared[row] = len(blocks)
+        rows.forked[row] = rows.forked[lead] = True
+        sibling.num_cached = rows.sequence(lead).num_cached
+        return row
+
+    def copy_from(self, row: int, parent: int) -> None:
+        """Let the row go on from where `parent` stands, over the same blocks; its own go back.
+
+        The device hears of its table when it is next fed (`resend_table`).
+        """
+        rows = self.rows
+        old, new = rows.block_ids(row).copy(), rows.block_ids(parent).copy()
+        length = min(len(old), len(new))
+        differs = np.flatnonzero(old[:length] != new[:length])
+        same = int(differs[0]) if len(differs) else length
+        self.pool.share(new[same:])
+        self.pool.release(old[same:])
+        rows.blocks[row, same : len(old)] = -1
+        rows.blocks[row, same : len(new)] = new[same:]
+        rows.num_blocks[row] = rows.num_shared[row] = len(new)
+        rows.stale[row] = min(int(rows.stale[row]), same)
+        rows.num_published[row], rows.pasts[row] = rows.num_published[parent], rows.pasts[parent]
+        rows.copy_progress(row, parent)
+        rows.forked[row] = rows.forked[parent] = True
+
+    def vacate(self, row: int) -> None:
+        """Give the row's blocks back, and park it."""
+        rows = self.rows
+        if rows.planned[row]:
+            self.pool.release(rows.block_ids(row).copy())
+            self._clear(row)
+
+    def _clear(self, row: int) -> None:
+        """Take the row's blocks off it, and park it; who holds them is another matter."""
+        rows = self.rows
+        rows.blocks[row, : rows.num_blocks[row]] = -1
+        rows.num_blocks[row] = rows.num_shared[row] = rows.stale[row] = 0
+        rows.park(row)
+
+    def as_saved(self, row: int) -> SavedRow:
+        """What a beam in this row would keep off it. Its blocks get no new holder here, but may
+        get one: so they count as shared from now on."""
+        rows = self.rows
+        rows.forked[row] = True
+        return SavedRow(
+            output_ids=rows.output_ids(row),
+            blocks=rows.block_ids(row).copy(),
+            num_computed=int(rows.computed[row]),
+            num_published=int(rows.num_published[row]),
+            past=rows.pasts[row],
+        )
+
+    def save(self, row: int) -> SavedRow:
+        """Take a beam whose tokens are all known out of its row, which is parked; its blocks
+        stay held."""
+        saved = self.as_saved(row)
+        self._clear(row)
+        return saved
+
+    def restore(self, row: int, saved: SavedRow) -> None:
+        """Let a parked row go on as a saved beam. The device keeps the row, and hears of its table
+        and its last token when it is next fed."""
+        rows = self.rows
+        rows.append_blocks(row, saved.blocks)
+        rows.num_shared[row] = len(saved.blocks)
+        rows.num_published[row], rows.pasts[row] = saved.num_published, saved.past
+        rows.forked[row], rows.stale[row] = True, 0
+        rows.unpark_as(row, saved.output_ids, saved.num_computed)
+
+    def resend_table(self, at: Ints, draft: Draft) -> None:
+        """Tell the device the tables of decode rows that follow others since they were fed."""
+        rows = self.rows
+        for row in at[rows.stale[at] < rows.num_blocks[at]].tolist():
+            indices = np.arange(rows.stale[row], rows.num_blocks[row], dtype=np.int32)
+            blocks = rows.blocks[row, indices]
+            draft.changes.append((np.full(len(indices), row, np.int32), indices, blocks))
+        rows.stale[at] = NOT_STALE
+
+    def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
+        """Put `sequence` into a row that has no blocks."""
+        row = self.rows.enter(sequence, expected)
+        draft.starts.append(_row_start(row, sequence))
+        return row
+
+    def force(self, row: int, tokens: list[int]) -> None:
+        """Give the row tokens that nobody drew; the device is told when they are computed."""
+        self.rows.append_forced(row, tokens)
+        if not self.rows.renewed[row]:
+            self.rows.renewed[row] = True
+            self.ended.append(row)
+
+    def restart(self, row: int, draft: Draft) -> None:
+        """Start the row again on the device, where it ended, with its tokens and blocks."""
+        self.rows.renewed[row] = False
+        draft.starts.append(_row_start(row, self.rows.sequence(row)))
+        blocks = self.rows.block_ids(row).copy()
+        indices = np.arange(len(blocks), dtype=np.int32)
+        draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
+
+    def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
+        have = int(self.rows.num_blocks[row])
+        self.rows.append_blocks(row, blocks)
+        if len(blocks):
+            indices = np.arange(have, have + len(blocks), dtype=np.int32)
+            draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
+
+    def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:
+        """Blocks for the first `num_tokens` tokens of one row."""
+        need = -(-num_tokens // self.pool.block_size) - int(self.rows.num_blocks[row])
+        if need > 0:
+            self._append(row, self.pool.take(need), draft)
+
+    def lacking(self, at: Ints, steps: int) -> Ints:
+        """How many blocks each decode row lacks for its next `steps` tokens."""
+        rows = self.rows
+        more = np.minimum(steps, rows.limit[at] - rows.planned[at])
+        last = rows.computed[at] + more - 1
+        need: Ints = np.maximum(last // self.pool.block_size + 1 - rows.num_blocks[at], 0)
+        return need
+
+    def grow(self, at: Ints, lacking: Ints, draft: Draft) -> None:
+        """Give each decode row the blocks it lacks."""
+        at, lacking = at[lacking > 0], lacking[lacking > 0]
+        if not len(at):
+            return
+        rows = self.rows
+        # Rows [4 7] that lack [2 1] -> rows [4 4 7], indices [n4 n4+1 n7].
+        repeated = np.repeat(at, lacking)
+        nth = np.arange(len(repeated)) - np.repeat(np.cumsum(lacking) - lacking, lacking)
+        indices = (rows.num_blocks[repeated] + nth).astype(np.int32)
+        blocks = self.pool.take(len(repeated))
+        rows.widen_blocks(int(indices.max()) + 1)
+        rows.blocks[repeated, indices] = blocks
+        rows.num_blocks[at] += lacking
+        draft.changes.append((repeated, indices, blocks))
+
+    def shared_tails(self, at: Ints) -> npt.NDArray[np.bool_]:
+        """Which decode rows would write into a block that others hold too."""
+        rows = self.rows
+        index = rows.computed[at] // self.pool.block_size
+        inside = rows.forked[at] & (index < rows.num_blocks[at])
+        tails = rows.blocks[at, np.where(inside, index, 0)]
+        return inside & (self.pool.holders[tails] > 1)
+
+    def num_shared_tails(self, row: int) -> int:
+        """1 if the row is about to write into a block that others hold too."""
+        rows = self.rows
+        if not rows.forked[row]:
+            return 0
+        index = int(rows.computed[row]) // self.pool.block_size
+        inside = index < rows.num_blocks[row]
+        return int(inside and self.pool.holders[rows.blocks[row, index]] > 1)
+
+    def copy_tail(self, row: int, draft: Draft) -> None:
+        """Give the row a block of its own for the one it is about to write into.
+
+        Asked again here: once the other holders have their copies, the last one needs none.
+        """
+        rows = self.rows
+        index = int(rows.computed[row]) // self.pool.block_size
+        old = rows.blocks[row, index : index + 1].copy()
+        if self.pool.holders[old[0]] == 1:
+            return
+        new = self.pool.take(1)
+        self.pool.release(old)
+        rows.blocks[row, index] = new[0]
+        draft.copies.append((int(old[0]), int(new[0])))
+        draft.changes.append((np.array([row], np.int32), np.array([index], np.int32), new))
+
+    def publish(self, row: int, token_ids: Ints, num_computed: int) -> None:
+        """Let others find the row's blocks that hold nothing but known, computed tokens."""
+        rows, size = self.rows, self.pool.block_size
+        first, last = int(rows.num_published[row]), num_computed // size
+        if not self.pool.caching or first >= last:
+            return
+        rows.pasts[row] = self.pool.publish(
+            rows.blocks[row, first:last], rows.pasts[row], token_ids[first * size : last * size]
+        )
+        rows.num_published[row] = last
+
+    def end(self, row: int) -> Sequence:
+        """Take the sequence out of its row: tokens home, whole blocks published, all released."""
+        rows = self.rows
+        sequence = rows.sequence(row)
+        sequence.output_ids = rows.output_ids(row)
+        num_computed = min(int(rows.known[row]), int(rows.computed[row]))
+        self.publish(row, sequence.token_ids, num_computed)
+        self.pool.release(rows.block_ids(row).copy())
+        if not rows.renewed[row]:
+            self.ended.append(row)
+        rows.leave(row)
+        return sequence
+
+
+def _row_start(row: int, sequence: Sequence) -> RowStart:
+    request = sequence.request
+    if sequence.group is not None or sequence.tree is not None:
+        # Nothing stops it on the device: the group decides, or there is nothing to draw.
+        ids = request.prompt_ids, sequence.output_ids
+        return RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED)
+    return RowStart(
+        row=row,
+        sampling=RowSampling.of(request.params),
+        noise_key=request.noise_key,
+        sample=sequence.sample,
+        prompt_ids=request.prompt_ids,
+        output_ids=sequence.output_ids,
+        stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
+        max_tokens=request.max_tokens,
+        request=request.number,
+        has_processors=bool(request.processors),
+    )

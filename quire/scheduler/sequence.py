@@ -1,0 +1,126 @@
+"""Sequence: one answer being written. `n=4` makes four that share the prompt's blocks.
+
+While a sequence runs, its tokens and blocks are columns of the scheduler's rows
+(scheduler/rows.py); a placement in a row is numbered, and preemption ends it. Here is what
+outlives a placement. Written by the Scheduler alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from quire.request import Ints, Request
+
+if TYPE_CHECKING:
+    from quire.errors import QuireError
+    from quire.scheduler.score_tree import ScoreTree
+    from quire.step import Scores
+
+
+class SearchGroup(Protocol):
+    """A beam search, as far as the sequences of its beams know it."""
+
+    lead: Sequence  # waits or ends for all beams
+    answers: list[Sequence]  # once it is over, best first
+
+    @property
+    def width(self) -> int:
+        """Of the search: how many beams it may have."""
+
+    @property
+    def num_beams(self) -> int:
+        """How many it has."""
+
+    @property
+    def num_candidates(self) -> int:
+        """Tokens that each beam offers at a step."""
+
+    def num_rows(self, capacity: int) -> int:
+        """How many rows it takes of so many."""
+
+
+class Guide(Protocol):
+    """Follows one sequence through its grammar."""
+
+    @property
+    def error(self) -> QuireError | None:
+        """Why no token can follow, once that is so."""
+
+    @property
+    def is_complete(self) -> bool:
+        """The text so far fulfils the grammar."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Nothing but an end token may follow."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on with this token; False, and `error` set, if it may not come here."""
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, whatever is drawn."""
+
+    def fork(self) -> Guide:
+        """Another at the same place, which goes its own way."""
+
+
+class TextWatch(Protocol):
+    """Follows the text of one sequence for its stop strings."""
+
+    def feed(self, token_ids: list[int]) -> str | None:
+        """The stop string that these tokens completed, if any."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds on the monotonic clock; 0.0 = not yet."""
+
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of one request, from waiting to finished.
+
+    Where a request has continuations, sample i is path i of their `tree`: it begins with the
+    path's tokens as output, and ends when `scores` has a line for each of its targets. See
+    scheduler/scoring.py.
+    """
+
+    request: Request
+    sample: int = 0
+    order: int = 0  # place in the plan; lower is admitted first
+    watch: TextWatch | None = None
+    guide: Guide | None = None
+    # To be forked off at the prompt's end, or further on where a path leaves another.
+    siblings: list[Sequence] = field(default_factory=list)
+    group: SearchGroup | None = None  # the search whose beams it is one of
+    tree: ScoreTree | None = None  # of the continuations whose paths it is one of
+    unfolded: bool = True  # the paths that leave it are, or were, among its siblings
+    output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: list[Scores] = field(default_factory=list)  # of its tokens, in order
+    scores: list[Scores] = field(default_factory=list)  # of given tokens, in order
+    num_scored: int = 0  # lines in `scores`
+    num_cached: int = 0
+    num_preemptions: int = 0
+    waiting: bool = False
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: QuireError | None = None
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def token_ids(self) -> Ints:
+        if not len(self.output_ids):
+            return self.request.prompt_ids
+        return np.concatenate([self.request.prompt_ids, self.output_ids])
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)

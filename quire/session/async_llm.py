@@ -1,0 +1,218 @@
+"""AsyncLLM: the engine on a thread of its own, for any number of tasks of event loops.
+
+The thread (session/engine_thread.py) drives the same loop as LLM. A task that is slow to read finds
+what has come meanwhile as one output, so nothing piles up. Only this file knows asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
+from typing import Any, NoReturn, Self
+
+from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
+from quire.options import EngineArgs, parse_options
+from quire.outputs import RequestOutput
+from quire.params.lora import LORA_WAY_OUT
+from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.session.engine_thread import Asked, EngineThread, News
+from quire.session.session import Session
+from quire.session.views import ModelConfigView
+
+
+class _Reader:
+    """The event-loop side of one request: keeps what came until its task reads it."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.loop = asyncio.get_running_loop()
+        self._only_new = asked.params.output_kind is RequestOutputKind.DELTA
+        self._ready = asyncio.Event()
+        self._output: RequestOutput | None = None
+        self._error: BaseException | None = None
+
+    def deliver(self, news: RequestOutput | BaseException) -> None:
+        if isinstance(news, BaseException):
+            self._error = news
+        else:
+            before = self._output
+            self._output = (
+                news if before is None else before.followed_by(news, only_new=self._only_new)
+            )
+        self._ready.set()
+
+    async def next(self) -> RequestOutput:
+        """What came since the last time, as one output."""
+        await self._ready.wait()
+        self._ready.clear()
+        output, self._output = self._output, None
+        if output is None or output.error is not None:
+            raise (output.error if output is not None else self._error) or EngineError("no output")
+        if self._error is not None:
+            self._ready.set()  # it comes next
+        return output
+
+
+class AsyncLLM:
+    """A model that answers many tasks at once and streams what it writes.
+
+    >>> llm = AsyncLLM("smollm2")
+    >>> async for output in llm.generate("The sea", SamplingParams(max_tokens=8), "request-1"):
+    ...     print(output.outputs[0].text)
+
+    Outputs hold all the text so far, or what is new where the parameters have
+    `output_kind=RequestOutputKind.DELTA`; the last one is `finished`. Leaving the loop early gives
+    the request up. Options are those of `LLM`.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self._session = Session.open(model, parse_options(options))
+        self._readers: dict[str, _Reader] = {}  # by request id, while a task reads
+        self._num_unnamed = 0
+        self._engine = EngineThread(self._session, _hand_over)
+        # Also at the end of the program: no thread may compute while Python is taken down.
+        self._end = weakref.finalize(self, self._engine.close)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **ignored: Any) -> Self:
+        """An AsyncLLM with the options that an EngineArgs holds."""
+        options = engine_args.given()
+        return cls(options.pop("model"), **options)
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        prompt_text: str | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """What the model writes to one prompt, as it grows.
+
+        `request_id` names the request for `abort`, and comes back in its outputs. A prompt or
+        parameters that are not right raise at the first step of the loop.
+        """
+        if lora_request is not None:
+            raise NotSupported(LORA_WAY_OUT)
+        if data_parallel_rank:
+            raise NotSupported(f"data_parallel_rank={data_parallel_rank}: there is one engine, 0.")
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise InvalidParams(
+                f"sampling_params is a SamplingParams, not {type(params).__name__}",
+                parameter="sampling_params",
+                value=params,
+            )
+        asked = Asked(prompt, params, priority, tokenization_kwargs)
+        reader = self._ask(self._new_id(request_id), asked)
+        output = None
+        try:
+            while output is None or not output.finished:
+                output = await reader.next()
+                yield output
+        finally:
+            del self._readers[reader.asked.request_id]
+            if output is None or not output.finished:
+                self._engine.give_up(reader.asked)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Give requests up; their tasks get a last output with finish_reason "abort"."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for reader in [self._readers[name] for name in ids if name in self._readers]:
+            self._engine.give_up(reader.asked)
+
+    async def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupported("encode: pooling models are not built. Use generate.")
+
+    async def get_tokenizer(self) -> Any:
+        """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""
+        if self._session.model.tokenizer is None:
+            raise NotSupported("there is no tokenizer: the AsyncLLM has skip_tokenizer_init=True")
+        return self._session.model.tokenizer.hf_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters the model's makers recommend, fresh at each call."""
+        return self._session.model.default_params()
+
+    async def get_model_config(self) -> Any:
+        return self.model_config
+
+    @property
+    def model_config(self) -> Any:
+        return ModelConfigView(self._session)
+
+    async def check_health(self) -> None:
+        """Raise what ended the engine, if anything did."""
+        if self._engine.failure is not None:
+            raise self._engine.failure
+
+    @property
+    def is_running(self) -> bool:
+        return self._engine.is_running
+
+    @property
+    def errored(self) -> bool:
+        return self._engine.failure is not None
+
+    @property
+    def dead_error(self) -> BaseException | None:
+        return self._engine.failure
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End everything and free the memory; tasks that still read get EngineClosed. `timeout`:
+        seconds to wait for the step in progress."""
+        if timeout is None:
+            self._end()
+        elif self._end.detach() is not None:
+            self._engine.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    def _new_id(self, request_id: str | None) -> str:
+        if request_id is None:
+            self._num_unnamed += 1
+            return f"request-{self._num_unnamed}"
+        if not isinstance(request_id, str) or request_id in self._readers:
+            raise InvalidRequest(
+                f"request_id is a text that no running request has, not {request_id!r}",
+                parameter="request_id",
+                value=request_id,
+            )
+        return request_id
+
+    def _ask(self, request_id: str, asked: Asked) -> _Reader:
+        asked.request_id = request_id
+        reader = _Reader(asked)
+        asked.reader = reader
+        self._engine.ask(asked)
+        self._readers[request_id] = reader
+        return reader
+
+
+def _hand_over(news: list[News]) -> None:
+    """Give every event loop what came for its tasks, in one call each. On the engine's thread."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[News]] = {}
+    for one in news:
+        by_loop.setdefault(one[0].reader.loop, []).append(one)
+    for loop, some in by_loop.items():
+        with suppress(RuntimeError):  # the loop was closed, and its tasks with it
+            loop.call_soon_threadsafe(_deliver, some)
+
+
+def _deliver(news: list[News]) -> None:
+    for asked, one in news:
+        asked.reader.deliver(one)
+
+
+AsyncLLMEngine = AsyncLLM  # the older name

@@ -1,1 +1,0 @@
-"""See quire.v1.sample.logits_processor."""

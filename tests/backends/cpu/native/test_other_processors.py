@@ -1,0 +1,144 @@
+"""The same C on processors that this machine imitates: aarch64, and x86-64 with less than it has.
+
+Needs qemu's user mode (and for another architecture a cross compiler); left out with a word
+where they are not there.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.native import build
+from quire.backends.cpu.native.library import TYPES
+from quire.backends.ops import HeadShape
+from quire.backends.reference import ReferenceKernels
+from quire.sampling.seeds import uniforms
+from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned, random_pass
+from tests.sampling.making import keys_for, plain_draw
+
+DRIVER = Path(__file__).parent / "driver.c"
+VOCAB = 5000
+
+
+@dataclass(frozen=True)
+class Processor:
+    """How to compile for it and how to run what came of it."""
+
+    compilers: tuple[str, ...]
+    emulator: tuple[str, ...]
+
+
+PROCESSORS = {
+    "aarch64": Processor(("aarch64-linux-gnu-gcc",), ("qemu-aarch64",)),
+    "x86-64 with AVX2": Processor(
+        ("x86_64-linux-gnu-gcc", "gcc"), ("qemu-x86_64", "-cpu", "Haswell")
+    ),
+    "x86-64 of 2008": Processor(
+        ("x86_64-linux-gnu-gcc", "gcc"), ("qemu-x86_64", "-cpu", "Nehalem")
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=PROCESSORS)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs the driver on a processor."""
+    wanted = PROCESSORS[request.param]
+    compilers = [found for name in wanted.compilers if (found := shutil.which(name))]
+    is_x86 = platform.machine() == "x86_64"
+    if request.param.startswith("x86-64") and not is_x86:
+        compilers = [found for found in compilers if "x86_64" in found]
+    if not compilers or shutil.which(wanted.emulator[0]) is None:
+        pytest.skip(f"{request.param}: needs {wanted.compilers[0]} and {wanted.emulator[0]}")
+    made = tmp_path_factory.mktemp("driver") / "driver"
+    flags = [flag for flag in build.FLAGS if flag not in ("-fPIC",)]
+    command = [compilers[0], *flags, "-static", f"-I{build.SOURCES}", str(DRIVER)]
+    command += [*map(str, build.sources()), "-lm", "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [*wanted.emulator, str(made)]
+
+
+def raw(x: Tensor) -> bytes:
+    return x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+class Reader:
+    """Tensors out of the driver's output, one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, dtype: torch.dtype, *size: int) -> Tensor:
+        count = int(np.prod(size)) * dtype.itemsize
+        part = bytearray(self.data[self.at : self.at + count])
+        self.at += count
+        return torch.frombuffer(part, dtype=dtype).view(size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize("sizes", [(9, 3, 64, 16), (4, 1, 24, 5)], ids=str)
+def test_every_kernel_computes_the_same_there(
+    driver: list[str],
+    dtype: torch.dtype,
+    window: int | None,
+    sizes: tuple[int, int, int, int],
+) -> None:
+    shape = HeadShape(*sizes, dtype)
+    inputs, num_blocks = random_pass(shape, 2)
+    made = torch.Generator().manual_seed(2)
+
+    def values(*size: int) -> Tensor:
+        return torch.randn(*size, generator=made).to(dtype)
+
+    count, hidden = len(inputs.slots), shape.num_heads * shape.head_dim
+    all_heads = shape.num_heads + 2 * shape.num_kv_heads
+    num_turned, half = shape.num_heads + shape.num_kv_heads, shape.head_dim // 2
+    cache = values(2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    qkv, weight = values(count, all_heads, shape.head_dim), values(hidden)
+    angles = torch.randn(count, half, generator=made)
+    scores = torch.randn(1, VOCAB, generator=made) * 3
+    noise_keys = keys_for([5], position=12, sample=3)
+    numbers = [TYPES[dtype], *sizes, window or 0, len(inputs.context_lens), inputs.num_prefill]
+    numbers += [inputs.tables.shape[1], count, num_blocks, VOCAB, -1]
+    told = [
+        torch.tensor(numbers), torch.tensor([shape.scale], dtype=torch.float64),
+        inputs.query_starts, inputs.context_lens, inputs.tables, inputs.slots, qkv,
+        angles.cos(), angles.sin(), keys_turned(cache), weight, noise_keys.low, noise_keys.high,
+        scores,
+    ]  # fmt: skip
+    run = subprocess.run(
+        driver, input=b"".join(raw(x) for x in told), capture_output=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    reader = Reader(run.stdout)
+    own_cache = keys_back(reader.take(dtype, *cache.shape))
+    attended = reader.take(dtype, count, hidden)
+    judge = ReferenceKernels(shape)
+    step = judge.plan_attention(inputs, window)
+    qk, v = qkv[:, :num_turned], qkv[:, num_turned:]
+    q = step.rope_and_store(qk, v, angles.cos(), angles.sin(), *cache)
+    assert close(own_cache, cache)
+    assert close(attended, step.attend(q, *own_cache))
+    normed = reader.take(dtype, count, hidden)
+    assert close(normed, judge.rms_norm(attended, weight, 1e-5))
+    gated = reader.take(dtype, count, half)
+    assert close(gated, judge.silu_mul(qkv[:, 0]))
+    if dtype == torch.float32:
+        product = reader.take(dtype, count, 50)
+        assert torch.allclose(product, normed @ attended[:50].t(), atol=1e-4, rtol=1e-4)
+    best, few, drawn = (int(reader.take(torch.int64, 1)) for _ in range(3))
+    assert best == int(scores.argmax()) and few == 1
+    assert drawn == int(plain_draw(scores, noise_keys)[0])
+    chance = uniforms(torch.tensor([[drawn]]), noise_keys)[0]
+    assert torch.equal(reader.take(torch.float32, 1), chance)

@@ -1,0 +1,224 @@
+"""Every kernel computes what its reference says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.backends.choose import kernels_for, torch_kernels
+from quire.backends.ops import AttentionInputs, HeadShape, Kernels
+from quire.backends.reference import ReferenceKernels
+from quire.errors import NotSupported
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+NUM_BLOCKS = 96
+
+
+def shape_of(
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+) -> HeadShape:
+    return HeadShape(heads, kv_heads, head_dim, block_size, dtype)
+
+
+def pairs(shape: HeadShape) -> tuple[Kernels, Kernels, Kernels]:
+    """(reference, fast, invariant)"""
+    fast, invariant = (torch_kernels(shape, batch_invariant=kept) for kept in (False, True))
+    return ReferenceKernels(shape), fast, invariant
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    limit = TOLERANCE[a.dtype]
+    return a.dtype == b.dtype and torch.allclose(a.float(), b.float(), atol=limit, rtol=limit)
+
+
+def random_inputs(
+    shape: HeadShape, seed: int, *, shared: int = 0, decode: int = 6
+) -> AttentionInputs:
+    """Some slices and some decode rows over shuffled blocks; with `shared`, decode rows begin
+    with the same blocks."""
+    made = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=made))
+
+    num_new = [number(1, 20) for _ in range(3)] + [1] * decode
+    num_past = [number(0, 30) for _ in num_new]
+    num_past[0] = 0
+    least = shared * shape.block_size
+    num_past[3:] = [least + past for past in num_past[3:]]
+    lengths = [a + b for a, b in zip(num_new, num_past, strict=True)]
+    width = max(-(-length // shape.block_size) for length in lengths)
+    free = torch.randperm(NUM_BLOCKS * 8, generator=made).tolist()
+    prefix = [free.pop() for _ in range(shared)]
+    tables = torch.full((len(lengths), width), -1)
+    for i, length in enumerate(lengths):
+        count = -(-length // shape.block_size)
+        own = prefix if i >= 3 else []
+        tables[i, :count] = torch.tensor((own + [free.pop() for _ in range(count)])[:count])
+    slots = []
+    for i, (past, length) in enumerate(zip(num_past, lengths, strict=True)):
+        for at in range(past, length):
+            block = int(tables[i, at // shape.block_size])
+            slots.append(block * shape.block_size + at % shape.block_size)
+    starts = torch.tensor([0, *num_new]).cumsum(0)
+    members = torch.arange(3, len(lengths))
+    prefixes = ((torch.tensor(prefix), members),) if shared else ()
+    return AttentionInputs(starts, torch.tensor(lengths), tables, torch.tensor(slots), 3, prefixes)
+
+
+def run_attention(
+    kernels: Kernels, shape: HeadShape, inputs: AttentionInputs, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """(what attention gives, the cache after it)"""
+    made = torch.Generator().manual_seed(1)
+
+    def values(*size: int) -> Tensor:
+        return torch.randn(*size, generator=made).to(shape.dtype)
+
+    size = (2, NUM_BLOCKS * 8, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    cache, num_tokens = values(*size), inputs.slots.shape[0]
+    qk = values(num_tokens, shape.num_heads + shape.num_kv_heads, shape.head_dim)
+    v = values(num_tokens, shape.num_kv_heads, shape.head_dim)
+    angles = torch.randn(num_tokens, shape.head_dim // 2, generator=made)
+    step = kernels.plan_attention(inputs, window)
+    q = step.rope_and_store(qk, v, angles.cos(), angles.sin(), *cache)
+    return step.attend(q, *cache), cache
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(4, 2, 16, 4), (9, 3, 64, 16), (6, 1, 8, 3), (2, 2, 40, 16), (12, 1, 16, 1)],
+)
+def test_attention(
+    dtype: torch.dtype,
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    shape = shape_of(heads, kv_heads, head_dim, block_size, dtype)
+    reference, *others = pairs(shape)
+    for seed in range(2):
+        inputs = random_inputs(shape, seed)
+        expected, expected_cache = run_attention(reference, shape, inputs, window)
+        for kernels in others:
+            made, cache = run_attention(kernels, shape, inputs, window)
+            assert close(made, expected)
+            assert close(cache, expected_cache)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 7])
+def test_attention_over_a_shared_prefix(dtype: torch.dtype, window: int | None) -> None:
+    shape = shape_of(dtype=dtype)
+    reference, *others = pairs(shape)
+    inputs = random_inputs(shape, 3, shared=9, decode=11)
+    expected, _ = run_attention(reference, shape, inputs, window)
+    for kernels in others:
+        assert close(run_attention(kernels, shape, inputs, window)[0], expected)
+
+
+def test_a_long_shared_prefix_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of()
+    reference, fast, _ = pairs(shape)
+    inputs = random_inputs(shape, 3, shared=9, decode=11)
+    expected, _ = run_attention(reference, shape, inputs, None)
+    monkeypatch.setattr("quire.backends.cpu.attention.PREFIX_SCORES", 2 * 11 * 4 * 4)
+    assert close(run_attention(fast, shape, inputs, None)[0], expected)
+
+
+@pytest.mark.parametrize("limit", [1, 4000, 1 << 30])
+def test_buckets_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    shape = shape_of()
+    reference, fast, _ = pairs(shape)
+    inputs = random_inputs(shape, 5, decode=40)
+    expected, _ = run_attention(reference, shape, inputs, None)
+    monkeypatch.setattr("quire.backends.cpu.attention.BUCKET_BYTES", limit)
+    assert close(run_attention(fast, shape, inputs, None)[0], expected)
+
+
+def test_long_slices_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = shape_of()
+    reference, fast, _ = pairs(shape)
+    monkeypatch.setattr("quire.backends.cpu.attention.QUERY_PIECE", 6)
+    for window in (None, 9):
+        inputs = random_inputs(shape, 11)
+        expected, _ = run_attention(reference, shape, inputs, window)
+        assert close(run_attention(fast, shape, inputs, window)[0], expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 3, 16, 65])
+def test_ops_of_one_row_each(dtype: torch.dtype, rows: int) -> None:
+    reference, *others = pairs(shape_of(dtype=dtype))
+    made = torch.Generator().manual_seed(0)
+    x, residual, gate_up = (
+        (torch.randn(rows, n, generator=made) * 3).to(dtype) for n in (48, 48, 96)
+    )
+    weight = torch.randn(48, generator=made).to(dtype)
+    table, ids = torch.randn(20, 48, generator=made).to(dtype), torch.arange(rows) % 20
+
+    def normed(kernels: Kernels) -> Tensor:
+        added = residual.clone()
+        out = kernels.add_rms_norm(x, added, weight, 1e-5)
+        return torch.cat([out, added])
+
+    ops: list[Callable[[Kernels], Tensor]] = [
+        normed,
+        lambda kernels: kernels.rms_norm(x, weight, 1e-5),
+        lambda kernels: kernels.silu_mul(gate_up),
+        lambda kernels: kernels.embed(ids, table),
+    ]
+    for op in ops:
+        for kernels in others:
+            assert close(op(kernels), op(reference))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(dtype: torch.dtype, bias: bool) -> None:
+    reference, *others = pairs(shape_of(dtype=dtype))
+    made = torch.Generator().manual_seed(0)
+    weight = (torch.randn(40, 64, generator=made) / 8).to(dtype)
+    added = torch.randn(40, generator=made).to(dtype) if bias else None
+    for kernels in others:
+        linear = kernels.make_linear(weight.clone(), added)
+        for rows in (1, 5, 300):
+            padded = torch.randn(kernels.padded(rows), 64, generator=made).to(dtype)
+            assert close(linear(padded), reference.make_linear(weight, added)(padded))
+
+
+def test_silu_of_very_negative_values_is_zero() -> None:
+    for kernels in pairs(shape_of()):
+        out = kernels.silu_mul(torch.tensor([[-200.0, 200.0, 1.0, 1.0]]))
+        assert torch.equal(out, torch.tensor([[0.0, 200.0]]))
+
+
+def test_copied_and_cleared_blocks() -> None:
+    for kernels in pairs(shape_of()):
+        cache = torch.randn(3, 2, 10, 2, 4, 16)
+        before = cache.clone()
+        kernels.copy_blocks(cache, ((1, 5), (2, 7)))
+        kernels.clear_blocks(cache, torch.tensor([9]))
+        expected = before.clone()
+        expected[:, :, 5], expected[:, :, 7], expected[:, :, 9] = (
+            before[:, :, 1],
+            before[:, :, 2],
+            0,
+        )
+        assert torch.equal(cache, expected)
+
+
+def test_an_unknown_device_is_refused_by_name() -> None:
+    with pytest.raises(NotSupported, match="tpu"):
+        kernels_for("tpu", shape_of(), batch_invariant=False)

@@ -1,0 +1,94 @@
+"""What drawing from edited logits must do, compared with the sampler that defines it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.backends.ops import HeadShape
+from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.upload import Upload
+from quire.sampling.keys import noise_key
+from quire.sampling.sampler import Sampler
+from quire.sampling_params import SamplingParams
+from quire.step import Assigned, RowSampling, RowStart
+from tests.backends.triton.checks import Place
+
+
+def some_ids(rng: np.random.Generator, vocab: int, count: int) -> list[int]:
+    return rng.choice(vocab, min(count, vocab), replace=False).tolist()
+
+
+def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
+    """Every feature with a chance of its own; one row in six has none."""
+    plain = row % 6 == 5
+
+    def maybe(value: object, other: object) -> object:
+        return value if rng.random() < 0.5 and not plain else other
+
+    params = SamplingParams(
+        max_tokens=50,
+        temperature=float(rng.choice([0.0, 0.7, 1.0])),
+        top_k=int(rng.choice([0, 9])),
+        top_p=float(rng.choice([1.0, 0.8])),
+        repetition_penalty=maybe(1.3, 1.0),
+        frequency_penalty=maybe(0.77, 0.0),
+        presence_penalty=maybe(0.9, 0.0),
+        min_tokens=maybe(8, 0),
+        logit_bias=maybe({t: float(rng.normal()) * 4 for t in some_ids(rng, vocab, 7)}, None),
+        allowed_token_ids=maybe(some_ids(rng, vocab, min(vocab // 2, 2000)), None),
+    )
+    params._bad_words_token_ids = [[t] for t in maybe(some_ids(rng, vocab, 5), [])]
+    outputs = rng.integers(0, vocab, int(rng.integers(0, 6))).astype(np.int32)
+    return RowStart(
+        row,
+        RowSampling.of(params),
+        noise_key(row),
+        0,
+        rng.integers(0, vocab, 30).astype(np.int32),
+        outputs,
+        np.array(some_ids(rng, vocab, 10), np.int32),
+        50,
+    )
+
+
+def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) -> None:
+    from quire.executor.cuda.triton_ops import TritonOps
+
+    rng = np.random.default_rng(seed)
+    columns = DeviceColumns(num_rows, 8, vocab_size=vocab, device=place.device)
+    ops = TritonOps(HeadShape(2, 1, 16, 4, place.dtype), columns, frozenset())
+    cpu = torch.device("cpu")
+    sampler = Sampler(vocab_size=vocab, max_rows=num_rows, device=cpu, logprobs_mode="raw_logprobs")
+    # Row numbers are not the lines'; half of the rows begin anew in the middle.
+    rows = rng.permutation(num_rows).astype(np.int32)
+    lengths = np.zeros(num_rows, np.int32)
+    favoured = place.random(num_rows, vocab, seed=seed - 1) * 2
+    for step in range(steps):
+        new = rows if step == 0 else rows[::2] if step == steps // 2 else rows[:0]
+        starts = [random_start(rng, row, vocab) for row in new.tolist()]
+        upload = Upload(place.device)
+        columns.pack(upload, new, starts, Assigned())
+        upload.send()
+        columns.change(upload)
+        for start in starts:
+            sampler.start(start)
+            lengths[start.row] = len(start.prompt_ids) + len(start.output_ids)
+        assert not columns.special[rows].any()
+        # Nearly the same at each step: a row that forgot what it drew would draw it again.
+        logits = favoured + place.random(num_rows, vocab, seed=seed + step) / 8
+        edited = np.flatnonzero(columns.edits.edited[rows]).astype(np.int32)
+        assert 0 < len(edited) < num_rows
+        listed = torch.from_numpy(np.append(edited, [-1, -1]).astype(np.int32))
+        at = lengths[rows]
+        tokens, failed = ops.draw(
+            logits,
+            torch.from_numpy(rows).to(place.device),
+            torch.from_numpy(at).to(place.device),
+            truncated=True,
+            edited=listed.to(place.device),
+        )
+        wanted = sampler.sample(logits.float().cpu(), rows, at, None)
+        assert torch.nonzero(failed.cpu())[:, 0].tolist() == list(wanted.failed)
+        assert tokens.cpu().tolist() == wanted.tokens.tolist()
+        lengths += 1

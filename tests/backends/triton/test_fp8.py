@@ -1,0 +1,136 @@
+"""A KV cache and matrices in fp8: in the interpreter, and on a GPU at real shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.backends.fp8 import FP8, Fp8Matrix, block_shape, round_lines
+from quire.backends.ops import HeadShape
+from tests.backends.triton.checks import Place, check_decode, check_prefill
+from tests.backends.triton.fp8_checks import (
+    check_broken_numbers,
+    check_fused,
+    check_linear,
+    check_rounded_rows,
+    check_stored,
+)
+from tests.backends.triton.places import GPU_DTYPES, small_places
+from tests.backends.triton.test_attention import NESTED
+
+# In the interpreter numpy does the arithmetic, and says so where a GPU goes on with NaN.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+SHAPES = [(4, 2, 16, 8), (3, 1, 80, 16), (2, 2, 32, 2)]
+# Keys and values are multiplied in float16 anyhow: in the interpreter one dtype is enough.
+PLACES = small_places() if torch.cuda.is_available() else small_places()[-1:]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 1, 80), (2, 2, 96)])
+def test_keys_and_values_are_stored_rounded(
+    place: Place, normed: bool, heads: int, kv_heads: int, width: int
+) -> None:
+    check_stored(place, HeadShape(heads, kv_heads, width, 8, place.dtype, True), 9, normed=normed)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_numbers_that_are_not_finite_are_known_by_their_scale(place: Place) -> None:
+    check_broken_numbers(place, HeadShape(4, 2, 16, 4, place.dtype, True))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "slots"), SHAPES)
+def test_decode(
+    place: Place, window: int | None, heads: int, kv_heads: int, width: int, slots: int
+) -> None:
+    shape = HeadShape(heads, kv_heads, width, slots, place.dtype, True)
+    check_decode(place, shape, [37, 0, 1, 300, 16, 0, 129], window=window)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 21])
+def test_shared_prefixes_of_two_levels(place: Place, window: int | None) -> None:
+    shape = HeadShape(4, 2, 16, 8, place.dtype, True)
+    check_decode(place, shape, [60, 30, 65, 99, 0, 1], window=window, shared=NESTED)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "slots"), SHAPES)
+def test_prefill_with_and_without_a_past(
+    place: Place, window: int | None, heads: int, kv_heads: int, width: int, slots: int
+) -> None:
+    shape = HeadShape(heads, kv_heads, width, slots, place.dtype, True)
+    check_prefill(place, shape, [(50, 0), (1, 70), (33, 21), (4, 0)], window=window)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("width", [48, 1030])
+def test_rows_are_rounded_by_their_own_scale(place: Place, width: int) -> None:
+    check_rounded_rows(place, 5, width)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("width", [48, 1031])
+def test_norms_and_gates_round_what_they_give(place: Place, width: int) -> None:
+    check_fused(place, 5, width)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("most_apart", [0, 1 << 21])
+def test_a_product_is_that_of_the_rounded_matrices(
+    bias: bool, most_apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With scales inside the product, and applied after it."""
+    monkeypatch.setattr("quire.backends.triton.fp8.MOST_SCALED_APART", most_apart)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_linear(Place(device, torch.bfloat16), 9, 64, 96, bias=bias)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+def test_fp8_at_real_shapes(dtype: torch.dtype) -> None:
+    place = Place(torch.device("cuda"), dtype)
+    lengths = [(i * 977) % 2500 for i in range(60)]
+    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64), (8, 8, 96), (16, 1, 256)):
+        shape = HeadShape(heads, kv_heads, width, 16, dtype, True)
+        check_stored(place, shape, 1000, normed=True)
+        check_decode(place, shape, lengths)
+        check_decode(place, shape, lengths, window=301)
+        check_decode(
+            place,
+            shape,
+            [900 + i for i in range(80)],
+            shared=((32, tuple(range(70))), (50, tuple(range(3, 30)))),
+        )
+        check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
+        check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
+    check_rounded_rows(place, 700, 14336)
+    check_fused(place, 700, 4096)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 300, 4000])
+def test_products_at_real_shapes(num_rows: int) -> None:
+    place = Place(torch.device("cuda"), torch.bfloat16)
+    for inner, outer in ((1024, 4096), (3072, 1024), (4096, 6144), (14336, 4096)):
+        check_linear(place, num_rows, inner, outer, bias=inner == 1024)
+
+
+def test_a_line_keeps_its_largest_number_and_its_zeros() -> None:
+    x = torch.tensor([[3.0, -1000.0, 0.0], [0.0, 0.0, 0.0], [1e-20, 0, 0]])
+    numbers, scales = round_lines(x)
+    wide = numbers.float() * scales[:, None]
+    torch.testing.assert_close(wide[0, 1:], x[0, 1:])
+    assert wide[1:].abs().max() <= 1e-20
+
+
+def test_shapes_that_torch_does_not_multiply_are_known() -> None:
+    assert Fp8Matrix.fits((96, 64))
+    assert not Fp8Matrix.fits((96, 40))
+    assert not Fp8Matrix.fits((90, 64))
+    assert not Fp8Matrix.fits((64,))
+    assert block_shape(2, 16, 128, FP8) == (2, 16 * 132)
+    assert block_shape(2, 16, 128, torch.bfloat16) == (2, 16, 128)
