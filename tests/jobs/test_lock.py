@@ -74,7 +74,8 @@ def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 def test_a_stopped_writer_keeps_its_job(tmp_path: Path) -> None:
     """SIGSTOP is not death: whoever comes meanwhile is refused, and not let in beside it."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from quire.jobs.store.lock import JobLock;"
+        "import os, signal, sys; from pathlib import Path;"
+        "from quire.jobs.store.lock import JobLock;"
         "lock = JobLock.take(Path(sys.argv[1])); print('held', flush=True);"
         "os.kill(os.getpid(), signal.SIGSTOP)"
     )
