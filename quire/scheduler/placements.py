@@ -291,7 +291,11 @@ class Placements:
         rows = self.rows
         sequence = rows.sequence(row)
         sequence.output_ids = rows.output_ids(row)
-        num_computed = min(int(rows.known[row]), int(rows.computed[row]))
+        # A stop id freezes a row on the device: a plan in flight that should feed the last token
+        # drawn then does not, and what it drew before counts alone.
+        num_known = int(rows.known[row])
+        fed = num_known - 1 if num_known > rows.num_prompt[row] else num_known
+        num_computed = min(fed, int(rows.computed[row]))
         self.publish(row, sequence.token_ids, num_computed)
         self.pool.release(rows.block_ids(row).copy())
         if not rows.renewed[row]:

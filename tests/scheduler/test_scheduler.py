@@ -196,6 +196,21 @@ def test_aborting_at_any_moment_frees_every_block(depth: int) -> None:
         assert engine.scheduler.pool.num_free == 200
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_next_turn_finds_no_slot_that_a_stopped_row_never_wrote(depth: int) -> None:
+    """A conversation goes on behind the stop token, which ends a block: the device froze the row
+    there, though a plan in flight was to feed that token."""
+    engine = setting(depth=depth).engine()
+    free = make_request(2, [5], 30)
+    drawn = expected_output(free, 0)
+    stopped = make_request(2, [5], 30, stop_ids=[drawn[2]])
+    answer = run_all(engine, [stopped])[(2, 0)].output_ids.tolist()
+    assert answer == drawn[:3], "one block with its prompt"
+    following = make_request(3, [5, *answer, 7, 8], 4)
+    done = run_all(engine, [following])
+    assert done[(3, 0)].output_ids.tolist() == expected_output(following, 0)
+
+
 def test_rows_with_bad_logits_fail_and_the_others_go_on() -> None:
     class Faulty(FakeExecutor):
         def _run(self, plan: StepPlan) -> StepResult:
