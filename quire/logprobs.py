@@ -1,11 +1,14 @@
 """Log-probabilities as the caller sees them: a list of dicts, FlatLogprobs where that was asked
-for, LazyLogprobs where a position has very many tokens."""
+for, LazyLogprobs where a position has very many tokens. Outputs keep them as arrays (Unread) until
+somebody reads them."""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeVar, overload
 
 
 @dataclass(slots=True)
@@ -148,3 +151,92 @@ PromptLogprobs = (
     FlatLogprobs | LazyLogprobs[LogprobsOnePosition | None] | list[LogprobsOnePosition | None]
 )
 SampleLogprobs = FlatLogprobs | LazyLogprobs[LogprobsOnePosition] | list[LogprobsOnePosition]
+
+
+class Unread(ABC):
+    """Logprobs of positions in a row, as arrays: dicts of what is never read would take longer to
+    make than the tokens themselves."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def since(self, first: int) -> Unread:
+        """Without the positions before `first`."""
+
+    @abstractmethod
+    def followed_by(self, later: Unread) -> Unread:
+        """With those of `later`, which come right after these in the same answer."""
+
+    @abstractmethod
+    def read(self) -> Any:
+        """As the caller sees them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What crosses to another process has been read: the texts of all tokens stay here."""
+        return _itself, (self.read(),)
+
+
+class MadeDicts:
+    """The dicts of an answer that is read while it grows: each of them is made once."""
+
+    def __init__(self) -> None:
+        self._dicts: list[LogprobsOnePosition] = []
+        self._growing = threading.Lock()  # outputs are read by whatever thread has them
+
+    def first(
+        self, count: int, make: Callable[[int], list[LogprobsOnePosition]]
+    ) -> list[LogprobsOnePosition]:
+        """The first so many, in a list of its own; make(n) makes those from number n on."""
+        with self._growing:
+            if len(self._dicts) < count:
+                self._dicts += make(len(self._dicts))
+            return self._dicts[:count]
+
+
+def _itself(made: Any) -> Any:
+    return made
+
+
+def since(logprobs: Any, first: int) -> Any:
+    """Without the positions before `first`, and unread where they were."""
+    if logprobs is None:
+        return None
+    return logprobs.since(first) if isinstance(logprobs, Unread) else logprobs[first:]
+
+
+def joined(logprobs: Any, later: Any) -> Any:
+    """Of two parts of an answer in a row."""
+    if logprobs is None or later is None:
+        return later
+    if isinstance(logprobs, Unread) and isinstance(later, Unread):
+        return logprobs.followed_by(later)
+    both = [one.read() if isinstance(one, Unread) else one for one in (logprobs, later)]
+    made = FlatLogprobs() if isinstance(both[0], FlatLogprobs) else []
+    for one in both:
+        made.extend(one)
+    return made
+
+
+Read = TypeVar("Read")
+
+
+class ReadLater(Generic[Read]):
+    """A field of an output that may be given Unread logprobs: the first who asks for it has them
+    read, and from then on it holds what was made."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._kept_as = f"_{name}"
+
+    def __get__(self, output: object, owner: type | None = None) -> Read:
+        if output is None:
+            raise AttributeError("a field of an output, not of its class")
+        made: Read | Unread = output.__dict__[self._kept_as]
+        if isinstance(made, Unread):
+            made = output.__dict__[self._kept_as] = made.read()
+        return made  # type: ignore[return-value]
+
+    def __set__(self, output: object, value: Read | Unread) -> None:
+        output.__dict__[self._kept_as] = value

@@ -7,7 +7,8 @@ with finish_reason "error", and every output has its `metrics`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import QuireError
@@ -16,7 +17,11 @@ from quire.logprobs import (
     Logprob,
     LogprobsOnePosition,
     PromptLogprobs,
+    ReadLater,
     SampleLogprobs,
+    Unread,
+    joined,
+    since,
 )
 from quire.params.pooling import (
     ClassificationOutput,
@@ -99,17 +104,18 @@ class ChoiceChances:
     probs: npt.NDArray[np.float64]
 
 
-@dataclass(slots=True)
+@dataclass
 class CompletionOutput:
     """One answer. finish_reason is "stop", "length", "abort" or "error"; stop_reason is the
     stop string or stop token id that ended it, None for the end-of-sequence token. `text` is
-    all of it; `content` is what `reasoning` and `tool_calls` leave."""
+    all of it; `content` is what `reasoning` and `tool_calls` leave. The dicts of `logprobs` are
+    made when they are first asked for."""
 
     index: int
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None
-    logprobs: SampleLogprobs | None
+    logprobs: ReadLater[SampleLogprobs | None] = ReadLater()
     routed_experts: Any = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -123,17 +129,25 @@ class CompletionOutput:
 
     def continued(self, later: CompletionOutput) -> CompletionOutput:
         """The answer, whose two parts in a row this and `later` are."""
-        logprobs: Any = later.logprobs
-        if self.logprobs is not None and later.logprobs is not None:
-            logprobs = self.logprobs[:]
-            logprobs.extend(later.logprobs)
-        return replace(
-            later,
-            text=self.text + later.text,
-            token_ids=[*self.token_ids, *later.token_ids],
-            logprobs=logprobs,
-            content=self.content + later.content,
-        )
+        whole = copy(later)
+        whole.text = self.text + later.text
+        whole.token_ids = [*self.token_ids, *later.token_ids]
+        whole.logprobs = joined(self._kept_logprobs, later._kept_logprobs)
+        whole.content = self.content + later.content
+        return whole
+
+    def since(self, first: int) -> CompletionOutput:
+        """The answer without its first tokens and their logprobs."""
+        rest = copy(self)
+        rest.token_ids = self.token_ids[first:]
+        rest.logprobs = since(self._kept_logprobs, first)
+        return rest
+
+    @property
+    def _kept_logprobs(self) -> SampleLogprobs | Unread | None:
+        """As they are, read or not."""
+        kept: SampleLogprobs | Unread | None = self.__dict__["_logprobs"]
+        return kept
 
     def __repr__(self) -> str:
         parts = [
@@ -150,21 +164,23 @@ class CompletionOutput:
             parts.append(f"tool_calls={self.tool_calls!r}")
         if self.cumulative_logprob is not None:
             parts.append(f"cumulative_logprob={self.cumulative_logprob:.6g}")
-        if self.logprobs is not None:
-            parts.append(f"logprobs=<{len(self.logprobs)} positions>")
+        if self._kept_logprobs is not None:
+            parts.append(f"logprobs=<{len(self._kept_logprobs)} positions>")
         return f"CompletionOutput({', '.join(parts)})"
 
 
 class RequestOutput:
     """Everything about one prompt. Keyword arguments that later versions of callers add are
-    taken and ignored."""
+    taken and ignored. The dicts of `prompt_logprobs` are made when they are first asked for."""
+
+    prompt_logprobs: ReadLater[PromptLogprobs | None] = ReadLater()
 
     def __init__(
         self,
         request_id: str,
         prompt: str | None,
         prompt_token_ids: list[int] | npt.NDArray[np.int32] | None,
-        prompt_logprobs: PromptLogprobs | None,
+        prompt_logprobs: PromptLogprobs | Unread | None,
         outputs: list[CompletionOutput],
         finished: bool,
         metrics: RequestStateStats | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
@@ -12,24 +11,16 @@ from quire.inputs.answers import read_answer
 from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
-from quire.results.logprob_dicts import CONTEXT, ScoredTokens
-from quire.logprobs import (
-    FlatLogprobs,
-    LazyLogprobs,
-    LogprobsOnePosition,
-    PromptLogprobs,
-    SampleLogprobs,
-)
+from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
+from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
 from quire.results.path_scores import PathScores, no_choice
 from quire.request import Choices, Ints, Request
 from quire.sampling.choices import choose, normalised
 from quire.scheduler.commit import Grown
 from quire.scheduler.sequence import Sequence
-from quire.step import Scores
+from quire.step import Scores, in_arrays_of_its_own
 from quire.results.text_watch import Shown, StopWatch
-
-Listed = TypeVar("Listed", list[LogprobsOnePosition], list[LogprobsOnePosition | None])
 
 
 class Results:
@@ -109,7 +100,7 @@ class Results:
         for one in grown:
             sequence = one.sequence
             first = shown.num_tokens(sequence.sample) if shown.only_new else 0
-            answers.append(shown.show(self._so_far(sequence, one.output_ids, first), first))
+            answers.append(shown.show(self._so_far(one, first, shown), first))
         samples = [one.sequence for one in grown]
         return RequestOutput(
             str(request.number),
@@ -122,18 +113,21 @@ class Results:
             num_cached_tokens=samples[0].num_cached,
         )
 
-    def _so_far(self, sequence: Sequence, output_ids: Ints, first: int) -> CompletionOutput:
+    def _so_far(self, grown: Grown, first: int, shown: Shown) -> CompletionOutput:
+        sequence, output_ids = grown.sequence, grown.output_ids
         watch = sequence.watch
         text = watch.shown() if isinstance(watch, StopWatch) else ""
         if sequence.finish_reason is not None:
             [text] = self._texts([sequence])
-        logprobs = self._sample_logprobs(sequence, output_ids)
+        sample, parts = sequence.sample, tuple(sequence.logprobs)
+        made = shown.made_dicts(sample)
+        logprobs = self._sample_logprobs(sequence, parts, output_ids, made)
         return CompletionOutput(
-            index=sequence.sample,
+            index=sample,
             text=text,
             token_ids=output_ids[first:].tolist(),
-            cumulative_logprob=None if logprobs is None else _total(sequence.logprobs),
-            logprobs=None if logprobs is None else logprobs[first:],
+            cumulative_logprob=None if logprobs is None else shown.total_logprob(sample, parts),
+            logprobs=None if logprobs is None else logprobs.since(first),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             content=text,
@@ -163,13 +157,15 @@ class Results:
         )
 
     def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
-        logprobs = self._sample_logprobs(sequence, sequence.output_ids)
+        # Those of a step hold the scores of all its rows.
+        scores = in_arrays_of_its_own(sequence.logprobs)
+        logprobs = self._sample_logprobs(sequence, scores, sequence.output_ids)
         parts = self._parts(sequence, text)
         return CompletionOutput(
             index=sequence.sample,
             text=text,
             token_ids=sequence.output_ids.tolist(),
-            cumulative_logprob=(None if logprobs is None else _total(sequence.logprobs)),
+            cumulative_logprob=None if logprobs is None else _total(scores),
             logprobs=logprobs,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
@@ -200,27 +196,29 @@ class Results:
                 return parts
         return read_answer(text, reading)
 
-    def _prompt_logprobs(self, sequence: Sequence) -> PromptLogprobs | None:
-        if sequence.request.params.prompt_logprobs is None:
+    def _prompt_logprobs(self, sequence: Sequence) -> UnreadLogprobs | None:
+        params = sequence.request.params
+        if params.prompt_logprobs is None:
             return None
-        entries = self._scored(sequence, sequence.scores, sequence.request.prompt_ids, first=1)
-        if entries.is_wide and not sequence.request.params.flat_logprobs:
-            lazy = entries.lazily()
-            # Nothing comes before the first token that could predict it.
-            return LazyLogprobs(len(lazy) + 1, lambda i: lazy[i - 1] if i else None)
-        return _flat_if_asked(sequence, [None, *entries.dicts()])
+        ids = sequence.request.prompt_ids
+        tokens = self._scored(sequence, tuple(sequence.scores), ids, first=1)
+        return UnreadLogprobs(tokens, params.flat_logprobs, begins_blank=True)
 
-    def _sample_logprobs(self, sequence: Sequence, output_ids: Ints) -> SampleLogprobs | None:
+    def _sample_logprobs(
+        self,
+        sequence: Sequence,
+        parts: Many[Scores],
+        output_ids: Ints,
+        made: MadeDicts | None = None,
+    ) -> UnreadLogprobs | None:
         request = sequence.request
         if request.params.num_logprobs is None:
             return None
         tail = request.prompt_ids[-CONTEXT:]
         ids = np.concatenate([tail, output_ids])
         ranked = request.params.logprob_token_ids is None
-        entries = self._scored(sequence, sequence.logprobs, ids, first=len(tail), ranked=ranked)
-        if entries.is_wide and not request.params.flat_logprobs:
-            return entries.lazily()
-        return _flat_if_asked(sequence, entries.dicts())
+        tokens = self._scored(sequence, parts, ids, first=len(tail), ranked=ranked)
+        return UnreadLogprobs(tokens, request.params.flat_logprobs, made=made)
 
     def _scored(
         self, sequence: Sequence, parts: Many[Scores], ids: Ints, *, first: int, ranked: bool = True
@@ -248,14 +246,6 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
 
 def _total(parts: Many[Scores]) -> float:
     return float(sum(sum(part.logprobs.tolist()) for part in parts))
-
-
-def _flat_if_asked(sequence: Sequence, listed: Listed) -> Listed | FlatLogprobs:
-    if not sequence.request.params.flat_logprobs:
-        return listed
-    flat = FlatLogprobs()
-    flat.extend(listed)
-    return flat
 
 
 def _shown_ids(sequence: Sequence) -> Ints:

@@ -1,15 +1,26 @@
-"""From arrays of scores to the dicts that a caller sees, with the texts of the tokens."""
+"""From arrays of scores to the dicts that a caller sees, with the texts of the tokens.
+
+Nothing is made before somebody reads it: an output holds UnreadLogprobs.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from quire.inputs.detokenize import TokenTexts
-from quire.logprobs import LazyLogprobs, Logprob, LogprobsOnePosition
+from quire.logprobs import (
+    FlatLogprobs,
+    LazyLogprobs,
+    Logprob,
+    LogprobsOnePosition,
+    MadeDicts,
+    PromptLogprobs,
+    Unread,
+)
 from quire.request import Ints
 from quire.step import Scores
 
@@ -37,6 +48,15 @@ class ScoredTokens:
     @property
     def is_wide(self) -> bool:
         return any(part.top_ids.shape[1] > WIDE for part in self.parts)
+
+    def since(self, first: int) -> ScoredTokens:
+        """Without the first lines."""
+        parts, left = list[Scores](), first
+        for part in self.parts:
+            if left < len(part):
+                parts.append(part.part(left, len(part)) if left else part)
+            left = max(left - len(part), 0)
+        return replace(self, parts=parts, first=self.first + first)
 
     def dicts(self) -> list[LogprobsOnePosition]:
         """All of them."""
@@ -73,3 +93,49 @@ class ScoredTokens:
             if token != own:
                 found[token] = Logprob(its, rank if self.ranked else None, text)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadLogprobs(Unread):
+    """Scores of a prompt's or an answer's tokens, as arrays.
+
+    `begins_blank`: before them stands a first token, which nothing could predict. `made`: where
+    the dicts of the same answer are kept that were read before.
+    """
+
+    tokens: ScoredTokens
+    flat: bool = False
+    begins_blank: bool = False
+    made: MadeDicts | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens) + self.begins_blank
+
+    def since(self, first: int) -> UnreadLogprobs:
+        if first == 0:
+            return self
+        tokens = self.tokens.since(first - self.begins_blank)
+        return UnreadLogprobs(tokens, self.flat)
+
+    def followed_by(self, later: Unread) -> UnreadLogprobs:
+        if not isinstance(later, UnreadLogprobs):
+            raise TypeError(f"{type(later).__name__} cannot follow logprobs that are arrays")
+        # The ids of the later part are those of the whole answer so far.
+        parts = [*self.tokens.parts, *later.tokens.parts]
+        tokens = replace(later.tokens, parts=parts, first=self.tokens.first)
+        return UnreadLogprobs(tokens, self.flat, self.begins_blank)
+
+    def read(self) -> PromptLogprobs:
+        blank: list[LogprobsOnePosition | None] = [None] * self.begins_blank
+        if self.flat:
+            flat = FlatLogprobs()
+            flat.extend([*blank, *self.tokens.dicts()])
+            return flat
+        if self.tokens.is_wide:
+            lazy = self.tokens.lazily()
+            if not blank:
+                return lazy
+            return LazyLogprobs(len(lazy) + 1, lambda i: lazy[i - 1] if i else None)
+        if self.made is None:
+            return [*blank, *self.tokens.dicts()]
+        return [*blank, *self.made.first(len(self), lambda n: self.tokens.since(n).dicts())]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from quire.inputs.detokenize import Detokenizer
 from quire.inputs.tokenizer import Tokenizer
+from quire.logprobs import MadeDicts
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.request import Request
 from quire.sampling_params import RequestOutputKind
+from quire.step import Scores
 from quire.results.stop_strings import StopMatch, StopStrings
 
 
@@ -66,17 +68,33 @@ class Shown:
         self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
         self._tokens: dict[int, int] = {}
         self._characters: dict[int, int] = {}
+        self._totals: dict[int, tuple[int, float]] = {}  # parts counted, and their sum
+        self._made: dict[int, MadeDicts] = {}
 
     def num_tokens(self, sample: int) -> int:
         return self._tokens.get(sample, 0)
 
+    def total_logprob(self, sample: int, parts: Sequence[Scores]) -> float:
+        """Of all tokens so far; `parts` only grows from call to call."""
+        counted, total = self._totals.get(sample, (0, 0.0))
+        total += sum(sum(part.logprobs.tolist()) for part in parts[counted:])
+        self._totals[sample] = len(parts), total
+        return total
+
+    def made_dicts(self, sample: int) -> MadeDicts | None:
+        """Where the sample's logprobs are kept once they were read; None where each output has
+        only those of new tokens."""
+        return None if self.only_new else self._made.setdefault(sample, MadeDicts())
+
     def show(self, answer: CompletionOutput, first: int) -> CompletionOutput:
-        """The answer, whose tokens begin with number `first`, as the reader wants it."""
+        """The answer, made for this reader and beginning with token `first`, as it is wanted."""
         sample, text = answer.index, answer.text
         before = self._characters.get(sample, 0)
         self._tokens[sample] = first + len(answer.token_ids)
         self._characters[sample] = len(text)
-        return replace(answer, text=text[before:]) if self.only_new else answer
+        if self.only_new:
+            answer.text = text[before:]
+        return answer
 
     def last(self, output: RequestOutput) -> RequestOutput:
         """The finished output as the reader wants it."""
@@ -86,9 +104,4 @@ class Shown:
 
     def _rest(self, answer: CompletionOutput) -> CompletionOutput:
         first = self.num_tokens(answer.index)
-        rest = replace(
-            answer,
-            token_ids=answer.token_ids[first:],
-            logprobs=None if answer.logprobs is None else answer.logprobs[first:],
-        )
-        return self.show(rest, first)
+        return self.show(answer.since(first), first)

@@ -52,16 +52,17 @@ class StepReport:
     grown: list[Grown] = field(default_factory=list)
 
 
-def _by_line(blocks: tuple[DrawnScores, ...]) -> dict[int, Scores]:
-    """The scores of each row's tokens: {line: its lines of the block it is in}."""
-    found: dict[int, Scores] = {}
+def _by_line(blocks: tuple[DrawnScores, ...]) -> dict[int, tuple[Scores, int]]:
+    """Where the scores of each row's tokens begin: {line: the block it is in, and the place}."""
+    found: dict[int, tuple[Scores, int]] = {}
     for block in (block for block in blocks if len(block.lines)):
-        order = np.argsort(block.lines, kind="stable")
-        lines, firsts = np.unique(block.lines[order], return_index=True)
-        ordered = block.scores.take(order)
-        lasts = [*firsts[1:].tolist(), len(order)]
-        for line, first, last in zip(lines.tolist(), firsts.tolist(), lasts, strict=True):
-            found[line] = ordered.part(first, last)
+        lines, scores = block.lines, block.scores
+        if (lines[1:] < lines[:-1]).any():
+            order = np.argsort(lines, kind="stable")
+            lines, scores = lines[order], scores.take(order)
+        firsts = np.flatnonzero(np.diff(lines, prepend=-1))
+        for line, first in zip(lines[firsts].tolist(), firsts.tolist(), strict=True):
+            found[line] = scores, first
     return found
 
 
@@ -143,8 +144,10 @@ class Committer:
             kept[i], ended[i] = self._visit(int(at[i]), drawn)
         for i in np.flatnonzero(rows.scored[at]).tolist():
             mine = scores.get(int(live[i]))
-            if mine is not None:
-                rows.sequence(int(at[i])).logprobs.append(mine.part(0, int(kept[i])))
+            if mine is not None and kept[i]:
+                block, first = mine
+                part = block.part(first, first + int(kept[i]))
+                rows.sequence(int(at[i])).logprobs.append(part)
         rows.append_outputs(at, tokens, kept)
         self._guesses.settle(sent.plan, result.counts)
         for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():

@@ -19,8 +19,8 @@ import triton
 
 from quire.config import EngineConfig
 from quire.executor.driver import Gpu
+from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.signatures import Steps
-from quire.executor.precompile.warmup import Calls
 from quire.executor.precompile.worker import Device
 from quire.options import Options, resolve
 from quire.spec import ModelSpec
@@ -77,11 +77,15 @@ def compared(spec: ModelSpec, config: EngineConfig) -> dict[str, list[str]]:
     calls = Calls(config, spec, torch.device("cpu"))
     steps = Steps(config, spec, GPU.shared_memory)
     first = asked_by(calls.all())
+    later = set(asked_by(calls.later())) - set(first)
+    features = set(asked_by(calls.features())) - set(first) - later
     return {
         "first, asked": first,
         "first, listed": asked_by([partial(one.compile) for one in steps.first()]),
-        "later, asked": sorted(set(asked_by(calls.later())) - set(first)),
+        "later, asked": sorted(later),
         "later, listed": asked_by([partial(one.compile) for one in steps.later()]),
+        "features, asked": sorted(features),
+        "features, listed": asked_by([partial(one.compile) for one in steps.features()]),
         "of torch": asked_by(calls.of_torch()),
     }
 

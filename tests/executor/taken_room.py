@@ -40,7 +40,7 @@ def main(room: int, sizes: list[int]) -> None:
     taken = {}
     for kind, options in KINDS.items():
         steps = Steps(resolve(options, spec, gpu.facts()), spec, room)
-        for number, variant in enumerate([*steps.first(), *steps.later()]):
+        for number, variant in enumerate([*steps.first(), *steps.later(), *steps.features()]):
             name = f"{kind}: {variant.kernel.__name__} {number}"
             taken[name] = variant.compile().metadata.shared
     print(json.dumps(taken))

@@ -44,7 +44,7 @@ def names(variants: set[str]) -> set[str]:
     return {json.loads(one)["name"].rpartition(".")[2] for one in variants}
 
 
-@pytest.mark.parametrize("which", ["first", "later"])
+@pytest.mark.parametrize("which", ["first", "later", "features"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_compiled_early_is_what_the_warmup_calls(
     told: dict[str, dict[str, list[str]]], case: str, which: str
@@ -81,6 +81,7 @@ class Few:
     def __init__(self, steps): self.steps = steps
     def first(self): return self.named("pick")
     def later(self): return self.named("_silu_mul")
+    def features(self): return self.named("_rms_norm")
     def named(self, name):
         return [one for one in self.steps.first() if one.kernel.__name__ == name]
 compiler.steps_of = lambda what, gpu: Few(steps_of(what, gpu))
@@ -120,7 +121,7 @@ import torch, triton
 from functools import partial
 from triton.runtime.jit import JITFunction
 from quire.executor.precompile.worker import Device
-from quire.executor.precompile.warmup import Calls
+from quire.executor.precompile.kernel_calls import Calls
 from quire.options import Options, resolve
 from tests.executor.asked_variants import GPU, QWEN
 triton.runtime.driver.set_active(Device(GPU))
@@ -160,9 +161,14 @@ def test_kernels_are_left_in_tritons_cache_and_compiled_once(
     assert started is not None
     started.wait()
     assert list(cache.glob("*/pick.cubin"))
+    started.wait_for_later()
+    assert list(cache.glob("*/_silu_mul.cubin")) and list(cache.glob("quire-*"))
+    assert not list(cache.glob("*/_rms_norm.cubin")), "features wait for the first steps"
+    started.go_on()
     started.wait_for_all()
-    assert list(cache.glob("*/_silu_mul.cubin"))
+    assert list(cache.glob("*/_rms_norm.cubin"))
     started.end()
+    started.go_on()  # costs nothing any more
     found = subprocess.run([sys.executable, "-c", FINDS], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout == "True\n", found.stderr[-2000:]
     assert begin_compiling(QWEN, Options()) is None
@@ -177,7 +183,7 @@ def test_a_kernel_that_fails_keeps_no_other_from_being_compiled(
     run_instead(monkeypatch, WITH_A_GPU.format(more=SMALL + ONE_FAILS))
     started = begin_compiling(QWEN, Options())
     assert started is not None
-    started.wait_for_all()
+    started.wait_for_later()
     started.end()
     assert list(cache.glob("*/_silu_mul.cubin"))
     assert not list(cache.glob("quire-*")), "not all are there"
@@ -216,6 +222,8 @@ def test_a_process_that_fails_costs_nobody_anything(
     started = begin_compiling(QWEN, Options())
     assert started is not None
     started.wait()
+    started.go_on()
+    started.wait_for_later()
     started.wait_for_all()
     started.end()
     again = begin_compiling(QWEN, Options())

@@ -110,13 +110,16 @@ class Elsewhere:
     """Stands in for the process that compiles: done when it is told."""
 
     def __init__(self) -> None:
-        self.first, self.rest = threading.Event(), threading.Event()
+        self.first, self.rest, self.told = threading.Event(), threading.Event(), threading.Event()
 
     def wait(self) -> None:
         self.first.wait(10)
 
-    def wait_for_all(self) -> None:
+    def wait_for_later(self) -> None:
         self.rest.wait(10)
+
+    def go_on(self) -> None:
+        self.told.set()
 
     def end(self) -> None:
         self.first.set()
@@ -136,8 +139,9 @@ def test_kernels_that_another_process_compiles_are_waited_for(calls: Calls) -> N
     time.sleep(0.1)
     assert len(calls.made) == 3, "the rest is being compiled still"
     elsewhere.rest.set()
+    assert not elsewhere.told.is_set(), "features come when all else is there"
     finish(warm)
-    assert calls.made[3:] == ["c", "d", "e"]
+    assert calls.made[3:] == ["c", "d", "e"] and elsewhere.told.is_set()
 
 
 def test_stopping_ends_the_process_that_compiles(calls: Calls) -> None:
@@ -147,6 +151,7 @@ def test_stopping_ends_the_process_that_compiles(calls: Calls) -> None:
     warm.wait()
     warm.stop()
     assert elsewhere.rest.is_set() and sorted(calls.made) == ["a", "b"]
+    assert not elsewhere.told.is_set()
 
 
 AT_EXIT = """

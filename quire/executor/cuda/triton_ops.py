@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,17 +11,18 @@ from torch import Tensor
 from quire.backends.ops import AttentionStep, HeadShape
 from quire.backends.triton.blocks import copy_blocks
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.edit import EditBuffers, RowEdits, sample_edited
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
-from quire.backends.triton.score import score
 from quire.backends.triton.steps import Fed, accept, feed
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.request import Ints
 from quire.step import PrefixGroup
+
+if TYPE_CHECKING:
+    from quire.backends.triton.edit import EditBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,11 @@ class PlannedDecode:
 
 
 class TritonOps:
-    """The kernels a decode step needs beside the model's, with their buffers."""
+    """The kernels a decode step needs beside the model's, with their buffers.
+
+    Those of features that few rows have are imported when one comes: reading the code of a kernel
+    takes a start longer than one would think.
+    """
 
     def __init__(
         self,
@@ -113,6 +119,8 @@ class TritonOps:
         if edited is None:
             sample(*given, truncated=truncated)
         else:
+            from quire.backends.triton.edit import RowEdits, sample_edited
+
             mine = self._columns.edits
             edits = RowEdits(mine.ints, mine.penalties, mine.words)
             room = self._edit_buffers()
@@ -128,6 +136,8 @@ class TritonOps:
         out: Tensor,
         step: Tensor,
     ) -> None:
+        from quire.backends.triton.score import score
+
         columns = self._columns
         score(
             *(
@@ -152,6 +162,8 @@ class TritonOps:
     def _edit_buffers(self) -> EditBuffers:
         """Made when the first row needs them."""
         if self._editing is None:
+            from quire.backends.triton.edit import EditBuffers
+
             columns = self._columns
             with torch.inference_mode(False):
                 self._editing = EditBuffers(columns.vocab_size, columns.num_rows, columns.device)

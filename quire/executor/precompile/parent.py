@@ -39,22 +39,40 @@ _KERNELS = Path(__file__).parents[2] / "backends" / "triton"
 
 
 class Compiling:
-    """The process at work; any thread may wait for it or end it."""
+    """The process at work; any thread may wait for it, tell it to go on, or end it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._listening = threading.Lock()
+        self._talking = threading.Lock()
+        self._num_heard = 0
 
     def wait(self) -> None:
         """Return when the kernels of the first steps are compiled, or nobody works on them."""
-        with self._listening:
-            heard = self._process.stdout
-            if heard is not None and not heard.closed:
-                heard.read(1)
+        self._hear(1)
+
+    def wait_for_later(self) -> None:
+        """Return when those that only some plans call are compiled as well."""
+        self._hear(2)
+
+    def go_on(self) -> None:
+        """Have the kernels of sampling's features compiled, now that the first steps are made."""
+        with self._talking, suppress(BrokenPipeError):  # it may have ended
+            pipe = self._process.stdin
+            if pipe is not None and not pipe.closed:
+                os.write(pipe.fileno(), b".")
 
     def wait_for_all(self) -> None:
         """Return when nothing is being compiled any more."""
         self._process.wait()
+
+    def _hear(self, stages: int) -> None:
+        """A byte comes for each stage that is over."""
+        with self._talking:
+            heard = self._process.stdout
+            while self._num_heard < stages and heard is not None and not heard.closed:
+                if not heard.read(1):
+                    return
+                self._num_heard += 1
 
     def end(self) -> None:
         """End the process and its workers if they still run."""
@@ -62,7 +80,7 @@ class Compiling:
             with suppress(ProcessLookupError):  # it may end meanwhile
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        with self._listening:
+        with self._talking:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()

@@ -2,7 +2,7 @@
 
 A process that has no torch compiles it while the engine's imports it (worker.py). Constants come
 from where the launches have them; the types of arguments are written down here, and a test holds
-them to what warmup.py calls. What differs is compiled twice, no more.
+them to what kernel_calls.py calls. What differs is compiled twice, no more.
 Activations in fp8 (`quantization="fp8"`) are left to the warmup.
 """
 
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.backends.ops import HeadShape
-from quire.backends.triton import blocks, decode, edit, elementwise, heads, prefill, sample, steps
-from quire.backends.triton import edit_kernels as edit_code
+from quire.backends.triton import blocks, decode, elementwise, heads, prefill, sample, steps
 from quire.backends.triton.decode_kernels import attend_items, merge_parts
 from quire.backends.triton.draw_kernels import TILE, draw, pick
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.packed_kernels import attend_packed
 from quire.backends.triton.prefill_kernels import attend_tiles, make_tiles
 from quire.backends.triton.prefix_kernels import attend_prefixes
-from quire.backends.triton.score_kernels import score_drawn
 from quire.backends.triton.small_batch import embed_constants, products_of, thin_tile
 from quire.backends.triton.small_batch_kernels import embed_rows, multiply
 from quire.backends.triton.split_kv_kernels import make_items
@@ -122,10 +120,9 @@ class Steps:
         ]
 
     def later(self) -> list[Variant]:
-        """What only some plans call: truncation, edits, logprobs, shared prefixes, many rows."""
-        own, vocab, scratch = self._own(), self.spec.vocab_size, edit.scratch_width
+        """What only some plans call: truncation, shared prefixes, many rows."""
+        own, vocab = self._own(), self.spec.vocab_size
         made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
-        made += [self._scores(), *self._edits(scratch(vocab))]
         made += [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
         if self.config.max_num_seqs >= MANY_ROWS:
             made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]
@@ -133,6 +130,14 @@ class Steps:
         made.append(Variant(merge_parts, given, decode.merge_constants(self.shape)))
         first = self.first()
         return [one for at, one in enumerate(made) if one not in first and one not in made[:at]]
+
+    def features(self) -> list[Variant]:
+        """What only rows with edits or logprobs call."""
+        from quire.backends.triton import edit
+
+        made = [self._scores(), *self._edits(edit.scratch_width(self.spec.vocab_size))]
+        known = [*self.first(), *self.later()]
+        return [one for one in made if one not in known]
 
     def _windows(self) -> list[bool]:
         """Whether layers have a window, as far as they differ in it."""
@@ -195,6 +200,9 @@ class Steps:
 
     def _edits(self, width: int) -> Iterator[Variant]:
         """Edited lines, and what is drawn from them; `width`: of a line of the scratch."""
+        from quire.backends.triton import edit
+        from quire.backends.triton import edit_kernels as edit_code
+
         vocab, own = self.spec.vocab_size, self._own()
         yield Variant(edit_code.leave_out, (I32, I32, SOME), edit.LIST_CONSTANTS)
         copied = (I32, own, I32, I32, I32, F32, I32, I32, vocab, SOME, width, vocab)
@@ -211,6 +219,8 @@ class Steps:
         yield self._draw(F32, width, truncated=False)
 
     def _scores(self) -> Variant:
+        from quire.backends.triton.score_kernels import score_drawn
+
         vocab, as_logits = self.spec.vocab_size, self.config.logprobs_mode.endswith("_logits")
         given = (self._own(), I32, I64, BOOL, I32, I32, I32, F32, I32, I32, vocab, vocab)
         constants = {"AS_LOGITS": as_logits, **sample.limits_constants(self.dtype)}

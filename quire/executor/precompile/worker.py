@@ -2,9 +2,11 @@
 
     python -m quire.executor.precompile.worker WHAT MARKER
 
-WHAT is JSON made by parent.py. Everything goes to Triton's cache on disk, where the engine
-finds it. A line on stdout says that the first steps have their kernels, the end of the process
-that no more will come; the file MARKER is made if none is missing. The process and all its
+WHAT is JSON made by parent.py. Everything goes to Triton's cache on disk, where the engine finds
+it. A byte on stdout says that the first steps have their kernels, another that those are
+there which only some plans call; the file MARKER is then made if none is missing. The kernels of
+sampling's features wait for a byte on stdin, which says that the engine has made its first steps:
+they take more than all the others, and many engines never need them. The process and all its
 workers end when stdin does, so they never outlive who started them. No torch: importing it would
 take longer than compiling.
 """
@@ -33,7 +35,8 @@ from quire.options import Options, resolve
 from quire.spec import ModelSpec
 
 SECONDS = 120  # nobody waits for longer
-READY = b"ready\n"
+DONE = b"."  # a stage is over
+POLITE = 10  # how far what nobody waits for steps back, as `nice` counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,15 @@ def main(what: str, marker: str) -> int:
     steps = steps_of(json.loads(what), gpu)
     first: list[Callable[[], None]] = [partial(_compile, one) for one in steps.first()]
     first.insert(1, build_utils)
-    later = [partial(_compile, one) for one in steps.later()]
     whole = _share_out(first)
-    os.write(sys.stdout.fileno(), READY)
-    whole &= _share_out(later)
+    os.write(sys.stdout.fileno(), DONE)
+    whole &= _share_out([partial(_compile, one) for one in steps.later()])
     if whole:
         Path(marker).touch()
+    os.write(sys.stdout.fileno(), DONE)
+    _listen()
+    os.nice(POLITE)
+    _share_out([partial(_compile, one) for one in steps.features()], usable_cores() // 2)
     return 0
 
 
@@ -113,15 +119,23 @@ def build_utils() -> None:
     CudaUtils()
 
 
-def _share_out(work: Sequence[Callable[[], None]]) -> bool:
-    """Have all of it done, as much at once as there are cores, and say whether it was."""
+def _listen() -> None:
+    """For the word to go on; if that never comes, this is the end."""
+    if not os.read(sys.stdin.fileno(), 1):
+        os.killpg(0, signal.SIGKILL)
+
+
+def _share_out(work: Sequence[Callable[[], None]], at_once: int | None = None) -> bool:
+    """Have all of it done, so much at once or as much as there are cores; say whether it was."""
     waiting, running, num_done, stdin = deque(work), set[int](), 0, sys.stdin.fileno()
+    most = max(1, at_once or usable_cores())
     while waiting or running:
-        while waiting and len(running) < usable_cores():
+        while waiting and len(running) < most:
             running.add(_start_worker(waiting.popleft()))
         ready, _, _ = select.select([stdin, *running], [], [])
         if stdin in ready:
-            os.killpg(0, signal.SIGKILL)
+            _listen()
+            ready.remove(stdin)
         for pipe in ready:
             num_done += len(os.read(pipe, 1))
             os.close(pipe)

@@ -202,7 +202,7 @@ def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
-    from quire.executor.precompile.warmup import Calls
+    from quire.executor.precompile.kernel_calls import Calls
 
     config = small_config(block_size=16, dtype="float16", kv_cache_dtype="fp8", quantization="fp8")
     calls = Calls(config, replace(SPEC, qk_norm=True), DEVICE)

@@ -104,11 +104,11 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> N
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
-    from quire.executor.precompile.warmup import Calls
+    from quire.executor.precompile.kernel_calls import Calls
 
     calls = Calls(
         small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE
     )
     with torch.inference_mode():
-        for call in (*calls.all(), *calls.later()):
+        for call in (*calls.all(), *calls.later(), *calls.features()):
             call()
