@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,38 +11,30 @@ from quire.cli import job_options as o
 from quire.cli.run import assignments, execute
 
 
+@o.takes("option", "seed", "limit", "job", "overwrite", "reuse", "retry_failed")
 def batch(
+    *,
     input: Annotated[
         str, typer.Argument(help="Lines for /v1/chat/completions or /v1/completions.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="A .jsonl file.")],
     model: Annotated[str, typer.Option("--model", "-m", help="What answers every line.")],
-    option: o.Option = None,
-    seed: o.Seed = None,
-    limit: o.Limit = None,
-    job: o.JobDir = None,
-    overwrite: o.Overwrite = False,
-    reuse: o.Reuse = False,
-    retry_failed: o.RetryFailed = False,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
+    **written: Any,
 ) -> None:
     """Answer an OpenAI batch file; failed lines go to OUTPUT's .errors file."""
     from quire.jobs.job import Job
 
+    options = assignments(written.pop("option") or [], "option")
     made = Job(
         input,
         output,
         model=model,
         batch=True,
         id="custom_id",
-        seed=seed,
-        limit=limit,
-        job=job,
-        overwrite=overwrite,
-        reuse=reuse,
-        retry_failed=retry_failed,
-        options=assignments(option or [], "option"),
+        options=options,
         command=["quire", *sys.argv[1:]],
+        **written,
     )
     execute(made, as_json=as_json, quiet=quiet)

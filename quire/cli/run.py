@@ -7,7 +7,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,55 +24,20 @@ if TYPE_CHECKING:
 _MOST_FAILURES, _LONGEST = 5, 200  # causes that are told at the end, and characters of each
 
 
+@o.takes()
 def run(
-    context: typer.Context,
-    input: o.Inputs = None,
-    output: o.Output = None,
-    model: o.Model = None,
-    prompt: o.Prompt = None,
-    messages: o.Messages = None,
-    system: o.System = None,
-    few_shot: o.FewShot = None,
-    few_shot_answer: o.FewShotAnswer = None,
-    continuations: o.Continuations = None,
-    chat: o.Chat = None,
-    schema: o.Schema = None,
-    schema_column: o.SchemaColumn = None,
-    regex: o.Regex = None,
-    choice: o.Choice = None,
-    choice_probs: o.ChoiceProbs = None,
-    grammar: o.Grammar = None,
-    max_tokens: o.MaxTokens = None,
-    temperature: o.Temperature = None,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    n: o.Answers = None,
-    stop: o.Stop = None,
-    param: o.Param = None,
-    option: o.Option = None,
-    id: o.Id = None,
-    where: o.Where = None,
-    limit: o.Limit = None,
-    shard: o.Shard = None,
-    format: o.Format = None,
-    seed: o.Seed = None,
-    output_column: o.OutputColumn = None,
-    timings: o.Timings = None,
-    job: o.JobDir = None,
-    config: o.Config = None,
-    overwrite: o.Overwrite = False,
-    reuse: o.Reuse = False,
-    retry_failed: o.RetryFailed = False,
-    plan: o.ShowPlan = False,
-    print_config: o.PrintConfig = False,
+    *,
+    config: Annotated[str | None, typer.Option(help="A TOML file with these options.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it takes, and stop.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print these options as TOML, and stop.")
+    ] = False,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
+    **written: Any,
 ) -> None:
     """Answer every row of a table; run it again and it goes on."""
-    given = {name: value for name, value in context.params.items() if value not in (None, [], ())}
-    for name in ("config", "plan", "print_config", "as_json", "quiet"):
-        given.pop(name, None)
+    given = {name: value for name, value in written.items() if value not in (None, [], ())}
     options = merged(read_config(config), _parsed(given))
     made = _job(dict(options))
     if print_config:
@@ -121,9 +86,6 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     for flag, name in (("param", "sampling"), ("option", "options")):
         if flag in options:
             options[name] = assignments(options.pop(flag), flag)
-    for name in ("overwrite", "reuse", "retry_failed"):
-        if not options.get(name):
-            options.pop(name, None)
     return options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
     try:
         return JobOptions(output=str(output), model=str(model), sampling=sampling, **options)
     except TypeError:
-        known = set(JobOptions.__dataclass_fields__)
+        known = {each.name for each in fields(JobOptions)}
         strange = sorted(options.keys() - known)
         if not strange:
             raise

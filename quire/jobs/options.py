@@ -1,13 +1,10 @@
-"""What a job may be asked for: the same names in Python, on the command line and in a TOML file.
-
-Checked when made, before anything is read or started.
-"""
+"""What a job may be asked for (run_options.py), checked when made: nothing is read or started."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from quire.jobs.child.requests import sampling_params
 from quire.jobs.input.templates import RowTemplate, RowTest
 from quire.jobs.input.work import Selection, Setting
 from quire.jobs.output.output import output_format
+from quire.jobs.run_options import RunOptions
 from quire.jobs.store.manifest import Kind
 from quire.options import parse_options
 from quire.safe_text import without_secrets
@@ -26,45 +24,8 @@ STDIN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """Everything about a job. `rows` are input that a program hands over instead of files.
-
-    `schema` and `grammar` are text or the path of a file; `choice` is a list of answers.
-    """
-
-    input: tuple[str, ...] = ()
-    rows: Iterable[Mapping[str, Any]] | None = None
-    output: str
-    model: str
-    prompt: str | None = None
-    messages: str | None = None
-    system: str | None = None
-    few_shot: str | None = None
-    few_shot_answer: str = "answer"
-    continuations: str | tuple[str, ...] | None = None
-    batch: bool = False  # the input is an OpenAI batch file
-    chat: bool | None = None
-    schema: str | None = None
-    schema_column: str | None = None  # with the schema of each row's own answer
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    choice_probs: bool = False  # store how likely each choice is
-    grammar: str | None = None
-    id: str | None = None
-    where: str | None = None
-    limit: int | None = None
-    shard: tuple[int, int] | None = None
-    format: str | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    settings: tuple[Mapping[str, Any], ...] = ()
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold a token
-    output_column: str = "output"
-    timings: bool = False
-    job: str | None = None
-    overwrite: bool = False
-    reuse: bool = False
-    retry_failed: bool = False
+class JobOptions(RunOptions):
+    """The same, checked."""
 
     def __post_init__(self) -> None:
         if not self.batch:

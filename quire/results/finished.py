@@ -11,16 +11,16 @@ from quire.inputs.answers import read_answer
 from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
-from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
 from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
-from quire.results.path_scores import PathScores, no_choice
 from quire.request import Choices, Ints, Request
+from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
+from quire.results.path_scores import PathScores, no_choice
+from quire.results.text_watch import Shown, StopWatch
 from quire.sampling.choices import choose, normalised
 from quire.scheduler.commit import Grown
 from quire.scheduler.sequence import Sequence
 from quire.step import Scores, in_arrays_of_its_own
-from quire.results.text_watch import Shown, StopWatch
 
 
 class Results:

@@ -9,9 +9,9 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.logprobs import MadeDicts
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.request import Request
+from quire.results.stop_strings import StopMatch, StopStrings
 from quire.sampling_params import RequestOutputKind
 from quire.step import Scores
-from quire.results.stop_strings import StopMatch, StopStrings
 
 
 class StopWatch:

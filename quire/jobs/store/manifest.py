@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.errors import CorruptJob, InvalidOption
+from quire.jobs.run_options import kept_names
 from quire.jobs.store import secrets
 from quire.jobs.store.bounded import read_bounded
 from quire.jobs.store.durable import write_file
@@ -26,21 +27,7 @@ Kind = Literal["generate", "choices", "batch"]
 
 # What a row's own content hash does not cover: if one of these changed, no row is the same.
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
-_ABOUT_ROWS = (
-    *("version", "inputs", "input_format", "prompt", "messages", "system", "few_shot"),
-    *(
-        "continuations",
-        "schema_column",
-        "chat",
-        "id_column",
-        "where",
-        "limit",
-        "shard",
-        "sampling",
-        "settings",
-    ),
-    *("seed", "output_format", "output_column", "timings", "choice_probs"),
-)
+_ABOUT_ROWS = ("version", "inputs", "sampling", "settings", "output_format", *kept_names())
 _LONGEST_SHOWN = 60
 
 
