@@ -7,6 +7,7 @@ draw the CPU's tokens.
              tokens, ranks and logprobs
     ratios   for each shape (random weights, bf16) and feature: seconds of 512 rows x 128 tokens
              over those without it, the second of two runs; then of one row among 512
+    kernels  where the time of a decode step goes with some of them, kernel by kernel
 
 Each part is written as it ends; within `--seconds` what is left is named and left out. Without a
 GPU `--rows 4 --tokens 4 --tiny` rehearses it.
@@ -19,6 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +64,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "penalties, logprobs 5": {"repetition_penalty": 1.2, "logprobs": 5},
 }
 ALONE = ("logprobs 5", "repetition", "allowed ids")
+PROFILED = ("plain", "logprobs 5", "allowed ids", *(f"one of all: {name}" for name in ALONE[:2]))
 PROMPT = 32
 
 
@@ -107,6 +110,7 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             found["plain, seconds"] = plain
             base = min(plain)
             cases = {name: [kind] * asked.rows for name, kind in FEATURES.items()}
+            cases["plain"] = [{}] * asked.rows
             for name in ALONE:
                 cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
             for name, kinds in cases.items():
@@ -115,14 +119,36 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
                     continue
                 taken = [seconds(llm, kinds, asked.tokens) for _ in range(3)][-2:]
                 found[name] = min(taken) / base
-                budget.write(f"ratios of {shape}", found)
-                print(
-                    f"{shape}, {name}: {found[name]:.3f} x plain ({min(taken):.3f} s)", flush=True
-                )
+                budget.write(f"ratios-{shape}", found)
+                said = " ".join(f"{one:.3f}" for one in taken)
+                print(f"{shape}, {name}: {found[name]:.3f} x plain ({said} s)", flush=True)
             if budget.left > 15:
                 read = seconds(llm, cases["logprobs 5"], asked.tokens, read=True)
                 found["logprobs 5, all read"] = read / base
-    budget.write(f"ratios of {shape}", found)
+                print(f"{shape}, logprobs 5, all read: {read / base:.3f} x plain", flush=True)
+            if asked.kernels:
+                kernels(llm, shape, cases, asked, budget)
+    budget.write(f"ratios-{shape}", found)
+
+
+def kernels(
+    llm: LLM, shape: str, cases: dict[str, Any], asked: argparse.Namespace, budget: Budget
+) -> None:
+    """The second decode plan of some cases."""
+    import torch
+
+    from benchmarks.gpu_profile import profile_plan
+
+    found: dict[str, Any] = {}
+    for name in PROFILED if torch.cuda.is_available() else ():
+        if budget.left < 10:
+            return
+        work = partial(seconds, llm, cases[name], asked.tokens)
+        work()
+        found[name] = profile_plan(
+            llm, name, work, lambda plan: not plan.prefill and len(plan.decode) > 1, 2
+        )
+        budget.write(f"kernels-{shape}", found)
 
 
 def equal(rows: int, vocab: int, budget: Budget) -> None:
@@ -158,6 +184,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=230.0)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--kernels", action="store_true", help="profile some of them, too")
     parser.add_argument("--tiny", action="store_true", help="a model and a check of toy size")
     asked = parser.parse_args()
     budget = Budget(asked.seconds, Path(asked.out))

@@ -206,6 +206,7 @@ def profiles() -> Iterator[Line]:
     """A decode step of 256 rows, kernel by kernel."""
     from benchmarks import workloads
     from benchmarks.gpu_profile import profile_plan
+    from benchmarks.offline import measure
 
     def decodes(plan: Any) -> bool:
         return not plan.prefill and plan.repeat >= 8
@@ -220,7 +221,8 @@ def profiles() -> Iterator[Line]:
             for i in range(256)
         ]
         with opened(model, options) as llm:
-            found = profile_plan(llm, f"{model} {options}", items, decodes, 2)
+            work = partial(measure, llm, model, items, 1)
+            found = profile_plan(llm, f"{model} {options}", work, decodes, 2)
         yield {"profile": model, "options": options, "found": found}
 
 

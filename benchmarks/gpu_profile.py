@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import workloads
@@ -39,18 +40,19 @@ def profile(llm: LLM, budget: Budget) -> None:
         ("fewshot", workloads.build("fewshot", 0.5), decodes, 1),
         ("nucleus", workloads.build("nucleus"), decodes, 2),
     ):
-        report[name] = profile_plan(llm, name, items, wanted, nth)
+        work = partial(measure, llm, name, items, 1)
+        report[name] = profile_plan(llm, name, work, wanted, nth)
         budget.write("profile", report)
 
 
 def profile_plan(
     llm: LLM,
     name: str,
-    items: Sequence[workloads.Item],
+    work: Callable[[], object],
     wanted: Callable[[Any], bool],
     nth: int,
 ) -> dict[str, Any]:
-    """The nth plan of that kind, alone on the device."""
+    """The nth plan of that kind in this work, alone on the device."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -79,7 +81,7 @@ def profile_plan(
 
     executor.submit = counted  # type: ignore[method-assign]
     try:
-        measure(llm, name, items, 1)
+        work()
     finally:
         executor.submit = submit  # type: ignore[method-assign]
     if not seen["repeat"]:

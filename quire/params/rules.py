@@ -121,7 +121,14 @@ def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
     later."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         fail(error, name, "a list of token ids", value)
-    return list(dict.fromkeys(whole(error, name, token, low=0, high=MAX_INT32) for token in value))
+    if not _plain_ids(value):
+        value = [whole(error, name, token, low=0, high=MAX_INT32) for token in value]
+    return list(dict.fromkeys(value))
+
+
+def _plain_ids(value: Collection[Any]) -> bool:
+    """Whether all of them are right, told at once: such a list may be as long as a vocabulary."""
+    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_INT32
 
 
 def token_bias(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quire.cache.pool import BlockPool
 from quire.cache.prefix import Past
 from quire.request import Ints
+from quire.sampling_params import SamplingParams
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.scheduler.sequence import Sequence
 from quire.step import Assigned, RowSampling, RowStart, Slice, no_ints
@@ -70,6 +71,7 @@ class Placements:
     def __init__(self, pool: BlockPool, rows: Rows) -> None:
         self.pool, self.rows = pool, rows
         self.ended: list[int] = []  # rows left since the last plan
+        self._known: tuple[SamplingParams, RowSampling] | None = None
 
     def begin(self, sequence: Sequence, cached: Ints, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row, over the cached blocks that begin it."""
@@ -187,7 +189,7 @@ class Placements:
     def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row that has no blocks."""
         row = self.rows.enter(sequence, expected)
-        draft.starts.append(_row_start(row, sequence))
+        draft.starts.append(self._row_start(row, sequence))
         return row
 
     def force(self, row: int, tokens: list[int]) -> None:
@@ -200,7 +202,7 @@ class Placements:
     def restart(self, row: int, draft: Draft) -> None:
         """Start the row again on the device, where it ended, with its tokens and blocks."""
         self.rows.renewed[row] = False
-        draft.starts.append(_row_start(row, self.rows.sequence(row)))
+        draft.starts.append(self._row_start(row, self.rows.sequence(row)))
         blocks = self.rows.block_ids(row).copy()
         indices = np.arange(len(blocks), dtype=np.int32)
         draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
@@ -303,22 +305,30 @@ class Placements:
         rows.leave(row)
         return sequence
 
+    def _row_start(self, row: int, sequence: Sequence) -> RowStart:
+        request = sequence.request
+        if sequence.group is not None or sequence.tree is not None:
+            # Nothing stops it on the device: the group decides, or there is nothing to draw.
+            ids = request.prompt_ids, sequence.output_ids
+            return RowStart(
+                row, _IN_VAIN, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED
+            )
+        return RowStart(
+            row=row,
+            sampling=self._sampling(request.params),
+            noise_key=request.noise_key,
+            sample=sequence.sample,
+            prompt_ids=request.prompt_ids,
+            output_ids=sequence.output_ids,
+            stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
+            max_tokens=request.max_tokens,
+            request=request.number,
+            has_processors=bool(request.processors),
+        )
 
-def _row_start(row: int, sequence: Sequence) -> RowStart:
-    request = sequence.request
-    if sequence.group is not None or sequence.tree is not None:
-        # Nothing stops it on the device: the group decides, or there is nothing to draw.
-        ids = request.prompt_ids, sequence.output_ids
-        return RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED)
-    return RowStart(
-        row=row,
-        sampling=RowSampling.of(request.params),
-        noise_key=request.noise_key,
-        sample=sequence.sample,
-        prompt_ids=request.prompt_ids,
-        output_ids=sequence.output_ids,
-        stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
-        max_tokens=request.max_tokens,
-        request=request.number,
-        has_processors=bool(request.processors),
-    )
+    def _sampling(self, params: SamplingParams) -> RowSampling:
+        """Rows that begin together often share their parameters, and these may list thousands of
+        tokens."""
+        if self._known is None or self._known[0] is not params:
+            self._known = params, RowSampling.of(params)
+        return self._known[1]

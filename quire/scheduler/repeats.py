@@ -22,8 +22,10 @@ def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, aw
     if repeat == 1 or bool(rows.stepwise[at].any()):
         return 1
     left = rows.limit[at] - rows.planned[at]
-    # Whoever stops by a token wastes half a plan on average, once in its life.
+    # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
+    # stop yet only what comes after that counts.
     may_stop = rows.stop_ids[at, 0] >= 0
+    held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
     life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
     # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not
     # outlast everybody.
@@ -31,7 +33,8 @@ def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, aw
     repeat = min(repeat, int(left.max(initial=1)))
     while repeat > 1:
         steps = repeat * len(at)
-        wasted = float(np.where(may_stop, repeat * repeat / 2 / life, 0).sum())
+        free = np.maximum(repeat - held, 0)
+        wasted = float(np.where(may_stop, free * free / 2 / life, 0).sum())
         rests = wasted + float(np.maximum(repeat - left, 0).sum())
         fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
         lacking = placements.lacking(at, repeat)

@@ -27,22 +27,23 @@ from quire.sampling_params import RequestOutputKind, SamplingParams
 # A plan sees at most this much at once; beyond it the gain is small and the memory is not.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
 Params = SamplingParams | Sequence[SamplingParams]
-# Fields that hold one number, word or None, and those that may hold more.
-_CONTAINERS = (
-    "stop",
-    "stop_token_ids",
-    "logprob_token_ids",
+# Fields that hold one number, word or None; those that hold plain lists of these, or a dict; and
+# those that may hold anything.
+_LISTS = ("stop", "stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_words")
+_OBJECTS = (
     "structured_outputs",
-    "logit_bias",
-    "allowed_token_ids",
     "extra_args",
-    "bad_words",
     "repetition_detection",
     "guided_decoding",
     "logits_processors",
 )
-_containers = attrgetter(*_CONTAINERS)
-_scalars = attrgetter(*(n for n in SamplingParams.__struct_fields__ if n not in _CONTAINERS))
+_lists, _objects = attrgetter(*_LISTS), attrgetter(*_OBJECTS)
+_SCALARS = (
+    name
+    for name in SamplingParams.__struct_fields__
+    if name not in {*_LISTS, *_OBJECTS, "logit_bias"}
+)
+_scalars = attrgetter(*_SCALARS)
 
 
 class Intake:
@@ -243,11 +244,20 @@ class _ParamCopies:
 
     def _copy(self, params: SamplingParams) -> SamplingParams:
         """One for all that say the same: a list of parameters mostly does."""
-        if any(v is not None and (type(v) is not list or v) for v in _containers(params)):
+        if any(v is not None and (type(v) is not list or v) for v in _objects(params)):
             return params.checked_copy()
-        values = _scalars(params)
+        values: list[Any] = [*_scalars(params)]
+        for part in (*_lists(params), params.logit_bias):
+            if type(part) is list:
+                values += [len(part), *part]
+            elif type(part) is dict:
+                values += [len(part), *part, *part.values()]
+            elif part is None or type(part) is str:
+                values.append(part)
+            else:
+                return params.checked_copy()
         # 1 and True are equal, and only one of them is a number of samples.
-        key = values, tuple(map(type, values))
+        key = tuple(values), tuple(map(type, values))
         try:
             found = self._alike.get(key)
         except TypeError:  # something is there that cannot be a key: the check says what

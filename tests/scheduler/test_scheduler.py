@@ -292,6 +292,16 @@ def test_a_row_that_may_stop_soon_repeats_less() -> None:
     assert max(p.repeat for p in executor.plans) <= 2
 
 
+def test_a_row_that_may_not_stop_yet_repeats_as_if_it_never_did() -> None:
+    engine = setting(max_repeat=32, num_blocks=400).engine()
+    asked = {"stop_ids": [998], "min_tokens": 50}
+    run_all(engine, [make_request(i, [i, i], 60, **asked) for i in range(4)])
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    repeats = [p.repeat for p in executor.plans if not p.prefill]
+    assert repeats[0] == 32 and repeats[-1] <= 2
+
+
 def test_decode_never_writes_into_a_block_with_other_holders() -> None:
     engine = setting(num_blocks=60, depth=2).engine()
     for i in range(4):

@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import InvalidParams
 from quire.sampling_params import SamplingParams
-from quire.session.intake import _CONTAINERS, _ParamCopies
+from quire.session.intake import _LISTS, _OBJECTS, _ParamCopies
 
 
 def copies(*params: SamplingParams) -> list[SamplingParams]:
@@ -31,15 +31,42 @@ def test_the_callers_object_is_never_handed_on() -> None:
     assert copy is not mine and copy.max_tokens == 5
 
 
+LISTS: list[dict[str, Any]] = [
+    {"stop": ["a"]},
+    {"stop": ["a", "b"]},
+    {"bad_words": ["a"]},
+    {"stop_token_ids": [3]},
+    {"allowed_token_ids": [3]},
+    {"allowed_token_ids": [3, 4]},
+    {"allowed_token_ids": [4, 3]},
+    {"logit_bias": {3: 4.0}},
+    {"logit_bias": {4: 3.0}},
+    {"logprob_token_ids": [3], "logprobs": 1},
+]
+
+
+def test_equal_lists_are_copied_once_and_no_two_others() -> None:
+    many = [SamplingParams(**more) for more in LISTS * 2]
+    made = copies(SamplingParams(), *many)
+    assert len({id(copy) for copy in made}) == len(LISTS) + 1
+    assert made[1 : len(LISTS) + 1] == many[: len(LISTS)] == made[len(LISTS) + 1 :]
+    many[4].allowed_token_ids = [9]
+    assert made[5].allowed_token_ids == [3]
+
+
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"stop": ["a"]},
-        {"logit_bias": {1: 1.0}},
-        {"allowed_token_ids": [3]},
-        {"logits_processors": [lambda ids, logits: logits]},
-    ],
+    ("name", "value"),
+    [("allowed_token_ids", [True]), ("allowed_token_ids", (True,)), ("logit_bias", {True: 1.0})],
 )
+def test_no_list_passes_because_an_equal_one_did(name: str, value: object) -> None:
+    good, bad = SamplingParams(), SamplingParams()
+    setattr(good, name, {1: 1.0} if name == "logit_bias" else [1])
+    setattr(bad, name, value)
+    with pytest.raises(InvalidParams, match=name):
+        copies(good, bad)
+
+
+@pytest.mark.parametrize("more", [{"logits_processors": [lambda ids, logits: logits]}])
 def test_parameters_that_hold_more_have_a_copy_each(more: dict[str, Any]) -> None:
     first, second, plain = copies(
         SamplingParams(**more), SamplingParams(**more), SamplingParams(temperature=0.5)
@@ -67,7 +94,7 @@ def test_every_field_counts() -> None:
         "max_tokens": 7, "min_tokens": 1, "logprobs": 1, "prompt_logprobs": 1,
         "detokenize": False, "skip_special_tokens": False,
     }  # fmt: skip
-    assert not set(plain) & set(_CONTAINERS)
+    assert not set(plain) & {*_LISTS, *_OBJECTS, "logit_bias"}
     made = copies(SamplingParams(), *(SamplingParams(**{k: v}) for k, v in plain.items()))
     assert len({id(copy) for copy in made}) == len(plain) + 1
 

@@ -234,14 +234,14 @@ def pick(
 ) -> None:
     """The best of a line's parts, the lowest token among equals."""
     line = tl.program_id(0)
+    known = tl.load(rows + line) >= 0
     at = tl.arange(0, BLOCK)
-    inside = at < splits
+    inside = (at < splits) & known  # nothing was written for nobody
     score = tl.load(scores + line * width + at, mask=inside, other=float("-inf"))
     token = tl.load(finalists + line * width + at, mask=inside, other=_NO_TOKEN)
     bad = tl.max(tl.load(unsound + line * width + at, mask=inside, other=0), 0)
     best = tl.max(score, 0)
     chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
-    known = tl.load(rows + line) >= 0
     fails = (bad > 0) | (best <= -1.0e30)
     tl.store(tokens + line, tl.where(fails | (not known), 0, chosen).to(tl.int64))
     tl.store(failed + line, fails & known)

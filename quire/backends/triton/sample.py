@@ -89,7 +89,7 @@ class SampleBuffers:
         size = (max_lines, _ROOM)
         self.few = torch.empty(size, dtype=torch.float32, device=device)
         self.few_ids = torch.empty(size, dtype=torch.int32, device=device)
-        self.num_few = torch.empty(max_lines, dtype=torch.int32, device=device)
+        self.num_few = torch.zeros(max_lines, dtype=torch.int32, device=device)
 
 
 def truncate(logits: Tensor, rows: Tensor, columns: SamplingColumns, out: SampleBuffers) -> None:

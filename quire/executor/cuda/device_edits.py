@@ -11,8 +11,9 @@ for is left to the sampler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from quire.step import RowSampling, RowStart
 WORDS_PER_ROW = 8192  # of the arena: 4,096 seen tokens with their counts
 LEAST_WORDS = 1 << 20
 NO_LIST = -1
+_NOTHING: Longs = np.empty(0, np.int64)
 
 
 class EditColumn(IntEnum):
@@ -75,10 +77,11 @@ class Arena:
                 return first
         return None
 
-    def give(self, first: int, size: int) -> None:
-        spans = sorted([*self._free, (first, first + size)])
-        joined = spans[:1]
-        for begin, end in spans[1:]:
+    def give(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Back: where each began, and its size."""
+        given = sorted([*self._free, *((first, first + size) for first, size in spans)])
+        joined = given[:1]
+        for begin, end in given[1:]:
             if begin == joined[-1][1]:
                 joined[-1] = (joined[-1][0], end)
             else:
@@ -93,6 +96,8 @@ class DeviceEdits:
         self._device, self._num_words = device, arena_words(num_rows)
         self._room = Arena(self._num_words)
         self._spans: dict[int, tuple[int, int]] = {}
+        self._new: dict[int, list[Longs]] = {}  # the lists of rows that begin with this plan
+        self._last: tuple[RowSampling, _Listed] | None = None
         self.edited = np.zeros(num_rows + 1, np.bool_)
         shape = (len(EditColumn), num_rows + 1)
         self.ints = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -109,22 +114,34 @@ class DeviceEdits:
         return self._words
 
     def end(self, rows: Ints) -> None:
-        for row in rows[self.edited[rows]].tolist():
-            self._room.give(*self._spans.pop(row))
-        self.edited[rows] = False
+        mine = rows[self.edited[rows]]
+        if len(mine):
+            self._room.give([self._spans.pop(row) for row in mine.tolist()])
+            self.edited[mine] = False
 
     def clear(self) -> None:
         self.end(np.flatnonzero(self.edited).astype(np.int32))
 
     def begin(self, start: RowStart) -> bool:
         """Find room for a row that has edits; False where there is none."""
-        size = max(1, sum(len(part) for part in _lists(start)) + 2 * _room_to_write(start))
+        lists = self._lists_of(start)
+        size = max(1, sum(len(part) for part in lists) + 2 * _room_to_write(start))
         first = self._room.take(size)
         if first is None:
             return False
         self._spans[start.row] = first, size
+        self._new[start.row] = lists
         self.edited[start.row] = True
         return True
+
+    def _lists_of(self, start: RowStart) -> list[Longs]:
+        """A row's lists, in their order. Rows that begin together often share parameters."""
+        sampling = start.sampling
+        if self._last is None or self._last[0] is not sampling:
+            self._last = sampling, _Listed.of(sampling)
+        listed = self._last[1]
+        stops = np.asarray(start.stop_ids, np.int64) if sampling.min_tokens > 0 else _NOTHING
+        return [listed.allowed, listed.banned, stops, listed.bias_ids, listed.biases, *_seen(start)]
 
     def pack(self, upload: Upload, starts: Sequence[RowStart]) -> None:
         """The lists of those starts that have edits; `change` then applies them."""
@@ -135,7 +152,7 @@ class DeviceEdits:
         columns, places, words = [], [], []
         for start in mine:
             first, room = self._spans[start.row][0], _room_to_write(start)
-            *fixed, seen, counts = lists = _lists(start)
+            *fixed, seen, counts = lists = self._new[start.row]
             sizes = [len(part) for part in lists]
             num_fixed = sum(len(part) for part in fixed)
             allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
@@ -153,6 +170,7 @@ class DeviceEdits:
         upload.add("edit penalties", np.array(penalties, np.float64).T)
         upload.add("edit places", np.concatenate(places))
         upload.add("edit words", np.concatenate(words))
+        self._new.clear()
 
     def change(self, upload: Upload) -> None:
         rows = upload.take("edited rows")
@@ -172,18 +190,31 @@ def _room_to_write(start: RowStart) -> int:
     return max(left, 0) if start.sampling.has_penalties else 0
 
 
-def _lists(start: RowStart) -> list[Longs]:
-    """A row's lists, in their order."""
+class _Listed(NamedTuple):
+    """The lists that all rows with the same parameters have."""
+
+    allowed: Longs
+    banned: Longs
+    bias_ids: Longs
+    biases: Longs
+
+    @staticmethod
+    def of(sampling: RowSampling) -> _Listed:
+        allowed = sampling.allowed_ids if sampling.allowed_ids is not None else ()
+        banned = [int(word[0]) for word in sampling.bad_words]
+        biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
+        lists = (allowed, banned, sampling.bias_ids, biases)
+        return _Listed(*(np.asarray(part, np.int64) for part in lists))
+
+
+def _seen(start: RowStart) -> tuple[Longs, Longs]:
+    """The tokens that a row's penalties count, and how often each is in its output."""
     sampling = start.sampling
-    allowed = sampling.allowed_ids if sampling.allowed_ids is not None else ()
-    banned = [int(word[0]) for word in sampling.bad_words]
-    stops = start.stop_ids if sampling.min_tokens > 0 else ()
-    biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
+    if not sampling.has_penalties:
+        return _NOTHING, _NOTHING
     # Only the repetition penalty looks at the prompt.
     prompt = start.prompt_ids if sampling.repetition_penalty != 1 else start.prompt_ids[:0]
-    outputs = start.output_ids if sampling.has_penalties else start.output_ids[:0]
-    seen = np.unique(np.concatenate([prompt, outputs]))
+    seen = np.unique(np.concatenate([prompt, start.output_ids])).astype(np.int64)
     counts = np.zeros(len(seen), np.int64)
-    np.add.at(counts, np.searchsorted(seen, outputs), 1)
-    lists = (allowed, banned, stops, sampling.bias_ids, biases, seen, counts)
-    return [np.asarray(part, np.int64) for part in lists]
+    np.add.at(counts, np.searchsorted(seen, start.output_ids), 1)
+    return seen, counts

@@ -73,8 +73,7 @@ def test_rows_that_find_no_room_are_left_to_the_sampler(monkeypatch: pytest.Monk
 def test_the_arena_hands_out_and_joins_spans() -> None:
     arena = Arena(10)
     assert [arena.take(size) for size in (4, 3, 3, 1)] == [0, 4, 7, None]
-    arena.give(0, 4)
-    arena.give(7, 3)
+    arena.give([(0, 4), (7, 3)])
     assert [arena.take(5), arena.take(3)] == [None, 0]
-    arena.give(4, 3)
+    arena.give([(4, 3)])
     assert arena.take(7) == 3
