@@ -44,7 +44,8 @@ class Request:
     prompt; none is empty. With `choices` its answer is one of them, by the scores of these
     continuations. With `search` its answers are the best that a beam search finds.
 
-    Of a `watched` request every step reports what it wrote, of any other only its end is.
+    Of a `watched` request every step reports what it wrote, of any other only its end is. One in
+    the `background` yields to those that are not.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Request:
     processors: tuple[Callable[..., Any], ...] = ()
     reading: AnswerReading | None = None
     watched: bool = False
+    background: bool = False
 
     @property
     def num_prompt(self) -> int:

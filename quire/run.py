@@ -101,9 +101,12 @@ class Run:
         self._cancelled: list[Result] = []
         self._num_seen = 0
 
-    def outputs(self, windows: Iterable[Window]) -> Generator[Result, None, None]:
+    def outputs(
+        self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
+    ) -> Generator[Result, None, None]:
         """Each prompt's result when it is there; refused prompts at once. What a watched request
-        has written so far comes as outputs that are not `finished`.
+        has written so far comes as outputs that are not `finished`. Windows are read while fewer
+        requests wait than could run, and whenever the next one is `urgent`.
 
         An empty window says that more may come; whoever yields it waits by himself where the
         engine has nothing else to do.
@@ -112,7 +115,7 @@ class Run:
         exhausted = False
         try:
             while True:
-                while not exhausted and self._engine.wants_more:
+                while not exhausted and (self._engine.wants_more or urgent()):
                     window = next(source, None)
                     exhausted = window is None
                     if not window:  # nothing yet: go on with what is there

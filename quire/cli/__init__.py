@@ -23,6 +23,7 @@ from quire.cli import (
     report,
     run,
     score,
+    serve,
     show,
     terminal,
 )
@@ -40,6 +41,7 @@ app.command("pull")(pull.pull)
 app.command("chat")(chat.chat)
 app.command("run")(run.run)
 app.command("batch")(batch.batch)
+app.command("serve")(serve.serve)
 app.command("score")(score.score)
 app.command("eval")(evaluate.evaluate)
 app.command("report")(report.report)

@@ -25,12 +25,18 @@ CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
 @dataclass(eq=False, slots=True)
 class Asked:
     """A request on its way through the thread. `reader` is the caller's; the rest below it is
-    written by the thread alone, `given_up` aside."""
+    written by the thread alone, `given_up` aside.
+
+    `background`: it yields to whatever else there is. `chat`: its answer is taken apart as that
+    of a chat, for tool calls too if it has `tools`."""
 
     prompt: Any
     params: SamplingParams
     priority: int = 0
     tokenization_kwargs: dict[str, Any] | None = None
+    background: bool = False
+    chat: bool = False
+    tools: bool = False
     request_id: str = ""
     reader: Any = None
     number: int | None = None  # of the request in the engine, once it is there
@@ -46,6 +52,7 @@ class _Inbox:
     def __init__(self) -> None:
         self.closed = False
         self._new: deque[Asked] = deque()
+        self._background: deque[Asked] = deque()
         self._given_up: deque[Asked] = deque()
         self._changed = threading.Condition()
 
@@ -53,8 +60,13 @@ class _Inbox:
         with self._changed:
             if self.closed:
                 raise EngineClosed("the engine was shut down; make a new one to go on")
-            self._new.append(asked)
+            (self._background if asked.background else self._new).append(asked)
             self._changed.notify()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether anything came that does not yield."""
+        return bool(self._new)
 
     def give_up(self, asked: Asked) -> None:
         with self._changed:
@@ -67,12 +79,16 @@ class _Inbox:
             self.closed = True
             self._changed.notify()
 
-    def take_new(self, *, wait: bool) -> list[Asked]:
-        """The new ones; `wait` until there are some, or the inbox is closed."""
+    def take_new(self, *, wait: bool, background: bool = True) -> list[Asked]:
+        """The new ones, those in the background too if wanted; `wait` until there are some, or the
+        inbox is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: not wait or self._new or self.closed)
+            self._changed.wait_for(lambda: not wait or self._new or self._background or self.closed)
             new = list(self._new)
             self._new.clear()
+            if background:
+                new += self._background
+                self._background.clear()
             return new
 
     def take_given_up(self) -> list[Asked]:
@@ -85,9 +101,16 @@ class _Inbox:
 class EngineThread:
     """Drives a session until it is closed; it then belongs to nobody else."""
 
-    def __init__(self, session: Session, hand_over: Callable[[list[News]], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        hand_over: Callable[[list[News]], None],
+        *,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
         """`hand_over` is called on the thread with what a step made: an output for each request
-        that has one, or the error that ended it."""
+        that has one, or the error that ended it; `on_idle` before it waits for requests."""
+        self._on_idle = on_idle
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
@@ -100,6 +123,10 @@ class EngineThread:
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive() and not self._inbox.closed
+
+    @property
+    def thread(self) -> threading.Thread:
+        return self._thread
 
     def ask(self, asked: Asked) -> None:
         if self.failure is not None:
@@ -119,7 +146,8 @@ class EngineThread:
     def _drive(self) -> None:
         ended: BaseException = EngineClosed("the engine was shut down")
         try:
-            for place, output in self._run.outputs(self._windows()):
+            windows = self._windows()
+            for place, output in self._run.outputs(windows, urgent=lambda: self._inbox.is_urgent):
                 asked = self._running.pop(place) if output.finished else self._running[place]
                 output.request_id = asked.request_id
                 self._news.append((asked, output))
@@ -139,7 +167,11 @@ class EngineThread:
         while not self._inbox.closed:
             self._send()
             window: Window = []
-            for asked in self._inbox.take_new(wait=not self._running and self._session.engine.idle):
+            engine = self._session.engine
+            wait = not self._running and engine.idle
+            if wait:
+                self._on_idle()
+            for asked in self._inbox.take_new(wait=wait, background=engine.wants_more):
                 item = self._read(asked)
                 if not isinstance(item, Request):
                     self._news.append((asked, item))
@@ -161,6 +193,9 @@ class EngineThread:
                 asked.params,
                 priority=asked.priority,
                 tokenization_kwargs=asked.tokenization_kwargs,
+                background=asked.background,
+                chat=asked.chat,
+                with_tools=asked.tools,
             )
         except Exception as error:  # the reader's, whatever it is: the others go on
             return error

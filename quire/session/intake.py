@@ -124,13 +124,20 @@ class Intake:
         *,
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
+        background: bool = False,
+        chat: bool = False,
+        with_tools: bool = False,
     ) -> Request | Refused:
-        """One prompt, whose answer is wanted step by step."""
+        """One prompt, whose answer is wanted step by step. `chat`: it was written out from a
+        conversation, and its answer is taken apart as such."""
         make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
         [made] = self._make([prompt], _ParamCopies(params), 0, [priority], make)
         if isinstance(made, Refused):
             return made
-        [read] = _with_reading([made], self._answers.for_text)
+        reading: Callable[[str | None], AnswerReading | None] = self._answers.for_text
+        if chat:
+            reading = partial(self._answers.for_chat, with_tools=with_tools)
+        [read] = _with_reading([replace(made, background=background)], reading)
         watched = _watch(read)
         return watched if isinstance(watched, Request) else made
 

@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
-from quire.errors import ModelError, QuireError
+from quire.errors import QuireError
 from quire.jobs.board import Board, Phase
 from quire.jobs.child.feed import Feed, Inbox, Rows, Send
 from quire.jobs.child.heartbeat import Heartbeat
+from quire.jobs.child.process import error_family, is_about_memory, private
 from quire.jobs.wire import Message, pack
 
 
@@ -32,17 +33,17 @@ class JobEngine(Protocol):
 def main() -> int:
     arguments = _arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
-    board, inbox, send = Board(arguments.board), Inbox(_private(0)), _sender(_private(1))
+    board, inbox, send = Board(arguments.board), Inbox(private(0)), _sender(private(1))
     opening = inbox.get()
     if opening is None:
         return 2
     try:
         _serve(_made(arguments.engine, opening, board), inbox, send, board)
     except QuireError as error:
-        send({"kind": "failed", "error": str(error), "error_type": _family(error)})
+        send({"kind": "failed", "error": str(error), "error_type": error_family(error)})
         return 1
     except (MemoryError, RuntimeError) as error:
-        if not _is_about_memory(error):
+        if not is_about_memory(error):
             raise
         send({"kind": "failed", "error": f"memory ran out: {error}", "error_type": "memory"})
         return 1
@@ -68,30 +69,12 @@ def _serve(engine: JobEngine, inbox: Inbox, send: Send, board: Board) -> None:
         send({"kind": "drained"})
 
 
-def _is_about_memory(error: BaseException) -> bool:
-    """Torch has no type of its own for a CPU that gives no more; its allocators say so in words."""
-    described = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in described)
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m quire.jobs.child")
     parser.add_argument("--board", type=int, required=True, help="the shared file's number")
     # Tests put an engine without a model here; nothing in quire passes it.
     parser.add_argument("--engine", help="MODULE:FACTORY that makes the engine")
     return parser.parse_args()
-
-
-def _private(number: int) -> int:
-    """Our own copy of a stream; whoever prints or reads from here on gets another one."""
-    own = os.dup(number)
-    if number == 0:
-        empty = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(empty, 0)
-        os.close(empty)
-    else:
-        os.dup2(2, number)
-    return own
 
 
 def _sender(file: int) -> Send:
@@ -124,18 +107,6 @@ def _made(factory: str | None, opening: Message, board: Board) -> JobEngine:
     from quire.jobs.child.generate import SessionEngine
 
     return SessionEngine(session, opening, board, files)
-
-
-def _family(error: QuireError) -> str:
-    """What the supervisor makes of it: whether the model is to blame, memory, or the request."""
-    from quire.errors import InvalidRequest, NotEnoughMemory, NotSupported
-
-    families: dict[str, Any] = {
-        "memory": NotEnoughMemory,
-        "model": ModelError,
-        "usage": InvalidRequest | NotSupported,
-    }
-    return next((name for name, kind in families.items() if isinstance(error, kind)), "engine")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,83 @@
+"""`quire serve`: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quire.base.home import quire_home
+from quire.cli import job_options as o
+from quire.cli.run import assignments
+from quire.cli.terminal import say
+
+if TYPE_CHECKING:
+    from quire.server.serve import Serving
+
+Names = list[str] | None
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="An alias (smollm2), a path or a Hub id.")],
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    name: Annotated[Names, typer.Option(help="What requests call the model; repeatable.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of keys, files and batches.")] = None,
+    api_key: Annotated[Names, typer.Option(help="A further key of your own; repeatable.")] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make one more key.")] = False,
+    no_key: Annotated[bool, typer.Option("--no-key", help="All on this machine may call.")] = False,
+    max_queue: Annotated[int, typer.Option(min=1, help="Answers that may wait or run.")] = 1024,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 30.0,
+    allowed_host: Annotated[Names, typer.Option(help="A further Host; repeatable.")] = None,
+    allowed_origin: Annotated[Names, typer.Option(help="A further Origin; repeatable.")] = None,
+    vllm_metrics: Annotated[
+        bool, typer.Option("--vllm-metrics", help="Metrics under vLLM's names too.")
+    ] = False,
+    option: o.Option = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API."""
+    _check_packages()
+    from quire.server.keys import Keys, open_keys
+    from quire.server.serve import Serving
+    from quire.server.services import Settings
+
+    folder = data or quire_home() / "serve"
+    keys, made = (Keys(), "") if no_key else open_keys(folder, api_key or (), more=new_key)
+    settings = Settings(
+        model=model,
+        names=tuple(name or (model,)),
+        data_dir=folder,
+        host=host,
+        port=port,
+        options=assignments(option or [], "option"),
+        max_queue=max_queue,
+        grace=grace,
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        vllm_metrics=vllm_metrics,
+    )
+    serving = Serving(settings, keys)
+    stored = (
+        f"the one printed when it was made ({folder / 'keys'} has its hash; --new-key adds one)"
+    )
+    key = "none is needed" if no_key else made or ("yours" if api_key else stored)
+    serving.run(lambda: _tell(serving, key))
+
+
+def _check_packages() -> None:
+    try:
+        import quire.server.serve  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(
+            f"the package {error.name} is missing; pip install 'quire-llm[server]' brings all that "
+            "a server needs",
+            param_hint="serve",
+        ) from None
+
+
+def _tell(serving: Serving, key: str) -> None:
+    say(f"address  {serving.address}/v1")
+    say(f"model    {serving.settings.names[0]}")
+    say(f"key      {key}")
+    say(f"page     {serving.address}/")

@@ -1,0 +1,36 @@
+"""What every process of an engine needs: streams of its own, and words for what ended it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from quire.errors import InvalidRequest, ModelError, NotEnoughMemory, NotSupported, QuireError
+
+
+def private(number: int) -> int:
+    """Our own copy of a stream; whoever prints or reads from here on gets another one."""
+    own = os.dup(number)
+    if number == 0:
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
+    else:
+        os.dup2(2, number)
+    return own
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Torch has no type of its own for a CPU that gives no more; its allocators say so in words."""
+    described = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in described)
+
+
+def error_family(error: QuireError) -> str:
+    """What the supervisor makes of it: whether the model is to blame, memory, or the request."""
+    families: dict[str, Any] = {
+        "memory": NotEnoughMemory,
+        "model": ModelError,
+        "usage": InvalidRequest | NotSupported,
+    }
+    return next((name for name, kind in families.items() if isinstance(error, kind)), "engine")

@@ -1,0 +1,215 @@
+"""A body -> what it asks of the engine: rows of plain data, one for each prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.openai_api.errors import bad, not_found
+from quire.openai_api.fields import CHAT, COMPLETIONS, checked_fields
+from quire.openai_api.params import MOST_LOGPROBS, limited, sampling_fields
+from quire.openai_api.tool_choice import ToolUse, read_tools
+from quire.params.rules import show
+
+ENDPOINTS = (CHAT, COMPLETIONS)
+MOST_SAMPLES = 1024  # prompts times answers of one body
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body that was read. `rows` go to the engine:
+
+    {"prompt": text or token ids} or {"messages", "chat": how they are written out}, and "params";
+    "stream" for what is new at each step, "tools" to look for calls, "prompt_back" to have the
+    prompt with the output, "priority", "salt", "add_special_tokens".
+    """
+
+    endpoint: str
+    model: str | None
+    rows: tuple[Row, ...]
+    n: int = 1
+    stream: bool = False
+    usage_last: bool = False  # a stream ends with a chunk that holds the usage
+    usage_always: bool = False  # and every other chunk has it too
+    logprobs: bool = False
+    echo: bool = False
+    only_echo: bool = False  # nothing but the prompt is wanted
+    is_batch: bool = False  # it asked for the batch lane
+    token_ids: bool = False
+    prompt_logprobs: bool = False
+    reasoning: bool = True
+    tools: ToolUse = ToolUse()
+
+    @property
+    def is_chat(self) -> bool:
+        return self.endpoint != COMPLETIONS
+
+    @property
+    def num_samples(self) -> int:
+        return self.n * len(self.rows)
+
+
+def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) -> Asked:
+    """What a body asks for; raises ApiError. `names` are those of the served model; None takes
+    any, and none."""
+    if not isinstance(body, Mapping):
+        raise bad("the body is a JSON object")
+    given = checked_fields(endpoint, body)
+    check_model(given.get("model"), names)
+    asked = _read_chat(given) if endpoint == CHAT else _read_completion(given)
+    if asked.num_samples > MOST_SAMPLES:
+        raise bad(
+            f"n times the prompts is at most {MOST_SAMPLES}, not {asked.num_samples}", param="n"
+        )
+    return asked
+
+
+def check_model(model: str | None, names: Collection[str] | None) -> None:
+    if names is None:
+        return
+    if model is None:
+        raise bad("the body has no model", param="model")
+    if model not in names:
+        raise not_found(
+            f"the model {show(model)} is not served here; ask for {', '.join(sorted(names))}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _read_chat(given: Mapping[str, Any]) -> Asked:
+    if not given.get("messages"):
+        raise bad("the body has no messages", param="messages")
+    tools = read_tools(given)
+    params = sampling_fields(given, is_chat=True)
+    if tools.schema is not None:
+        _refuse_two_constraints(params, "tool_choice")
+        params["structured_outputs"] = {"json": dict(tools.schema)}
+    elif tools.offered:
+        _refuse_two_constraints(params, "tools")
+    wants = bool(given.get("logprobs"))
+    top = limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS)
+    if top and not wants:
+        raise bad("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if wants:
+        params["logprobs"] = top
+    row = {"messages": given["messages"], "chat": _rendering(given, tools), "params": params}
+    if tools.offered and tools.forced is None:
+        row["tools"] = True
+    return _asked(CHAT, given, [row], tools=tools, logprobs=wants)
+
+
+def _refuse_two_constraints(params: Mapping[str, Any], name: str) -> None:
+    if "structured_outputs" in params:
+        raise bad(
+            f"{name} and a format for the whole text exclude each other: a call is not in that "
+            "format. Leave one of them out, or set tool_choice to none",
+            param=name,
+        )
+
+
+def _rendering(given: Mapping[str, Any], tools: ToolUse) -> dict[str, Any]:
+    """How the messages are written out."""
+    names = ("documents", "continue_final_message", "add_generation_prompt")
+    options = {name: given[name] for name in names if name in given}
+    if options.get("continue_final_message") and "add_generation_prompt" not in options:
+        options["add_generation_prompt"] = False
+    if tools.offered:
+        options["tools"] = list(tools.offered)
+    variables = dict(given.get("chat_template_kwargs", {}))
+    if (effort := given.get("reasoning_effort")) is not None:
+        variables.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            variables.setdefault("enable_thinking", False)
+    if variables:
+        options["chat_template_kwargs"] = variables
+    return options
+
+
+def _read_completion(given: Mapping[str, Any]) -> Asked:
+    params = sampling_fields(given, is_chat=False)
+    echo, only_echo = bool(given.get("echo")), False
+    if params["max_tokens"] == 0 and echo:
+        params["max_tokens"], only_echo = 1, True  # one is drawn, and not shown
+    wants = given.get("logprobs")
+    wants = 1 if wants is True else None if wants is False else wants
+    if wants is not None:
+        params["logprobs"] = limited("logprobs", wants, 0, MOST_LOGPROBS)
+        if echo:
+            params.setdefault("prompt_logprobs", params["logprobs"])
+    rows = []
+    for prompt in _prompts(given.get("prompt")):
+        row: Row = {"prompt": prompt, "params": params}
+        if "add_special_tokens" in given:
+            row["add_special_tokens"] = given["add_special_tokens"]
+        if echo:
+            row["prompt_back"] = True
+        rows.append(row)
+    return _asked(
+        COMPLETIONS, given, rows, echo=echo, only_echo=only_echo, logprobs=wants is not None
+    )
+
+
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a body: text, token ids, or a list of either."""
+    if isinstance(prompt, str) or _are_ids(prompt):
+        return [prompt]
+    several = prompt if isinstance(prompt, list) else []
+    if len(several) > MOST_SAMPLES:
+        raise bad(f"prompt has at most {MOST_SAMPLES} prompts, not {len(several)}", param="prompt")
+    if several and (
+        all(isinstance(one, str) for one in several) or all(_are_ids(one) for one in several)
+    ):
+        return several
+    raise bad("prompt is text, a list of token ids, or a list of either", param="prompt")
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(type(one) is int for one in prompt)
+
+
+def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any) -> Asked:
+    stream, options = bool(given.get("stream")), given.get("stream_options", {})
+    for name in options:
+        if name not in _STREAM_OPTIONS:
+            raise bad(
+                f"stream_options has no {show(name)}; known: {', '.join(_STREAM_OPTIONS)}",
+                param="stream_options",
+            )
+    if options and not stream:
+        raise bad("stream_options needs stream to be true", param="stream_options")
+    prompt_logprobs = given.get("prompt_logprobs")
+    if prompt_logprobs is not None:
+        if stream:
+            raise bad("prompt_logprobs do not come in a stream", param="prompt_logprobs")
+        limited("prompt_logprobs", prompt_logprobs, 0, MOST_LOGPROBS)
+    is_batch = given.get("service_tier") == "flex" or given.get("priority", 0) > 0
+    token_ids = bool(given.get("return_token_ids"))
+    for row in rows:
+        if stream:
+            row["stream"] = True
+        if token_ids:
+            row["prompt_back"] = True
+        if prompt_logprobs is not None:
+            row["params"]["prompt_logprobs"] = prompt_logprobs
+        if "cache_salt" in given:
+            row["salt"] = given["cache_salt"]
+        if given.get("priority", 0) > 0:
+            row["priority"] = given["priority"]
+    return Asked(
+        endpoint,
+        given.get("model"),
+        tuple(rows),
+        n=given.get("n", 1),
+        stream=stream,
+        usage_last=bool(options.get("include_usage")),
+        usage_always=bool(options.get("continuous_usage_stats")),
+        is_batch=is_batch,
+        token_ids=token_ids,
+        prompt_logprobs=prompt_logprobs is not None,
+        reasoning=given.get("include_reasoning", True),
+        **more,
+    )

@@ -1,0 +1,219 @@
+"""Whole answers: what the engine gave -> the body of a response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from quire.inputs.tool_calls import parse_tool_calls
+from quire.openai_api.asks import Asked
+from quire.openai_api.outputs import Answer, Call, Output, TokenScore
+
+
+def response_body(
+    asked: Asked, outputs: Sequence[Output], *, id: str, created: int, model: str
+) -> dict[str, Any]:
+    """The body that answers `asked`; `outputs` has the finished one of each of its rows."""
+    make = _chat_choice if asked.is_chat else _text_choice
+    choices = [
+        make(asked, output, answer, row * asked.n + answer.index)
+        for row, output in enumerate(outputs)
+        for answer in output.answers
+    ]
+    body: dict[str, Any] = {
+        "id": id,
+        "object": "chat.completion" if asked.is_chat else "text_completion",
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage(asked, outputs),
+        "system_fingerprint": None,
+    }
+    if asked.is_chat:
+        body["service_tier"] = "flex" if asked.is_batch else "default"
+    if asked.token_ids and asked.is_chat:
+        body["prompt_token_ids"] = list(outputs[0].prompt_token_ids or ())
+    if asked.is_chat and outputs[0].prompt_logprobs is not None:
+        body["prompt_logprobs"] = _prompt_logprobs(outputs[0].prompt_logprobs)
+    return body
+
+
+def usage(asked: Asked, outputs: Iterable[Output]) -> dict[str, Any]:
+    """Tokens read and written. Reasoning is part of what was written, and not counted apart:
+    text is split after its tokens were counted."""
+    prompt = written = cached = 0
+    for output in outputs:
+        prompt += output.prompt_tokens
+        written += 0 if asked.only_echo else output.output_tokens
+        cached += output.cached_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def _chat_choice(asked: Asked, output: Output, answer: Answer, index: int) -> dict[str, Any]:
+    content, reasoning, calls = parts_of(asked, answer)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning is not None and asked.reasoning:
+        message["reasoning_content"] = message["reasoning"] = reasoning
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = [call_body(call, index, i) for i, call in enumerate(calls)]
+    scores = None
+    if answer.logprobs is not None:
+        scores = {"content": [chat_score(one) for one in answer.logprobs], "refusal": None}
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": scores,
+        "finish_reason": finish_reason(answer, calls),
+        "stop_reason": answer.stop_reason,
+        **({"token_ids": list(answer.token_ids)} if asked.token_ids else {}),
+    }
+
+
+def finish_reason(answer: Answer, calls: Sequence[Call]) -> str:
+    """The four words that clients know; an answer cut within its calls is cut."""
+    if calls and answer.finish_reason != "length":
+        return "tool_calls"
+    return "length" if answer.finish_reason == "length" else "stop"
+
+
+def parts_of(asked: Asked, answer: Answer) -> tuple[str, str | None, tuple[Call, ...]]:
+    """(content, reasoning, calls) of a finished answer."""
+    if asked.tools.forced is not None:
+        calls = forced_calls(asked, answer.text)
+        return ("" if calls else answer.text), None, calls
+    content = answer.text if answer.content is None else answer.content
+    return content, answer.reasoning, answer.calls[: asked.tools.at_most]
+
+
+def forced_calls(asked: Asked, text: str) -> tuple[Call, ...]:
+    """The calls of an answer that a grammar held to be calls; none where it was cut short."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    if asked.tools.forced:
+        return (Call(asked.tools.forced, read),) if isinstance(read, dict) else ()
+    if not isinstance(read, list):
+        return ()
+    return tuple(Call(one["name"], one["arguments"]) for one in read)
+
+
+def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:
+    """The parts of a text that was kept without them, by the marks in it."""
+    if not (asked.tools.offered and asked.tools.forced is None):
+        return text, None, ()
+    try:
+        parsed = parse_tool_calls(text)
+        calls = tuple(Call(call.name, call.arguments) for call in parsed.tool_calls)
+        for call in calls:
+            arguments_text(call)
+    except (ValueError, RecursionError):  # what does not come out as calls is the model's text
+        return text, None, ()
+    return (parsed.content, parsed.reasoning, calls) if calls else (text, None, ())
+
+
+def call_body(call: Call, choice: int, i: int) -> dict[str, Any]:
+    return {
+        "id": call_id(choice, i),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments_text(call)},
+    }
+
+
+def call_id(choice: int, i: int) -> str:
+    return f"call_{choice}_{i}"
+
+
+def arguments_text(call: Call) -> str:
+    return json.dumps(call.arguments, allow_nan=False, ensure_ascii=False)
+
+
+def chat_score(score: TokenScore) -> dict[str, Any]:
+    """One token of `logprobs.content`."""
+    top = [_token(text, logprob) for _, text, logprob in score.top]
+    return {**_token(score.text, score.logprob), "top_logprobs": top}
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": list(text.encode("utf-8", "replace")),
+    }
+
+
+def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> dict[str, Any]:
+    text = "" if asked.only_echo else answer.text
+    before = (output.prompt or "") if asked.echo else ""
+    scores = None
+    if asked.logprobs:
+        told: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
+        told += [] if asked.only_echo else list(answer.logprobs or ())
+        scores = text_scores(told, first_text=_first_text(output) if asked.echo else "")
+    choice = {
+        "index": index,
+        "text": before + text,
+        "logprobs": scores,
+        "finish_reason": "length" if asked.only_echo else finish_reason(answer, ()),
+        "stop_reason": answer.stop_reason,
+    }
+    if asked.token_ids:
+        choice["token_ids"] = list(answer.token_ids)
+        choice["prompt_token_ids"] = list(output.prompt_token_ids or ())
+    if asked.prompt_logprobs and output.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = _prompt_logprobs(output.prompt_logprobs)
+    return choice
+
+
+def _first_text(output: Output) -> str:
+    """The text of the prompt's first token, which has no score: what the others leave."""
+    rest = "".join(score.text for score in output.prompt_logprobs or () if score is not None)
+    prompt = output.prompt or ""
+    return prompt[: len(prompt) - len(rest)] if prompt.endswith(rest) else ""
+
+
+def text_scores(
+    scores: Sequence[TokenScore | None], *, offset: int = 0, first_text: str = ""
+) -> dict[str, Any]:
+    """`logprobs` of a completion: four lists, an entry for each token; None for a first token of
+    a prompt, which nothing predicts."""
+    told: dict[str, list[Any]] = {
+        "text_offset": [],
+        "token_logprobs": [],
+        "tokens": [],
+        "top_logprobs": [],
+    }
+    for score in scores:
+        text = first_text if score is None else score.text
+        told["text_offset"].append(offset)
+        told["tokens"].append(text)
+        told["token_logprobs"].append(None if score is None else score.logprob)
+        told["top_logprobs"].append(
+            None if score is None else {t: logprob for _, t, logprob in score.top}
+        )
+        offset += len(text)
+    return told
+
+
+def _prompt_logprobs(scores: Sequence[TokenScore | None]) -> list[Any]:
+    """As vLLM writes them: for each token of the prompt {id: its score}."""
+    told: list[Any] = []
+    for score in scores:
+        if score is None:
+            told.append(None)
+            continue
+        entries = {
+            str(token): {"logprob": logprob, "rank": rank, "decoded_token": text}
+            for rank, (token, text, logprob) in enumerate(score.top, start=1)
+        }
+        own = {"logprob": score.logprob, "rank": None, "decoded_token": score.text}
+        told.append({str(score.token_id): entries.pop(str(score.token_id), own), **entries})
+    return told

@@ -1,0 +1,177 @@
+"""Streams: what the engine gives step by step -> the chunks that clients put together.
+
+Clients concatenate: a role, a call's id and its name are sent once. All choices are opened in
+order before anything else, because a client counts them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from quire.openai_api.asks import Asked
+from quire.openai_api.bodies import (
+    arguments_text,
+    call_id,
+    chat_score,
+    finish_reason,
+    forced_calls,
+    text_scores,
+    usage,
+)
+from quire.openai_api.outputs import Answer, Call, Output, TokenScore
+from quire.openai_api.split_stream import Parts, SplitStream
+
+Chunk = dict[str, Any]
+
+
+class Stream:
+    """The chunks of one body. `feed` with what came for a row, in any order of rows."""
+
+    def __init__(self, asked: Asked, *, id: str, created: int, model: str) -> None:
+        self._asked = asked
+        kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
+        self._head: Chunk = {"id": id, "object": kind, "created": created, "model": model}
+        self._last: dict[int, Output] = {}  # what came last for each row
+        self._choices: dict[int, _Choice] = {}
+
+    def opening(self) -> Iterator[Chunk]:
+        """Before anything of the engine came."""
+        if not self._asked.is_chat:
+            return
+        for index in range(self._asked.num_samples):
+            yield self._chunk(_chat_choice(index, {"role": "assistant", "content": ""}))
+
+    def feed(self, row: int, output: Output) -> Iterator[Chunk]:
+        self._last[row] = output
+        for answer in output.answers:
+            index = row * self._asked.n + answer.index
+            choice = self._choices.get(index)
+            if choice is None:
+                kind = _ChatChoice if self._asked.is_chat else _TextChoice
+                choice = self._choices[index] = kind(self._asked, index, output)
+            for made in choice.feed(answer):
+                yield self._chunk(made)
+
+    def closing(self) -> Iterator[Chunk]:
+        """After the last output: what was read and written, where that was asked for."""
+        if self._asked.usage_last:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> Chunk:
+        return usage(self._asked, self._last.values())
+
+    def _chunk(self, choice: Chunk) -> Chunk:
+        chunk = {**self._head, "choices": [choice]}
+        if self._asked.usage_always:
+            chunk["usage"] = self._usage()
+        elif self._asked.usage_last:
+            chunk["usage"] = None
+        return chunk
+
+
+class _Choice:
+    """One answer as its chunks."""
+
+    def __init__(self, asked: Asked, index: int, first: Output) -> None:
+        self._asked, self._index = asked, index
+
+    def feed(self, answer: Answer) -> Iterator[Chunk]:
+        raise NotImplementedError
+
+
+class _TextChoice(_Choice):
+    def __init__(self, asked: Asked, index: int, first: Output) -> None:
+        super().__init__(asked, index, first)
+        self._offset = 0
+        self._echo = first if asked.echo else None
+
+    def feed(self, answer: Answer) -> Iterator[Chunk]:
+        asked, text = self._asked, "" if self._asked.only_echo else answer.text
+        scores: list[TokenScore | None] = [] if asked.only_echo else list(answer.logprobs or ())
+        if self._echo is not None:
+            text = (self._echo.prompt or "") + text
+            scores = [*(self._echo.prompt_logprobs or ()), *scores]
+        is_over = answer.finish_reason is not None
+        if not (text or scores or is_over):
+            return
+        self._echo = None
+        choice: Chunk = {
+            "index": self._index,
+            "text": text,
+            "logprobs": text_scores(scores, offset=self._offset) if asked.logprobs else None,
+            "finish_reason": finish_reason(answer, ()) if is_over else None,
+        }
+        if is_over:
+            choice["stop_reason"] = answer.stop_reason
+        if asked.token_ids:
+            choice["token_ids"] = list(answer.token_ids)
+        self._offset += len(text)
+        yield choice
+
+
+class _ChatChoice(_Choice):
+    def __init__(self, asked: Asked, index: int, first: Output) -> None:
+        super().__init__(asked, index, first)
+        looks = bool(asked.tools.offered) and asked.tools.forced is None
+        self._parts = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
+        self._forced: list[str] = []  # of a forced call: it is only JSON at its end
+        self._scores: list[TokenScore] = []  # of tokens whose text is held back
+        self._token_ids: list[int] = []
+        self._num_calls = 0
+
+    def feed(self, answer: Answer) -> Iterator[Chunk]:
+        self._scores += answer.logprobs or ()
+        self._token_ids += answer.token_ids
+        is_over = answer.finish_reason is not None
+        if self._asked.tools.forced is not None:
+            found = [self._forced_part(answer)]
+        else:
+            found = [self._parts.feed(answer.text)]
+            if is_over:
+                found.append(self._parts.end(answer, self._asked.tools.at_most))
+        for parts in found:
+            yield from self._shown(parts)
+        if is_over:
+            yield from self._ended(answer)
+
+    def _forced_part(self, answer: Answer) -> Parts:
+        self._forced.append(answer.text)
+        if answer.finish_reason is None:
+            return Parts()
+        text = "".join(self._forced)
+        calls = forced_calls(self._asked, text)
+        return Parts(calls=calls) if calls else Parts(content=text)
+
+    def _shown(self, parts: Parts) -> Iterator[Chunk]:
+        if parts.reasoning and self._asked.reasoning:
+            told = {"reasoning_content": parts.reasoning, "reasoning": parts.reasoning}
+            yield self._choice(told)
+        if parts.content:
+            yield self._choice({"content": parts.content})
+        for call in parts.calls:
+            yield self._choice({"tool_calls": [self._call(call)]})
+
+    def _call(self, call: Call) -> Chunk:
+        i, self._num_calls = self._num_calls, self._num_calls + 1
+        function = {"name": call.name, "arguments": arguments_text(call)}
+        return {"index": i, "id": call_id(self._index, i), "type": "function", "function": function}
+
+    def _ended(self, answer: Answer) -> Iterator[Chunk]:
+        made_calls = (Call("", {}),) * self._num_calls
+        reason = finish_reason(answer, made_calls)
+        yield {**self._choice({}), "finish_reason": reason, "stop_reason": answer.stop_reason}
+
+    def _choice(self, delta: Chunk) -> Chunk:
+        choice = _chat_choice(self._index, delta)
+        if self._asked.logprobs and self._scores:
+            content = [chat_score(one) for one in self._scores]
+            choice["logprobs"] = {"content": content, "refusal": None}
+            self._scores = []
+        if self._asked.token_ids:
+            choice["token_ids"], self._token_ids = self._token_ids, []
+        return choice
+
+
+def _chat_choice(index: int, delta: Chunk) -> Chunk:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,71 @@
+"""ApiError: what a request is refused with, as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import QuireError
+
+INVALID, SERVER = "invalid_request_error", "server_error"
+NO_RETRY = (("x-should-retry", "false"),)  # clients try 408, 409, 429 and 500 again without it
+
+
+class ApiError(QuireError):
+    """A refusal with its status. `code` is a word for programs, `param` the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str = INVALID,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+        self.param, self.type, self.headers = param, type, headers
+
+    def body(self) -> dict[str, Any]:
+        """All four fields, whatever is known: clients read them unasked."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def bad(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request cannot mean anything."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def not_supported(message: str, *, param: str | None = None) -> ApiError:
+    """400: it means something that is not built, or that this server does not do."""
+    return ApiError(400, message, code="not_supported", param=param)
+
+
+def not_found(message: str, *, param: str | None = None, code: str = "not_found") -> ApiError:
+    return ApiError(404, message, code=code, param=param)
+
+
+def too_long(max_model_len: int, why: str, *, param: str | None = None) -> ApiError:
+    """400: more tokens than the model takes. Clients search the message for its first words."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {max_model_len} tokens. However, {why}",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+def server_error(
+    message: str, *, code: str | None = None, status: int = 500, retry: bool = False
+) -> ApiError:
+    """A failure of ours."""
+    headers = () if retry else NO_RETRY
+    return ApiError(status, message, code=code, type=SERVER, headers=headers)

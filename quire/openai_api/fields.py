@@ -1,0 +1,256 @@
+"""The table of fields: every one that a body may have is honoured, moot or refused.
+
+docs/server.md is rendered from it, and a test holds the two together. A field that is not here is
+refused with the name of the nearest one: dropped in silence, a misspelt constraint would give text
+that was never constrained.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.openai_api.errors import bad, not_supported
+from quire.params.rules import show
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+Kind = Literal["honoured", "moot", "refused"]
+_TYPES: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "true or false": (bool,),
+    "a whole number": (int,),
+    "a number": (int, float),
+    "a list": (list,),
+    "an object": (dict,),
+    "text or a list": (str, list),
+    "text or an object": (str, dict),
+    "true, false or a whole number": (bool, int),
+    "anything": (object,),
+}
+LONGEST_NAME = 100  # characters of a name that an error repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: what becomes of it, what its value is, and which bodies have it."""
+
+    name: str
+    kind: Kind
+    value: str
+    endpoints: tuple[str, ...]
+    why: str
+
+    def check(self, value: Any) -> None:
+        """Raise ApiError for a value of another type. A bool is never a number."""
+        types = _TYPES[self.value]
+        is_right = isinstance(value, types) and (
+            not isinstance(value, bool) or bool in types or object in types
+        )
+        if not is_right:
+            raise bad(f"{self.name} is {self.value}, not {show(value)}", param=self.name)
+
+
+_BOTH, _CHAT, _TEXT, _ALL = (
+    (CHAT, COMPLETIONS),
+    (CHAT,),
+    (COMPLETIONS,),
+    (CHAT, COMPLETIONS, RESPONSES),
+)
+_RESPONSES = (RESPONSES,)
+
+
+def _table(kind: Kind, endpoints: tuple[str, ...], *rows: tuple[str, str, str]) -> list[Field]:
+    return [Field(name, kind, value, endpoints, why) for name, value, why in rows]
+
+
+_FIELDS = [
+    *_table(
+        "honoured",
+        _ALL,
+        ("model", "text", "One of the served names; any other is 404 `model_not_found`."),
+        ("stream", "true or false", "Server-sent events, ended by `[DONE]`."),
+        ("temperature", "a number", "0 is greedy."),
+        ("top_p", "a number", ""),
+        ("service_tier", "text", "`flex` puts the request into the batch lane; others are moot."),
+        ("priority", "a whole number", "Only downwards: above 0 is the batch lane."),
+        ("cache_salt", "text", "Mixed with the salt of the key."),
+        ("top_k", "a whole number", ""),
+        ("min_p", "a number", ""),
+        ("repetition_penalty", "a number", ""),
+        ("seed", "a whole number", "The same seed and prompt give the same text."),
+        ("chat_template_kwargs", "an object", "Variables for the chat template."),
+        ("truncate_prompt_tokens", "a whole number", "Keep the prompt's end; -1: what fits."),
+    ),
+    *_table(
+        "honoured",
+        _BOTH,
+        ("max_tokens", "a whole number", "Null: the room left in a chat, 16 in a completion."),
+        ("stream_options", "an object", "`include_usage`, `continuous_usage_stats`."),
+        ("n", "a whole number", "At most 128; times the prompts at most 1,024."),
+        ("stop", "text or a list", "At most 64."),
+        ("presence_penalty", "a number", ""),
+        ("frequency_penalty", "a number", ""),
+        ("logit_bias", "an object", "Token ids to -100 .. 100."),
+        ("response_format", "an object", "Always enforced, `strict` or not."),
+        ("structured_outputs", "an object", "One of json, regex, choice, grammar, json_object."),
+        ("guided_json", "anything", "The older form of structured_outputs."),
+        ("guided_regex", "text", "The same."),
+        ("guided_choice", "a list", "The same."),
+        ("guided_grammar", "text", "The same."),
+        ("min_tokens", "a whole number", ""),
+        ("ignore_eos", "true or false", ""),
+        ("stop_token_ids", "a list", ""),
+        ("bad_words", "a list", ""),
+        ("allowed_token_ids", "a list", ""),
+        ("prompt_logprobs", "a whole number", "Not in a stream."),
+        ("skip_special_tokens", "true or false", ""),
+        ("spaces_between_special_tokens", "true or false", ""),
+        ("include_stop_str_in_output", "true or false", ""),
+        (
+            "add_special_tokens",
+            "true or false",
+            "Of a completion; a chat's template has its own.",
+        ),
+        ("return_token_ids", "true or false", "`token_ids` and `prompt_token_ids` in the answer."),
+    ),
+    *_table(
+        "honoured",
+        _CHAT,
+        ("messages", "a list", "Text, or parts of text; developer is system."),
+        ("max_completion_tokens", "a whole number", "Wins over max_tokens."),
+        ("logprobs", "true or false", ""),
+        ("top_logprobs", "a whole number", "At most 20, with logprobs."),
+        ("tools", "a list", "Functions."),
+        ("tool_choice", "text or an object", "required, named and allowed_tools by a grammar."),
+        ("parallel_tool_calls", "true or false", "False: at most one call."),
+        ("reasoning_effort", "text", "A variable for the template; none also turns thinking off."),
+        ("documents", "a list", "For templates that read them."),
+        ("add_generation_prompt", "true or false", ""),
+        ("continue_final_message", "true or false", ""),
+        ("include_reasoning", "true or false", "False leaves the reasoning out."),
+    ),
+    *_table(
+        "honoured",
+        _TEXT,
+        ("prompt", "text or a list", "Text, token ids, or a list of either."),
+        ("logprobs", "true, false or a whole number", "At most 20."),
+        ("echo", "true or false", "The prompt before the answer, scored if logprobs are."),
+    ),
+    *_table(
+        "honoured",
+        _RESPONSES,
+        ("input", "text or a list", "Text, or messages of text."),
+        ("instructions", "text", "A system message before the input."),
+        ("max_output_tokens", "a whole number", ""),
+        ("text", "an object", "`format`: text, json_object or json_schema, always enforced."),
+        ("tools", "a list", "Functions."),
+        ("tool_choice", "text or an object", ""),
+        ("parallel_tool_calls", "true or false", ""),
+        ("reasoning", "an object", "`effort`."),
+        ("top_logprobs", "a whole number", "At most 20."),
+        ("stream_options", "an object", ""),
+    ),
+    *_table(
+        "moot",
+        _ALL,
+        ("user", "text", "Accounts are the key's."),
+        ("metadata", "an object", "Not stored."),
+        ("store", "true or false", "Nothing is stored."),
+        ("safety_identifier", "text", ""),
+        ("prompt_cache_key", "text", "Prefixes are found by their tokens."),
+        ("prompt_cache_retention", "text", "The same."),
+        ("request_id", "text", "The server's own is in `x-request-id`."),
+        ("verbosity", "text", "No model here knows it."),
+    ),
+    *_table(
+        "moot",
+        _RESPONSES,
+        ("truncation", "text", "Nothing is left out in silence."),
+        ("include", "a list", ""),
+    ),
+    *_table(
+        "refused",
+        _CHAT,
+        ("functions", "a list", "Use tools."),
+        ("function_call", "text or an object", "Use tool_choice."),
+        ("audio", "an object", "Text alone is answered."),
+        ("modalities", "a list", "Text alone is answered; ask for [text]."),
+        ("prediction", "an object", "Leave it out."),
+        ("web_search_options", "an object", "Nothing is fetched."),
+        ("chat_template", "text", "The model's own is used; set another when the server starts."),
+    ),
+    *_table(
+        "refused",
+        _TEXT,
+        ("suffix", "text", "Write the whole prompt."),
+        ("prompt_embeds", "anything", "Give text or token ids."),
+        ("best_of", "a whole number", "Use n."),
+    ),
+    *_table(
+        "refused",
+        _BOTH,
+        ("moderation", "anything", "Leave it out."),
+        ("use_beam_search", "true or false", "Use LLM.beam_search."),
+        ("kv_transfer_params", "an object", "There is one engine."),
+        ("vllm_xargs", "an object", "Leave it out."),
+        ("mm_processor_kwargs", "an object", "Text alone is read."),
+    ),
+    *_table(
+        "refused",
+        _RESPONSES,
+        ("previous_response_id", "text", "Nothing is stored: send the whole conversation."),
+        ("conversation", "anything", "Nothing is stored: send the whole conversation."),
+        ("background", "true or false", "Use a batch."),
+        ("prompt", "an object", "Prompts are not stored: send the input."),
+        ("max_tool_calls", "a whole number", "Tools are called by the client."),
+    ),
+]
+
+# Values of refused fields that ask for nothing.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "background": (False,),
+}
+
+TABLE: Mapping[str, Mapping[str, Field]] = {
+    endpoint: {field.name: field for field in _FIELDS if endpoint in field.endpoints}
+    for endpoint in (CHAT, COMPLETIONS, RESPONSES)
+}
+
+
+def checked_fields(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are set, each of its type; null is what a field is that is not there."""
+    known = TABLE[endpoint]
+    given: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        field = known.get(name)
+        if field is None:
+            raise _unknown(name, endpoint)
+        if field.kind == "refused" and not _is_harmless(name, value):
+            raise not_supported(f"{name} is not supported. {field.why}", param=name)
+        if field.kind != "refused":
+            field.check(value)
+            given[name] = value
+    return given
+
+
+def _is_harmless(name: str, value: Any) -> bool:
+    return any(type(value) is type(one) and value == one for one in _HARMLESS.get(name, ()))
+
+
+def _unknown(name: str, endpoint: str) -> Exception:
+    near = difflib.get_close_matches(name[:LONGEST_NAME], TABLE[endpoint], n=1)
+    elsewhere = [other for other in TABLE if name in TABLE[other]]
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if elsewhere:
+        hint = f"; it belongs to {elsewhere[0]}"
+    shown = name[:LONGEST_NAME]
+    return bad(f"{endpoint} has no field {shown!r}{hint}", param=shown, code="unknown_parameter")

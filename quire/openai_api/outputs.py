@@ -1,0 +1,57 @@
+"""What the engine gave, as plain data: it crosses between processes, and bodies are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token, how likely it was, and the likeliest ones at its place: (id, text, logprob)."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that the model wrote."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, or in a stream what is new of it. `content`, `reasoning` and `calls` are the
+    parts of the whole text, there when it is finished; `text` is cut nowhere."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenScore, ...] | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came for one row. Of a row that streams, answers hold what is new."""
+
+    answers: tuple[Answer, ...]
+    finished: bool
+    prompt_tokens: int = 0
+    output_tokens: int = 0  # of all answers so far
+    cached_tokens: int = 0
+    began_reasoning: bool = False  # the prompt itself opened the reasoning
+    prompt: str | None = None  # where the row asks to have it back
+    prompt_token_ids: tuple[int, ...] | None = None  # the same
+    prompt_logprobs: tuple[TokenScore | None, ...] | None = None
+    # Seconds from the queue to the device, to the first token, to the end; None: not yet.
+    timings: tuple[float | None, ...] = ()

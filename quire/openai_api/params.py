@@ -1,0 +1,75 @@
+"""The sampling parameters of a body, as plain data; the engine checks their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.openai_api.errors import ApiError, bad
+from quire.params.rules import show
+
+MOST_ANSWERS, MOST_STOPS, MOST_LOGPROBS = 128, 64, 20
+USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its length
+# Parameters that mean the same here, under the same name.
+_SAME = (
+    *("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+    *("bad_words", "allowed_token_ids", "truncate_prompt_tokens", "logit_bias"),
+)
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+
+
+def limited(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise bad(f"{name} is from {low} to {high}, not {show(value)}", param=name)
+    return value
+
+
+def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """All but logprobs, which chats and completions ask for in ways of their own."""
+    params = {name: given[name] for name in _SAME if name in given}
+    limited("n", params.get("n", 1), 1, MOST_ANSWERS)
+    if isinstance(stop := params.get("stop"), list) and len(stop) > MOST_STOPS:
+        raise bad(f"stop has at most {MOST_STOPS} texts, not {len(stop)}", param="stop")
+    # A chat answers as long as there is room, a completion says sixteen tokens.
+    usual = None if is_chat else USUAL_COMPLETION
+    params["max_tokens"] = given.get("max_completion_tokens", given.get("max_tokens", usual))
+    if (wanted := _constraint(given)) is not None:
+        params["structured_outputs"] = wanted
+    return params
+
+
+def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The one thing that says what the text must look like."""
+    found = {name: {kind: given[name]} for name, kind in _GUIDED.items() if name in given}
+    if "structured_outputs" in given:
+        found["structured_outputs"] = given["structured_outputs"]
+    if (wanted := format_constraint(given.get("response_format"), "response_format")) is not None:
+        found["response_format"] = wanted
+    if len(found) > 1:
+        first, second, *_ = found
+        raise bad(f"{first} and {second} exclude each other; give one of them", param=second)
+    return next(iter(found.values()), None)
+
+
+def format_constraint(given: Any, param: str) -> dict[str, Any] | None:
+    """A response format as a structured output; None for plain text."""
+    if given is None:
+        return None
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        # Responses have the schema in the format itself.
+        holder = given.get("json_schema", given if "schema" in given else None)
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        if isinstance(schema, dict) and schema:
+            return {"json": schema}
+    raise _no_format(param)
+
+
+def _no_format(param: str) -> ApiError:
+    return bad(f"{param} is of type text, json_object or json_schema with its schema", param=param)

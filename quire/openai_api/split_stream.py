@@ -1,0 +1,138 @@
+"""Reasoning, content and tool calls told apart while an answer is written.
+
+What may still become a mark is held back. From the first mark of a call on everything is held until
+the call closes, or, where a format has no close of its own, until the answer ends: the engine then
+says what the whole text was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.inputs.reasoning import TAGS
+from quire.inputs.tool_calls import parse_tool_calls
+from quire.openai_api.outputs import Answer, Call
+
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_MARKS = (_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What can be shown now."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+class SplitStream:
+    """One answer of a chat, fed with its pieces of text."""
+
+    def __init__(self, *, began_reasoning: bool, tools: bool) -> None:
+        self._tools = tools
+        self._held = ""  # not shown yet
+        self._closing = TAGS[0][1] if began_reasoning else ""  # ends the reasoning that runs
+        self._began_in_prompt = began_reasoning
+        self._state = "reasoning" if began_reasoning else "start"
+        self._after_reasoning = False
+        self._content: list[str] = []
+        self.num_calls = 0
+
+    def feed(self, text: str) -> Parts:
+        self._held += text
+        reasoning = content = ""
+        calls: tuple[Call, ...] = ()
+        if self._state == "start":
+            self._begin()
+        if self._state == "reasoning":
+            reasoning = self._reason()
+        if self._state == "content":
+            content = self._write()
+        if self._state == "calls":
+            calls = self._closed_calls()
+        return Parts(content, reasoning, calls)
+
+    def end(self, answer: Answer, at_most: int | None) -> Parts:
+        """What is left when the answer is finished, whose parts the engine has read."""
+        calls = answer.calls[self.num_calls : at_most]
+        self.num_calls += len(calls)
+        held, self._held = self._held, ""
+        if self._state == "reasoning":
+            return Parts(reasoning=held.rstrip(), calls=calls)
+        if self._state in ("content", "start") and not answer.calls:
+            return self._show(held, calls)
+        whole, shown = answer.content or "", "".join(self._content)
+        rest = whole[len(shown) :] if whole.startswith(shown) else ""
+        return self._show(rest, calls)
+
+    def _show(self, text: str, calls: tuple[Call, ...] = ()) -> Parts:
+        self._content.append(text)
+        return Parts(text, calls=calls)
+
+    def _begin(self) -> None:
+        """Whether the answer begins with reasoning, once that is known."""
+        body = self._held.lstrip()
+        for opening, closing in TAGS:
+            if body.startswith(opening):
+                self._held, self._closing = body[len(opening) :].lstrip(), closing
+                self._state = "reasoning"
+                return
+        if body and not any(opening.startswith(body) for opening, _ in TAGS):
+            self._state = "content"
+
+    def _reason(self) -> str:
+        closings = [closing for _, closing in TAGS] if self._began_in_prompt else [self._closing]
+        ends = [(self._held.find(one), one) for one in closings if one in self._held]
+        if ends:
+            at, closing = min(ends)
+            shown, self._held = self._held[:at].rstrip(), self._held[at + len(closing) :]
+            self._state, self._after_reasoning = "content", True
+            return shown
+        keep = _num_open(self._held, closings)
+        # White space at the end belongs to nothing yet: before a closing it is dropped.
+        shown = self._held[: len(self._held) - keep].rstrip()
+        self._held = self._held[len(shown) :]
+        return shown
+
+    def _write(self) -> str:
+        if self._after_reasoning and not self._content:
+            self._held = self._held.lstrip()
+        if self._tools and not self._content and self._held.lstrip()[:1] in ("{", "["):
+            self._state = "calls"
+            return ""
+        marks = _MARKS if self._tools else ()
+        found = [self._held.find(mark) for mark in marks if mark in self._held]
+        end = min(found) if found else len(self._held) - _num_open(self._held, marks)
+        shown, self._held = self._held[:end], self._held[end:]
+        if found:
+            self._state = "calls"
+        if shown:
+            self._content.append(shown)
+        return shown
+
+    def _closed_calls(self) -> tuple[Call, ...]:
+        """The calls that are whole, where the format says so."""
+        end = self._held.rfind(_CALL_END)
+        if not self._held.startswith(_CALL) or end < 0:
+            return ()
+        end += len(_CALL_END)
+        read = parse_tool_calls(self._held[:end], "hermes")
+        if not read.tool_calls or read.content:
+            return ()  # not all of it is calls: the end will tell
+        self._held = self._held[end:].lstrip()
+        self.num_calls += len(read.tool_calls)
+        return tuple(Call(call.name, call.arguments) for call in read.tool_calls)
+
+
+def _num_open(text: str, marks: tuple[str, ...] | list[str]) -> int:
+    """How many characters at the end of a text may be the beginning of a mark."""
+    return max(
+        (
+            size
+            for mark in marks
+            for size in range(min(len(mark) - 1, len(text)), 0, -1)
+            if text.endswith(mark[:size])
+        ),
+        default=0,
+    )

@@ -1,0 +1,153 @@
+"""Which tools a chat offers, and which it must call: forced calls are JSON by a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.openai_api.errors import ApiError, bad, not_supported
+from quire.params.rules import show
+
+MOST_TOOLS, MOST_CALLS = 128, 16  # offered at once; made at once where a grammar has to end
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`offered` tools stand in the prompt. `forced` is the function whose arguments are the whole
+    answer, or "" where the answer is a list of calls; None: the model writes what it likes."""
+
+    offered: tuple[Mapping[str, Any], ...] = ()
+    forced: str | None = None
+    schema: Mapping[str, Any] | None = None  # what a forced answer looks like
+    at_most: int | None = None  # calls in one answer
+
+
+def read_tools(given: Mapping[str, Any]) -> ToolUse:
+    """The tools of a body, checked."""
+    tools = [_checked(tool, i) for i, tool in enumerate(given.get("tools", []))]
+    if len(tools) > MOST_TOOLS:
+        raise bad(f"tools has at most {MOST_TOOLS} functions, not {len(tools)}", param="tools")
+    at_most = 1 if given.get("parallel_tool_calls") is False else None
+    choice = given.get("tool_choice", "auto")
+    if choice == "none":
+        return ToolUse()
+    if not tools:
+        if choice != "auto":
+            raise bad("tool_choice needs tools to choose from", param="tool_choice")
+        return ToolUse()
+    offered = {str(tool["function"]["name"]): tool for tool in tools}
+    if isinstance(choice, dict):
+        name = _named(choice)
+        if name is not None:
+            return _one(offered, tools, name)
+        choice, offered = _allowed(choice, offered)
+    if choice == "auto":
+        return ToolUse(tuple(offered.values()), at_most=at_most)
+    if choice != "required":
+        raise bad(
+            f"tool_choice is none, auto, required or names a function, not {show(choice)}",
+            param="tool_choice",
+        )
+    schema = _calls_schema(list(offered.values()), at_most or MOST_CALLS)
+    return ToolUse(tuple(offered.values()), "", schema, at_most)
+
+
+def _checked(tool: Any, i: int) -> dict[str, Any]:
+    where = f"tools[{i}]"
+    if not isinstance(tool, dict):
+        raise bad(f"{where} is an object, not {show(tool)}", param="tools")
+    if tool.get("type") != "function":
+        raise not_supported(f"{where} is of type function; no other is built", param="tools")
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad(f"{where}.function is an object with a name", param="tools")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise bad(f"{where}.function.parameters is a JSON schema", param="tools")
+    return tool
+
+
+def _named(choice: Mapping[str, Any]) -> str | None:
+    """The function that a choice names; None for a choice of another kind."""
+    if choice.get("type") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else choice.get("name")
+    if not isinstance(name, str):
+        raise bad("tool_choice.function has a name", param="tool_choice")
+    return name
+
+
+def _one(offered: Mapping[str, Any], tools: list[dict[str, Any]], name: str) -> ToolUse:
+    if name not in offered:
+        raise _unknown(name)
+    return ToolUse(tuple(tools), name, _parameters(offered[name]), 1)
+
+
+def _unknown(name: str) -> ApiError:
+    return bad(f"tool_choice names {show(name)}, which is not among the tools", param="tool_choice")
+
+
+def _allowed(
+    choice: Mapping[str, Any], offered: dict[str, dict[str, Any]]
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """The mode and the tools of {"type": "allowed_tools", ...}."""
+    if choice.get("type") != "allowed_tools":
+        raise not_supported("tool_choice is of type function or allowed_tools", param="tool_choice")
+    inner = choice.get("allowed_tools", choice)
+    listed = inner.get("tools") if isinstance(inner, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise bad("tool_choice.allowed_tools has a list of tools", param="tool_choice")
+    names = [_named(tool) if isinstance(tool, dict) else None for tool in listed]
+    for name in names:
+        if name not in offered:
+            raise _unknown(str(name))
+    return inner.get("mode", "auto"), {str(name): offered[str(name)] for name in names}
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return tool["function"].get("parameters") or {"type": "object"}
+
+
+def _calls_schema(tools: list[dict[str, Any]], most: int) -> dict[str, Any]:
+    """A list of calls, each of one of these functions. Definitions that a schema refers to by
+    their place move to the root, under names of their own."""
+    kinds, definitions = [], dict[str, Any]()
+    for i, tool in enumerate(tools):
+        schema = _parameters(tool)
+        moved = {
+            f"#/{place}/{name}": f"tool{i}_{place.strip('$')}_{name}"
+            for place in ("$defs", "definitions")
+            for name in schema.get(place, {})
+        }
+        inner = _redirected(schema, moved)
+        for place in ("$defs", "definitions"):
+            for name, definition in inner.pop(place, {}).items():
+                definitions[moved[f"#/{place}/{name}"]] = definition
+        call = {"name": {"const": tool["function"]["name"]}, "arguments": inner}
+        kinds.append(
+            {
+                "type": "object",
+                "properties": call,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    schema = {"type": "array", "minItems": 1, "maxItems": most, "items": items}
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _redirected(value: Any, moved: Mapping[str, str]) -> Any:
+    """A copy in which references follow what they refer to."""
+    if isinstance(value, list):
+        return [_redirected(item, moved) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: f"#/$defs/{moved[item]}"
+        if key == "$ref" and item in moved
+        else _redirected(item, moved)
+        for key, item in value.items()
+    }

@@ -1,0 +1,69 @@
+"""The ASGI app: every route, and refusals in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quire.openai_api.errors import ApiError, server_error
+from quire.server import batch_routes, generation, health
+from quire.server.guard import Guard
+from quire.server.replies import error_response
+from quire.server.services import Services
+
+_WORDS = {404: "there is nothing at this path", 405: "this path does not take that method"}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def make_app(services: Services) -> ASGIApp:
+    """All of it over these services, whose engine is started by whoever made it."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with batch_routes.running(services):
+            yield
+
+    app = Starlette(
+        routes=[
+            *generation.routes(services),
+            *health.routes(services),
+            *batch_routes.routes(services),
+        ],
+        exception_handlers={
+            ApiError: _refused,
+            HTTPException: _not_routed,
+            Exception: _failed,
+        },
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return Guard(app, services.settings, services.keys)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return error_response(error)
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    status = error.status_code
+    refusal = ApiError(
+        status, _WORDS.get(status, "the request cannot be answered"), code=_CODES.get(status)
+    )
+    response = error_response(refusal)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it."""
+    return error_response(server_error("the server failed on this request", code="internal_error"))

@@ -1,0 +1,298 @@
+"""The way to the engine's process: rows out, what they write back, whatever becomes of it.
+
+An engine that dies is started again. Rows of which nothing was shown yet are asked once more; one
+that was on the device both times, or of which a reader has a part, ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from quire.base.notes import note
+from quire.errors import EngineError, InvalidRequest, ModelError, QuireError
+from quire.openai_api.asks import Row
+from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
+from quire.openai_api.outputs import Output
+from quire.server.engine_life import COMMAND, EngineLife
+from quire.server.queueing import Queueing
+from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
+from quire.server.wire import Message
+
+MOST_FALLS = 5  # of engines in a row, without a single output between them
+MOST_UNREAD = 4096  # outputs that wait for a reader; then its row is given up
+_LOOK_SECONDS = 5.0
+_FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
+
+
+class _Reading:
+    """A row in the engine, and whoever waits for it."""
+
+    def __init__(self, number: int, message: dict[str, Any], lane: Lane) -> None:
+        self.number, self.message, self.lane = number, message, lane
+        self.came: asyncio.Queue[Output | ApiError] = asyncio.Queue()
+        self.was_shown = self.is_over = False
+        self.num_falls = 0  # engines that died with it on the device
+
+    def give(self, one: Output | ApiError) -> None:
+        self.is_over = isinstance(one, ApiError) or one.finished
+        self.was_shown = True
+        self.came.put_nowait(one)
+
+
+class Bridge:
+    """The engine of a server. `run` keeps it alive."""
+
+    def __init__(self, settings: Settings, *, command: Sequence[str] = COMMAND) -> None:
+        self._settings, self._command = settings, command
+        self.state: State = "loading"
+        self.facts: Mapping[str, Any] = {}
+        self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
+        self._told: Mapping[str, Any] = {}  # what the engine said last of itself
+        self._life: EngineLife | None = None
+        self._readings: dict[int, _Reading] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._next, self._falls, self._restarts = 0, 0, 0
+        self._changed = asyncio.Event()  # the state, once
+        self._failure: QuireError | None = None
+
+    @property
+    def capacity(self) -> int:
+        return int(self.facts.get("capacity", 1))
+
+    async def ready(self) -> None:
+        while self.state in ("loading", "restarting"):
+            await self._changed.wait()
+        if self.state != "ready":
+            raise self._unavailable()
+
+    async def run(self) -> None:
+        """Keep an engine alive until cancelled; raises what keeps the first from loading."""
+        settings = self._settings
+        opening = {"kind": "open", "model": settings.model, "options": dict(settings.options)}
+        try:
+            while True:
+                self._life = life = await EngineLife.begin(
+                    opening, command=self._command, hear=_pass_on
+                )
+                watch = asyncio.create_task(_kill_if_hung(life))
+                try:
+                    async for message in life.messages():
+                        self._take(message)
+                finally:
+                    watch.cancel()
+                    held = set(life.board.rows())
+                    code = await life.end()
+                self._fell(held, code, life.stderr_tail)
+        except asyncio.CancelledError:
+            self._fail_all(self._unavailable())
+            raise
+        except QuireError:
+            self._set("failed")
+            self._fail_all(self._unavailable())
+            raise
+
+    def _set(self, state: State) -> None:
+        if self.state != "draining" or state == "failed":
+            self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def drain(self) -> None:
+        """Take nothing new from now on."""
+        self._set("draining")
+
+    async def drained(self) -> None:
+        """Until nothing runs any more."""
+        while any(one.lane == "interactive" for one in self._readings.values()):
+            await asyncio.sleep(0.02)
+
+    def give_all_up(self) -> None:
+        """End whatever runs, with an error for each that waits for it."""
+        self._fail_all(self._unavailable())
+
+    def _take(self, message: Message) -> None:
+        if message.kind == "delta":
+            self._falls = 0
+            for number, output in message.rows:
+                self._deliver(number, output)
+        elif message.kind == "refused":
+            self._deliver(message.id, self._refusal(message))
+        elif message.kind == "ready":
+            self.facts = message.facts
+            self._set("ready")
+            for reading in self._readings.values():
+                self._ask(reading)
+        elif message.kind == "metrics":
+            self._told = message.facts
+        elif message.kind == "called":
+            self._called(message)
+        elif message.kind == "failed":
+            self._failure = _start_error(message)
+
+    def _deliver(self, number: int, one: Output | ApiError) -> None:
+        reading = self._readings.get(number)
+        if reading is None:  # it was given up
+            return
+        if reading.came.qsize() >= MOST_UNREAD:
+            self._send({"kind": "abort", "ids": [number]})
+            one = server_error("the answer was not read in time", code="slow_reader")
+        reading.give(one)
+        if reading.is_over:
+            self._readings.pop(number, None)
+
+    def _fell(self, held: set[int], code: int, stderr_tail: str) -> None:
+        """The engine is gone."""
+        self._life, self._told = None, {}
+        failure, self._failure = self._failure, None
+        if failure is not None and not self.facts:
+            raise failure
+        self._falls += 1
+        if self._falls >= MOST_FALLS or not self.facts:
+            raise EngineError(
+                f"the engine ended {self._falls} times without an answer (code {code}); it said "
+                f"last: {stderr_tail[-1000:]}"
+            )
+        note(f"the engine ended (code {code}) and is started again")
+        self._restarts += 1
+        self._set("restarting")
+        for future in self._calls.values():
+            future.set_exception(_crashed())
+        self._calls.clear()
+        for reading in list(self._readings.values()):
+            reading.num_falls += reading.number in held
+            if reading.was_shown or reading.num_falls > 1:
+                self._readings.pop(reading.number)
+                reading.give(_crashed())
+
+    def _fail_all(self, error: ApiError) -> None:
+        for reading in list(self._readings.values()):
+            reading.give(error)
+        self._readings.clear()
+        for future in self._calls.values():
+            future.cancel()
+
+    def _unavailable(self) -> ApiError:
+        words = {"draining": "the server is stopping", "failed": "the engine cannot be started"}
+        told = words.get(self.state, "the server is stopping")
+        return server_error(told, code="unavailable", status=503, retry=self.state != "failed")
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._life is not None:
+            self._life.send(message)
+
+    def _ask(self, reading: _Reading) -> None:
+        self._send({"kind": "ask", "rows": [reading.message]})
+
+    async def generate(
+        self, row: Row, *, lane: Lane = "interactive", key_id: str = LOCAL
+    ) -> AsyncGenerator[Output, None]:
+        """See EngineClient."""
+        if self.state in ("draining", "failed"):
+            raise self._unavailable()
+        with self.queueing.slot(row, lane, self.capacity):
+            self._next += 1
+            message = {**row, "id": self._next, "lane": lane, "salt": salt_of(row, key_id)}
+            reading = _Reading(self._next, message, lane)
+            self._readings[reading.number] = reading
+            if self.state in ("ready", "draining") and self._life is not None:
+                self._ask(reading)
+            try:
+                while True:
+                    one = await reading.came.get()
+                    if isinstance(one, ApiError):
+                        raise one
+                    self.queueing.observe(lane, one)
+                    yield one
+                    if one.finished:
+                        return
+            finally:
+                if self._readings.pop(reading.number, None) is not None:
+                    self._send({"kind": "abort", "ids": [reading.number]})
+
+    async def call(self, what: str, **given: Any) -> dict[str, Any]:
+        """See EngineClient."""
+        await self.ready()
+        self._next += 1
+        number, future = self._next, asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            self._send({"kind": "call", "id": number, "what": what, **given})
+            value: dict[str, Any] = await future
+            return value
+        finally:
+            self._calls.pop(number, None)
+
+    def _called(self, message: Message) -> None:
+        future = self._calls.get(message.id)
+        if future is None or future.done():
+            return
+        if message.error_type:
+            future.set_exception(self._refusal(message))
+        else:
+            future.set_result(message.value)
+
+    def _refusal(self, message: Message) -> ApiError:
+        """What the engine said of a row, as its reader gets it."""
+        kind, why, param = message.error_type, message.error, message.param
+        if kind in ("prompt_too_long", "does_not_fit"):
+            return too_long(int(self.facts.get("max_model_len", 0)), why, param=param)
+        if kind == "not_supported":
+            return not_supported(why, param=param)
+        if kind in _FAULTS:
+            return bad(why, param=param)
+        return server_error(why, code=kind)
+
+    def stats(self) -> EngineStats:
+        """See EngineClient."""
+        told, queueing = self._told, self.queueing
+        running_batch = int(told.get("running_batch", 0))
+        running = int(told.get("running", 0)) - running_batch
+        lanes = [one.lane for one in self._readings.values()]
+        num_batch = lanes.count("batch")
+        return EngineStats(
+            self.state,
+            running=running,
+            running_batch=running_batch,
+            waiting=max(len(lanes) - num_batch - running, 0),
+            waiting_batch=max(num_batch - running_batch, 0),
+            kv_use=float(told.get("kv_use", 0.0)),
+            restarts=self._restarts,
+            **queueing.totals(),
+        )
+
+
+def salt_of(row: Row, key_id: str) -> str:
+    """What separates the cached prefixes of one key from those of all others: how long an answer
+    takes tells nobody what others asked."""
+    given = row.get("salt", "")
+    if key_id == LOCAL and not given:
+        return ""
+    return hashlib.sha256(f"{key_id}\0{given}".encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _crashed() -> ApiError:
+    return server_error("the engine failed while it answered; try again", code="engine_crash")
+
+
+def _start_error(message: Message) -> QuireError:
+    """Why an engine could not begin, as the kind of error that `quire serve` ends with."""
+    kinds: dict[str, type[QuireError]] = {"model": ModelError, "usage": InvalidRequest}
+    return kinds.get(message.error_type, EngineError)(message.error)
+
+
+def _pass_on(line: str) -> None:
+    """What the engine says: notes of its own, or whatever a library prints."""
+    note(line.removeprefix("quire: "))
+
+
+async def _kill_if_hung(life: EngineLife) -> None:
+    with suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if life.is_hung():
+                note("the engine does not move any more and is ended")
+                life.kill()

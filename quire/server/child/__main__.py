@@ -1,0 +1,92 @@
+"""Start the engine, say that it is ready, answer rows until the server is gone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from importlib import import_module
+
+from quire.errors import EngineError, QuireError
+from quire.jobs.board import Board, Phase
+from quire.jobs.child.feed import Inbox
+from quire.jobs.child.process import error_family, is_about_memory, private
+from quire.jobs.wire import Message
+from quire.server.child.serving import ServingEngine
+from quire.server.child.writer import Writer
+from quire.session.session import Session
+
+_LOOK_SECONDS = 1.0
+
+
+def main() -> int:
+    arguments = _arguments()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides what a Ctrl-C means
+    threading.excepthook = _end_with_it
+    board, inbox, writer = Board(arguments.board), Inbox(private(0)), Writer(private(1))
+    opening = inbox.get()
+    if opening is None:
+        return 2
+    try:
+        _serve(opening, arguments.session, inbox, board, writer)
+    except QuireError as error:
+        return _failed(writer, str(error), error_family(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_about_memory(error):
+            raise
+        return _failed(writer, f"memory ran out: {error}", "memory")
+    return 0
+
+
+def _end_with_it(failed: threading.ExceptHookArgs) -> None:
+    """No thread of ours may be missing while the others wait for it: the server starts afresh."""
+    threading.__excepthook__(failed)
+    os._exit(1)
+
+
+def _failed(writer: Writer, error: str, family: str) -> int:
+    writer.send({"kind": "failed", "error": error, "error_type": family})
+    writer.flush()
+    return 1
+
+
+def _serve(
+    opening: Message, factory: str | None, inbox: Inbox, board: Board, writer: Writer
+) -> None:
+    board.move(Phase.LOADING)
+    session, files = _opened(opening, factory)
+    engine = ServingEngine(session, board, writer)
+    board.move(Phase.IDLE)
+    writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
+    while engine.failure is None:
+        message = inbox.get(_LOOK_SECONDS)
+        if message is not None:
+            engine.take(message)
+    raise EngineError(f"the engine ended: {engine.failure}") from engine.failure
+
+
+def _opened(opening: Message, factory: str | None) -> tuple[Session, Message]:
+    model, options = opening["model"], dict(opening["options"])
+    if factory is not None:
+        module, name = factory.split(":")
+        session: Session = getattr(import_module(module), name)(model, options)
+        return session, {}
+    from quire.jobs.child.files import files_of
+    from quire.options import parse_options
+
+    files = files_of(model, options)
+    return Session.open(model, parse_options(options)), files
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m quire.server.child")
+    parser.add_argument("--board", type=int, required=True, help="the shared file's number")
+    # Tests put a session without a model here; nothing in quire passes it.
+    parser.add_argument("--session", help="MODULE:FACTORY that makes the session")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What is asked of the tokenizer alone: texts to tokens and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import InvalidPrompt
+from quire.jobs.wire import Message
+from quire.server.child.preparing import Preparing
+
+if TYPE_CHECKING:
+    from quire.session.session import Session
+
+
+class Calls:
+    """Answers {"kind": "call", "what": ..., ...} with a value."""
+
+    def __init__(self, session: Session, preparing: Preparing) -> None:
+        self._session, self._preparing = session, preparing
+
+    def answer(self, message: Message) -> dict[str, Any]:
+        if message["what"] == "tokenize":
+            return self._tokenize(message["row"], strings=message["strings"])
+        return self._detokenize(message["tokens"])
+
+    def _tokenize(self, row: Message, *, strings: bool) -> dict[str, Any]:
+        ids = self._preparing.prompt_of(row, may_be_cut=True)["prompt_token_ids"]
+        tokenizer = self._preparing.tokenizer
+        return {
+            "count": len(ids),
+            "max_model_len": self._session.model.config.max_model_len,
+            "tokens": ids,
+            "token_strs": [tokenizer.token_text(token) for token in ids] if strings else None,
+        }
+
+    def _detokenize(self, tokens: list[int]) -> dict[str, Any]:
+        vocabulary = self._session.model.spec.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocabulary:
+                raise InvalidPrompt(
+                    f"tokens are ids from 0 to {vocabulary - 1}, not {token}", parameter="tokens"
+                )
+        return {"prompt": self._preparing.tokenizer.decode(tokens, skip_special_tokens=False)}

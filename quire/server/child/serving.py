@@ -1,0 +1,200 @@
+"""The engine behind a server: rows in from the inbox, what they write out to the writer.
+
+Rows are made into prompts and parameters by a few threads aside, so that neither a long text nor a
+slow template keeps the engine from its next step.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import InvalidRequest, QuireError
+from quire.inputs.reasoning import opens_reasoning
+from quire.jobs.board import Board, Phase
+from quire.jobs.child.heartbeat import Heartbeat
+from quire.jobs.child.requests import attempt, error_text, error_type
+from quire.jobs.child.tally import session_facts
+from quire.jobs.child.watched import WatchedExecutor
+from quire.jobs.wire import Message
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.server.child.calls import Calls
+from quire.server.child.outputs import plain_output
+from quire.server.child.preparing import Prepared, Preparing
+from quire.server.child.writer import Writer
+from quire.session.engine_thread import Asked, EngineThread, News
+
+if TYPE_CHECKING:
+    from quire.session.session import Session
+
+PREPARING_THREADS = 2
+TELL_SECONDS = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A row here, and what its outputs need that they do not say themselves."""
+
+    id: int
+    prompt_back: bool
+    began_reasoning: bool = False
+
+
+class ServingEngine:
+    """Answers rows until the process ends."""
+
+    def __init__(self, session: Session, board: Board, writer: Writer) -> None:
+        self._session, self._board, self._writer = session, board, writer
+        self._preparing = Preparing(session)
+        self._calls = Calls(session, self._preparing)
+        self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
+        self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
+        self._told = 0.0
+        engine = session.engine
+        engine.executor = WatchedExecutor(engine.executor, board, self._held)
+        self._engine = EngineThread(
+            session, self._hand_over, on_idle=lambda: board.move(Phase.IDLE)
+        )
+        Heartbeat(board, self._engine.thread)
+
+    def facts(self) -> Message:
+        model = self._session.model
+        tokenizer = model.tokenizer
+        return {
+            **session_facts(self._session),
+            "model": model.name,
+            "max_model_len": model.config.max_model_len,
+            "vocab_size": model.spec.vocab_size,
+            "chat": tokenizer is not None and bool(tokenizer.chat_templates),
+        }
+
+    def take(self, message: Message) -> None:
+        """Act on a message of the server's."""
+        if message["kind"] == "ask":
+            for row in message["rows"]:
+                self._take_row(row)
+        elif message["kind"] == "abort":
+            for number in message["ids"]:
+                asked = self._asked.get(number)
+                if asked is not None:
+                    self._engine.give_up(asked)
+        elif message["kind"] == "call":
+            self._threads.submit(self._answer_call, message)
+
+    def _take_row(self, row: Message) -> None:
+        """A place for the row at once, so that it can be given up while it is prepared."""
+        place = _Place(row["id"], bool(row.get("prompt_back")))
+        asked = Asked(
+            None,
+            SamplingParams(),
+            priority=row.get("priority", 0),
+            request_id=str(row["id"]),
+            reader=place,
+            background=row.get("lane") == "batch",
+            chat="messages" in row,
+            tools=bool(row.get("tools")),
+        )
+        self._asked[place.id] = asked
+        self._threads.submit(self._prepare, row, asked)
+
+    def _prepare(self, row: Message, asked: Asked) -> None:
+        failed = attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
+        if isinstance(failed, QuireError):
+            self._refuse(asked, failed)
+
+    def _enter(self, asked: Asked, made: Prepared) -> None:
+        asked.prompt, asked.params = made.prompt, made.params
+        text = made.prompt.get("prompt")
+        if asked.chat and isinstance(text, str):
+            tag = self._session.model.config.reasoning_parser
+            asked.reader.began_reasoning = opens_reasoning(text, tag)
+        self._engine.ask(asked)
+
+    def _refuse(self, asked: Asked, error: QuireError) -> None:
+        self._asked.pop(asked.reader.id, None)
+        self._writer.send(
+            {
+                "kind": "refused",
+                "id": asked.reader.id,
+                "error_type": error_type(error),
+                "error": error_text(error),
+                "param": error.parameter if isinstance(error, InvalidRequest) else None,
+            }
+        )
+
+    def _hand_over(self, news: list[News]) -> None:
+        """What a step made, as one message. On the engine's thread."""
+        made: list[tuple[_Place, RequestOutput]] = []
+        for asked, one in news:
+            if isinstance(one, RequestOutput) and one.error is None:
+                if one.finished:
+                    self._asked.pop(asked.reader.id, None)
+                made.append((asked.reader, one))
+                continue
+            failure = one.error if isinstance(one, RequestOutput) else one
+            if not isinstance(failure, QuireError):
+                failure = QuireError("the engine failed")
+            self._refuse(asked, failure)
+        if made:
+            self._writer.send(partial(_delta, made))
+        self._tell()
+
+    def _held(self) -> list[int]:
+        """The rows that are on the device."""
+        held = []
+        for sequence in self._session.engine.scheduler.rows.sequences:
+            number = None if sequence is None else sequence.request.number
+            held += [a.reader.id for a in list(self._asked.values()) if a.number == number]
+        return held
+
+    def _tell(self) -> None:
+        """How it goes, once a second."""
+        now = time.monotonic()
+        if now - self._told < TELL_SECONDS:
+            return
+        self._told = now
+        self.tell()
+
+    def tell(self) -> None:
+        scheduler = self._session.engine.scheduler
+        background = [s for s in scheduler.rows.sequences if s is not None and s.request.background]
+        facts = {
+            "running": scheduler.num_running,
+            "running_batch": len(background),
+            "waiting": len(scheduler.waiting),
+            "kv_use": round(scheduler.pool.num_used / scheduler.pool.num_blocks, 4),
+            "preemptions": scheduler.num_preemptions,
+            "steps": self._session.engine.num_steps,
+        }
+        self._writer.send({"kind": "metrics", "facts": facts})
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._engine.failure
+
+    def _answer_call(self, message: Message) -> None:
+        made = attempt(lambda: self._calls.answer(message))
+        told: dict[str, Any] = {"kind": "called", "id": message["id"]}
+        if isinstance(made, QuireError):
+            told |= {"error_type": error_type(made), "error": error_text(made)}
+        else:
+            told["value"] = made
+        self._writer.send(told)
+
+
+def _delta(made: list[tuple[_Place, RequestOutput]]) -> dict[str, Any]:
+    """The message of a step: [number, output] for each row that has one."""
+    rows = [
+        (
+            place.id,
+            plain_output(
+                output, prompt_back=place.prompt_back, began_reasoning=place.began_reasoning
+            ),
+        )
+        for place, output in made
+    ]
+    return {"kind": "delta", "rows": rows}

@@ -1,0 +1,129 @@
+"""Chats and completions: /v1/chat/completions, /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.openai_api.asks import Asked, read_body
+from quire.openai_api.bodies import response_body
+from quire.openai_api.chunks import Stream
+from quire.openai_api.errors import ApiError
+from quire.openai_api.fields import CHAT, COMPLETIONS
+from quire.openai_api.outputs import Output
+from quire.server.answering import whole_outputs
+from quire.server.events import EventResponse, until_gone
+from quire.server.reading import read_json
+from quire.server.replies import json_bytes, json_response
+from quire.server.services import Lane, Services, key_of
+
+Made = TypeVar("Made")
+_PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
+
+
+def routes(services: Services) -> list[Route]:
+    return [Route(path, _handler(services, path), methods=["POST"]) for path in (CHAT, COMPLETIONS)]
+
+
+def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Any:
+        asked = read_body(endpoint, await read_json(request), services.settings.names)
+        lane: Lane = "batch" if asked.is_batch else "interactive"
+        number = str(request.scope["quire.request_id"]).removeprefix("req_")
+        about: Any = {
+            "id": f"{_PREFIX[endpoint]}-{number}",
+            "created": int(time.time()),
+            "model": asked.model or services.settings.names[0],
+        }
+        if asked.stream:
+            events = _events(services, asked, Stream(asked, **about), lane, key_of(request))
+            return EventResponse(events)
+        outputs = await unless_gone(
+            request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
+        )
+        return json_response(response_body(asked, outputs, **about))
+
+    return handle
+
+
+async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
+    """What the work gives; a client that leaves ends it."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_gone(request.receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+    if working.cancelled():
+        raise ApiError(400, "the client left", code="client_gone")
+    return working.result()
+
+
+async def _events(
+    services: Services, asked: Asked, stream: Stream, lane: Lane, key_id: str
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of a stream as bytes. The first comes with the engine's first word, so that
+    what is refused is refused with its own status."""
+    is_open = False
+    async with aclosing(_outputs(services, asked, lane, key_id)) as outputs:
+        async for row, output in outputs:
+            if not is_open:
+                is_open = True
+                for chunk in stream.opening():
+                    yield json_bytes(chunk)
+            for chunk in stream.feed(row, output):
+                yield json_bytes(chunk)
+    for chunk in stream.closing():
+        yield json_bytes(chunk)
+
+
+async def _outputs(
+    services: Services, asked: Asked, lane: Lane, key_id: str
+) -> AsyncGenerator[tuple[int, Output], None]:
+    """What comes for all rows of a body, as it comes."""
+    if len(asked.rows) == 1:
+        async with aclosing(
+            services.engine.generate(asked.rows[0], lane=lane, key_id=key_id)
+        ) as alone:
+            async for output in alone:
+                yield 0, output
+        return
+    came: asyncio.Queue[tuple[int, Output | ApiError | None]] = asyncio.Queue(maxsize=64)
+
+    async def read(number: int) -> None:
+        try:
+            async with aclosing(
+                services.engine.generate(asked.rows[number], lane=lane, key_id=key_id)
+            ) as outputs:
+                async for output in outputs:
+                    await came.put((number, output))
+            await came.put((number, None))
+        except ApiError as error:
+            await came.put((number, error))
+
+    tasks = [asyncio.ensure_future(read(number)) for number in range(len(asked.rows))]
+    try:
+        left = len(tasks)
+        while left:
+            number, one = await came.get()
+            if isinstance(one, ApiError):
+                raise one
+            if one is None:
+                left -= 1
+            else:
+                yield number, one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

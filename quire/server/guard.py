@@ -1,0 +1,131 @@
+"""What stands before every route: paths, Host and Origin, keys. Pure ASGI, nothing is parsed yet.
+
+A page of a foreign site can make a browser on this machine call us: it shows its Origin, or a name
+of its own as Host. Names are checked; an address in numbers is nobody's name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.openai_api.errors import ApiError, not_found
+from quire.server.keys import Keys
+from quire.server.replies import error_response
+from quire.server.services import LOCAL, Settings
+
+# Reached without a key: signs of life, and the page with its parts, which holds nothing itself.
+OPEN = ("/health", "/live", "/")
+OPEN_FOLDERS = ("/page/", "/download/")
+_BEARER = "bearer "
+
+
+class Guard:
+    """Lets a request through with the id of its key, or answers it."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, keys: Keys) -> None:
+        self._app, self._keys = app, keys
+        self._hosts = {"localhost", settings.host.lower(), *map(str.lower, settings.allowed_hosts)}
+        self._origins = frozenset(settings.allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        # Our own: what a caller names could forge lines of a log.
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope["quire.request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                named = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", ()), named]
+            await send(message)
+
+        try:
+            scope["quire.key_id"] = self._admitted(scope)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send_named)
+            return
+        await self._app(scope, receive, send_named)
+
+    def _admitted(self, scope: Scope) -> str:
+        """The id of the caller's key; raises ApiError for whoever may not enter."""
+        path = scope["path"]
+        if scope["type"] != "http" or not _is_plain(path):
+            raise not_found("there is nothing at this path")
+        headers = _first_of_each(scope["headers"])
+        self._check_names(headers)
+        is_open = path in OPEN or path.startswith(OPEN_FOLDERS)
+        if not self._keys or is_open:
+            return LOCAL
+        found = self._keys.id_of(_shown_key(headers.get("authorization", "")))
+        if found is None:
+            raise ApiError(
+                401,
+                "no valid API key was shown; send Authorization: Bearer KEY with the key that "
+                "quire serve printed",
+                code="invalid_api_key",
+                headers=(("www-authenticate", "Bearer"),),
+            )
+        return found
+
+    def _check_names(self, headers: dict[str, str]) -> None:
+        host = headers.get("host", "")
+        name = _host_name(host)
+        if name not in self._hosts and not _is_address(name):
+            raise _foreign("Host", "--allowed-host")
+        origin = headers.get("origin")
+        own = {f"http://{host}".lower(), f"https://{host}".lower()}
+        if origin is not None and origin.lower() not in own and origin not in self._origins:
+            raise _foreign("Origin", "--allowed-origin")
+
+
+def _foreign(header: str, option: str) -> ApiError:
+    return ApiError(
+        403,
+        f"the {header} of this request is not one that this server answers; {option} adds one",
+        code="foreign_origin",
+    )
+
+
+def _first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; of two Hosts both count, so that neither hides behind the other."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]},{text}" if key in found else text
+    return found
+
+
+def _shown_key(authorization: str) -> str:
+    return authorization[len(_BEARER) :] if authorization.lower().startswith(_BEARER) else ""
+
+
+def _host_name(host: str) -> str:
+    """Without its port: "[::1]:80" -> "::1"."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is written as our own are: nothing empty, upward or invisible in it."""
+    steps = path[1:].split("/")
+    return (
+        path.startswith("/")
+        and path.isprintable()
+        and "\\" not in path
+        and not any(step in (".", "..") or (not step and path != "/") for step in steps)
+    )

@@ -1,0 +1,68 @@
+"""Signs of life, the version, and which model is served."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire import __version__
+from quire.openai_api.errors import not_found
+from quire.params.rules import show
+from quire.server.replies import json_response
+from quire.server.services import Services
+
+
+def routes(services: Services) -> list[Route]:
+    created = int(time.time())
+
+    async def health(request: Request) -> Response:
+        """200 while requests are answered; 503 while it loads, restarts or drains."""
+        return Response(status_code=200 if services.engine.state == "ready" else 503)
+
+    async def live(request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def version(request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def models(request: Request) -> Response:
+        listed = [_model(services, name, created) for name in services.settings.names]
+        return json_response(
+            {
+                "object": "list",
+                "data": listed,
+                "has_more": False,
+                "first_id": listed[0]["id"],
+                "last_id": listed[-1]["id"],
+            }
+        )
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in services.settings.names:
+            raise not_found(f"the model {show(name)} is not served here", code="model_not_found")
+        return json_response(_model(services, name, created))
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/live", live, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{name:path}", model, methods=["GET"]),
+    ]
+
+
+def _model(services: Services, name: str, created: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "quire",
+        "root": services.settings.names[0],
+        "parent": None,
+        "max_model_len": services.engine.facts.get("max_model_len"),
+    }

@@ -1,0 +1,73 @@
+"""Who may call: keys of 256 random bits, of which only hashes are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+from quire.errors import InvalidOption
+
+PREFIX = "sk-quire-"
+FILE_NAME = "keys"
+SHORTEST = 16  # characters of a key that somebody chose
+_ID_DIGITS = 16
+
+
+def new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_of(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+class Keys:
+    """The hashes of all keys. None at all: everyone on this machine may call."""
+
+    def __init__(self, hashes: Iterable[str] = ()) -> None:
+        self._hashes = tuple(hashes)
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def id_of(self, key: str) -> str | None:
+        """The id of a key, None where it is not one of ours. Takes as long for any."""
+        given, found = hash_of(key), None
+        for known in self._hashes:
+            if hmac.compare_digest(given, known):
+                found = known[:_ID_DIGITS]
+        return found
+
+
+def open_keys(folder: Path, given: Iterable[str] = (), *, more: bool = False) -> tuple[Keys, str]:
+    """The keys of a data folder, with those `given`; and the text of a new one, "" if none was
+    made. One is made where there is none yet, and where `more` is wanted."""
+    chosen = list(given)
+    for key in chosen:
+        if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+            raise InvalidOption(
+                f"an API key has at least {SHORTEST} printable ASCII characters and no space",
+                parameter="api_key",
+            )
+    path, made = folder / FILE_NAME, ""
+    hashes = path.read_text(encoding="ascii").split() if path.exists() else []
+    if more or not (hashes or chosen):
+        made = new_key()
+        hashes.append(hash_of(made))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(path, "".join(f"{each}\n" for each in hashes))
+    return Keys([*hashes, *map(hash_of, chosen)]), made
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing, and on the disk when this returns."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)

@@ -1,0 +1,97 @@
+"""How much may wait, and how long a refused caller should: slots taken before any work is done."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+from quire.openai_api.asks import Row
+from quire.openai_api.errors import ApiError
+from quire.openai_api.outputs import Output
+from quire.server.services import Lane
+
+_REMEMBERED = 256  # requests
+_LONGEST_WAIT = 60  # seconds that a refusal may name
+
+
+def _size(value: Any) -> int:
+    """About how many characters of text a row holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value)) if value and not isinstance(value[0], int) else len(value)
+    return 1
+
+
+class Queueing:
+    """Counts what is in the engine, and what came out of it."""
+
+    def __init__(self, most: int, most_characters: int) -> None:
+        self._most, self._most_characters = most, most_characters
+        self._samples = self._characters = 0  # of the interactive lane
+        self._rejected = 0
+        self._counts = {"prompt_tokens": 0, "output_tokens": 0, "finished": 0}
+        self._cached = 0
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._first_tokens: deque[float] = deque(maxlen=_REMEMBERED)
+
+    @contextmanager
+    def slot(self, row: Row, lane: Lane, capacity: int) -> Iterator[None]:
+        """A place for each answer of a row; ApiError 429 where there is none."""
+        if lane == "batch":  # whoever runs batches holds their number down
+            yield
+            return
+        samples, size = row["params"].get("n", 1), _size(row)
+        if self._samples and (
+            self._samples + samples > self._most or self._characters + size > self._most_characters
+        ):
+            self._rejected += 1
+            raise self._full(capacity)
+        self._samples += samples
+        self._characters += size
+        try:
+            yield
+        finally:
+            self._samples -= samples
+            self._characters -= size
+
+    def _full(self, capacity: int) -> ApiError:
+        each = median(self._seconds) if self._seconds else 1.0
+        wait = math.ceil(self._samples / max(capacity, 1) * each)
+        seconds = str(min(max(wait, 1), _LONGEST_WAIT))
+        return ApiError(
+            429,
+            f"too much waits already; try again in {seconds} s",
+            code="rate_limit_exceeded",
+            type="rate_limit_error",
+            headers=(("retry-after", seconds),),
+        )
+
+    def observe(self, lane: Lane, output: Output) -> None:
+        """Something came for a row."""
+        if not output.finished:
+            return
+        self._counts["finished"] += 1
+        self._counts["prompt_tokens"] += output.prompt_tokens
+        self._counts["output_tokens"] += output.output_tokens
+        self._cached += output.cached_tokens
+        if lane == "interactive" and len(output.timings) == 3:
+            _, first, last = output.timings
+            self._seconds += [last] if last is not None else []
+            self._first_tokens += [first] if first is not None else []
+
+    def totals(self) -> dict[str, Any]:
+        """Fields of EngineStats."""
+        prompt = self._counts["prompt_tokens"]
+        return {
+            **self._counts,
+            "rejected": self._rejected,
+            "prefix_hits": round(self._cached / prompt, 4) if prompt else 0.0,
+            "first_token_seconds": median(self._first_tokens) if self._first_tokens else None,
+        }

@@ -1,0 +1,61 @@
+"""The bodies of requests: bytes within bounds, then JSON that is strict and shallow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from quire.jobs.input.strict_json import nests_deeper
+from quire.openai_api.errors import ApiError, bad
+from quire.server.limits import BODY_SECONDS, DEEPEST, MOST_BODY
+
+_decode = msgspec.json.Decoder(strict=True).decode
+
+
+async def read_body_bytes(request: Request, most: int = MOST_BODY) -> bytes:
+    """The body, at most so large; a length that lies is found out."""
+    claimed = request.headers.get("content-length")
+    if claimed is not None and claimed.isdigit() and int(claimed) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(
+            408, f"the body was not there after {BODY_SECONDS:g} s", code="request_timeout"
+        ) from None
+    except ClientDisconnect:
+        raise bad("the connection closed before the body was there") from None
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"a body has at most {most:,} bytes", code="body_too_large")
+
+
+async def read_json(request: Request) -> Any:
+    """The JSON value of a request's body."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/json", ""):
+        raise ApiError(
+            415, "the body is application/json; say so in Content-Type", code="wrong_type"
+        )
+    return parse_json(await read_body_bytes(request))
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        value = _decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise bad("the body is not JSON as the standard has it", code="invalid_json") from None
+    if body.count(b"{") + body.count(b"[") > DEEPEST and nests_deeper(value, DEEPEST):
+        raise bad(f"the body nests more than {DEEPEST} levels deep", code="invalid_json")
+    return value

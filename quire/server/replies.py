@@ -1,0 +1,28 @@
+"""What routes answer with: JSON by msgspec, and refusals in their one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from quire.openai_api.errors import ApiError
+
+_encode = msgspec.json.Encoder().encode
+JSON = "application/json"
+
+
+def json_bytes(value: Any) -> bytes:
+    return _encode(value)
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(_encode(value), status, headers=headers, media_type=JSON)
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, dict(error.headers))

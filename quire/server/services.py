@@ -1,0 +1,98 @@
+"""What the routes are made from: the engine, the settings, the keys, and what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from starlette.requests import Request
+
+from quire.openai_api.asks import Row
+from quire.openai_api.outputs import Output
+from quire.server.keys import Keys
+
+Lane = Literal["interactive", "batch"]
+State = Literal["loading", "ready", "restarting", "draining", "failed"]
+LOCAL = "local"  # the id of every caller where the server has no keys
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a server is run. `names` are those the model is served under, its main one first."""
+
+    model: str
+    names: tuple[str, ...]
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+    max_queue: int = 1024  # answers of interactive requests that are written or wait
+    max_queue_tokens: int = 8 << 20  # about: by the bytes of their bodies
+    grace: float = 30.0  # seconds that a stopping server gives to what runs
+    allowed_hosts: tuple[str, ...] = ()  # further names in Host
+    allowed_origins: tuple[str, ...] = ()
+    vllm_metrics: bool = False  # metrics under vLLM's names too
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How the engine is doing. Counters begin with the server, whatever becomes of its child."""
+
+    state: State
+    running: int = 0
+    waiting: int = 0
+    running_batch: int = 0
+    waiting_batch: int = 0
+    kv_use: float = 0.0
+    prefix_hits: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    finished: int = 0
+    restarts: int = 0
+    rejected: int = 0
+    first_token_seconds: float | None = None  # the median of the last interactive requests
+
+
+class EngineClient(Protocol):
+    """The engine as the routes see it."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the engine said when it was ready: max_model_len, capacity, ...; empty before."""
+
+    @property
+    def capacity(self) -> int:
+        """Rows that run at once."""
+
+    async def ready(self) -> None:
+        """Until rows can be answered; ApiError 503 where that will not be."""
+
+    def generate(
+        self, row: Row, *, lane: Lane = "interactive", key_id: str = LOCAL
+    ) -> AsyncGenerator[Output, None]:
+        """What the engine gives for a row; leaving the iterator gives the row up."""
+
+    async def call(self, what: str, **given: Any) -> dict[str, Any]:
+        """Something that needs the tokenizer or scores: "tokenize", "detokenize", "score"."""
+
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """All that routes may use."""
+
+    engine: EngineClient
+    settings: Settings
+    keys: Keys
+    database: Any = None
+
+
+def key_of(request: Request) -> str:
+    """The id of the key that the caller showed."""
+    return str(request.scope["quire.key_id"])

@@ -1,0 +1,313 @@
+"""The abuse cases that need no files: each answers with its status and costs nobody else anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.server import limits
+from quire.server.serve import Serving
+from tests.server.serving import KEY, chat, client, serving, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HEAD = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(tmp_path_factory.mktemp("server"), "fake:rows=8") as made:
+        yield made
+
+
+@pytest.fixture
+def http(server: Serving) -> Iterator[httpx.Client]:
+    with client(server) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def still_answers(server: Serving) -> Iterator[None]:
+    """Whatever a test did, the next caller is answered."""
+    yield
+    with client(server) as made:
+        assert made.post(CHAT, json=chat(max_tokens=1)).status_code == 200
+
+
+def raw(server: Serving, data: bytes, seconds: float = 10.0) -> bytes:
+    """What comes back for these bytes until the connection closes or is silent."""
+    with socket.create_connection(server.socket.getsockname(), timeout=seconds) as made:
+        made.sendall(data)
+        came = b""
+        while part := made.recv(1 << 16):
+            came += part
+            if b"\r\n\r\n" in came:
+                break
+        return came
+
+
+def refused(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and "Traceback" not in error["message"]
+    if code is not None:
+        assert error["code"] == code
+    return error
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/metrics", "/v1/files", "/nowhere"])
+@pytest.mark.parametrize("key", ["", "sk-wrong", KEY + "x", KEY[:-1]])
+def test_1_nothing_without_a_key(server: Serving, path: str, key: str) -> None:
+    with client(server, key) as made:
+        refused(made.get(path), 401, "invalid_api_key")
+        assert made.get("/health").status_code == made.get("/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "localhost.evil.example:80"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"host": "evil.example", "origin": "http://evil.example"},
+    ],
+)
+def test_2_foreign_hosts_and_origins(http: httpx.Client, headers: dict[str, str]) -> None:
+    refused(http.get("/v1/models", headers=headers), 403)
+
+
+def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -> None:
+    port = server.socket.getsockname()[1]
+    for name in (f"localhost:{port}", "localhost", "127.0.0.1:1", "[::1]:8", "192.168.7.7"):
+        assert http.get("/v1/models", headers={"host": name}).status_code == 200
+    own = {"host": f"localhost:{port}", "origin": f"http://localhost:{port}"}
+    assert http.get("/v1/models", headers=own).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"//v1/models",
+        b"/v1//models",
+        b"/v1/../v1/models",
+        b"/v1/%2e%2e/v1/models",
+        b"/v1/models/..%2f..%2fetc",
+        b"/v1/models/%00",
+        b"/v1/models/a%0d%0ab",
+        b"/v1/models\\x",
+        b"/v1/models/",
+    ],
+)
+def test_3_odd_paths(server: Serving, path: bytes) -> None:
+    came = raw(server, b"GET " + path + b" HTTP/1.1\r\n" + HEAD.encode() + b"\r\n")
+    assert b" 404 " in came.split(b"\r\n")[0] or b" 400 " in came.split(b"\r\n")[0], came
+    assert b"Location" not in came
+
+
+def test_6_bodies_over_the_limit(server: Serving, http: httpx.Client) -> None:
+    large = json.dumps(chat("x" * limits.MOST_BODY)).encode()
+    typed = {"content-type": "application/json"}
+    refused(http.post(CHAT, content=large, headers=typed), 413)
+    parts = (b" " * (1 << 20) for _ in range(20))
+    try:
+        refused(http.post(CHAT, content=parts, headers=typed), 413)
+    except httpx.WriteError:  # it closed while we still wrote
+        pass
+    lying = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n"
+    claimed = f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n"
+    assert b" 413 " in raw(server, (lying + claimed).encode())
+
+
+def test_7_bodies_that_never_come(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.server.reading.BODY_SECONDS", 0.2)
+    start = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n"
+    assert b" 408 " in raw(server, (start + "Content-Length: 100\r\n\r\n{").encode())
+
+
+def test_8_too_many_or_too_long_headers(server: Serving) -> None:
+    start = f"GET /v1/models HTTP/1.1\r\n{HEAD}"
+    many = "".join(f"X-{i}: y\r\n" for i in range(limits.MOST_HEADERS))
+    assert b" 431 " in raw(server, (start + many + "\r\n").encode())
+    long = "X-Long: " + "y" * limits.MOST_HEADER_BYTES
+    assert b" 431 " in raw(server, (start + long + "\r\n\r\n").encode())
+    assert b" 431 " in raw(server, (start + long).encode())  # and never an end
+
+
+def test_9_slow_headers_are_closed_together(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.server.protocol.HEADER_SECONDS", 0.5)
+    made = [socket.create_connection(server.socket.getsockname()) for _ in range(100)]
+    for each in made:
+        each.sendall(b"GET /v1/models HTTP/1.1\r\nHost: lo")
+    with client(server) as other:
+        assert other.get("/v1/models").status_code == 200
+    for each in made:
+        each.settimeout(10)
+        try:
+            assert each.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 5000 + b"]" * 5000,
+        b'{"a":' * 100 + b"1" + b"}" * 100,
+        b'{"model": NaN}',
+        b'{"temperature": 1e400}',
+        b'{"model": "\\ud800"}',
+        b'{"model": "\xed\xa0\x80"}',
+        b"",
+        b"[]",
+        b'"x"',
+        b"{",
+        b'{"temperature": ' + b"1" * 10_000 + b"}",
+    ],
+)
+def test_10_json_that_is_none(http: httpx.Client, body: bytes) -> None:
+    typed = {"content-type": "application/json"}
+    refused(http.post(CHAT, content=body, headers=typed), 400)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 10**6},
+        {"n": 0},
+        {"n": 10**30},
+        {"n": True},
+        {"prompt": ["x"] * 1025},
+        {"prompt": ["x"] * 100, "n": 100},
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": ["x", 5]},
+        {"logprobs": 10**6},
+        {"stop": ["x"] * 65},
+        {"max_tokens": -1},
+        {"max_tokens": 0},
+        {"temperature": 1e300},
+        {"logit_bias": {"-1": 1}},
+        {"logit_bias": {"x": 1}},
+    ],
+)
+def test_11_numbers_beyond_bounds(http: httpx.Client, more: dict[str, Any]) -> None:
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 2, **more}
+    error = refused(http.post(TEXT, json=asked), 400)
+    assert error["param"] in {*more, "n"}
+
+
+@pytest.mark.parametrize("ids", [[-1], [997], [10**12], [2**63], [-(2**40)]])
+def test_12_ids_that_are_no_tokens(http: httpx.Client, ids: list[int]) -> None:
+    asked = {"model": "fake", "max_tokens": 2}
+    refused(http.post(TEXT, json={**asked, "prompt": ids}), 400)
+    refused(http.post(TEXT, json={**asked, "prompt": "x", "allowed_token_ids": ids}), 400)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"chat_template": "{{ 7 * 7 }}"},
+        {"chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}"}},
+        {"chat_template_kwargs": {"messages": []}},
+    ],
+)
+def test_13_templates_in_requests(http: httpx.Client, more: dict[str, Any]) -> None:
+    refused(http.post(CHAT, json=chat(**more)), 400)
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guided_regex": "(a{1,5000}){1,5000}"},
+        {"guided_regex": "(" * 2000},
+        {"guided_grammar": "start: " + "a " * 50_000},
+        {"guided_json": {"$ref": "#"}},
+        {"guided_json": {"type": "object", "patternProperties": {"(x+x+)+y": {}}, "not": {}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": _nested(14)},
+            }
+        },
+    ],
+)
+def test_14_bombs_in_grammars(http: httpx.Client, more: dict[str, Any]) -> None:
+    began = time.monotonic()
+    response = http.post(CHAT, json=chat(max_tokens=2, **more))
+    if response.status_code != 200:
+        # The fake draws what it likes, and so leaves a grammar that could be compiled.
+        left = response.json()["error"]["code"] == "grammar_failed"
+        refused(response, 500 if left else 400)
+    assert time.monotonic() - began < 10  # 5 s of one, and what the machine is busy with
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1/x.png", "file:///etc/passwd", "data:image/png;base64,AA"]
+)
+def test_15_images_are_not_fetched(http: httpx.Client, url: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    asked = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
+    refused(http.post(CHAT, json=asked), 400, "not_supported")
+
+
+def test_16_special_tokens_in_messages_are_text(http: httpx.Client) -> None:
+    """One that counted would bring the engine down."""
+    body = http.post(CHAT, json=chat("<crash>", max_tokens=2))
+    assert body.status_code == 200
+    typed = http.post(CHAT, json=chat("x" * len("<crash>"), max_tokens=2)).json()
+    assert body.json()["usage"]["prompt_tokens"] == typed["usage"]["prompt_tokens"]
+
+
+def test_23_their_request_id_is_not_echoed(http: httpx.Client) -> None:
+    given = {"x-request-id": "%0d%0a[31mred"}
+    response = http.get("/v1/models", headers=given)
+    assert response.status_code == 200
+    assert response.headers["x-request-id"].startswith("req_")
+    assert "red" not in str(response.headers)
+
+
+def test_24_wrong_methods_types_and_bodies(http: httpx.Client) -> None:
+    refused(http.get(CHAT), 405)
+    refused(http.delete("/v1/models"), 405)
+    refused(http.request("PATCH", CHAT), 405)
+    asked = json.dumps(chat(max_tokens=1)).encode()
+    refused(http.post(CHAT, content=asked, headers={"content-type": "text/plain"}), 415)
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    refused(http.post(CHAT, content=asked, headers=form), 415)
+    response = http.request("GET", "/v1/models", content=b"{}")
+    assert response.status_code in (200, 400)
+
+
+def test_25_a_reader_that_never_reads_is_cut(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.server.events.SLOW_READER_SECONDS", 0.5)
+    asked = {"model": "fake", "prompt": ["x"] * 8, "max_tokens": 300, "stream": True}
+    body = json.dumps({**asked, "n": 2, "ignore_eos": True}).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n"
+    # Accepted sockets inherit it: the kernel takes little of what nobody reads.
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(server.socket.getsockname())
+        made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: server.bridge.stats().running > 0 or server.bridge._readings)
+        until(lambda: not server.bridge._readings, 30)
+    until(lambda: server.bridge.queueing._samples == 0)

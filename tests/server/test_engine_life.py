@@ -1,0 +1,117 @@
+"""What the server makes of its engine's life: crashes, full queues, readers that leave, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from quire.server.serve import Serving
+from tests.server.serving import KEY, chat, client, serving, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def text(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"model": "fake", "prompt": prompt, "temperature": 0, **more}
+
+
+def kill_engine(server: Serving) -> None:
+    life = server.bridge._life
+    assert life is not None
+    os.kill(life.pid, signal.SIGKILL)
+
+
+def test_a_crash_costs_streams_an_error_and_others_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, "fake:rows=4:delay=0.02") as server, client(server) as http:
+        expected = http.post(TEXT, json=text("calm", max_tokens=20)).json()["choices"]
+        with ThreadPoolExecutor(4) as pool:
+            whole = pool.submit(http.post, TEXT, json=text("calm", max_tokens=20))
+            with http.stream("POST", CHAT, json=chat(max_tokens=300, stream=True)) as response:
+                lines = response.iter_lines()
+                next(lines)
+                until(lambda: len(server.bridge._readings) == 2)
+                kill_engine(server)
+                rest = [line for line in lines if line]
+            assert whole.result().json()["choices"] == expected  # asked again, unnoticed
+        told = json.loads(rest[-1].removeprefix("data: "))
+        assert told["error"]["code"] == "engine_crash" and "data: [DONE]" not in rest
+        assert server.bridge.stats().restarts == 1 and http.get("/health").status_code == 200
+
+
+def test_a_row_that_kills_engines_is_answered_with_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path, "fake:rows=4") as server, client(server) as http:
+        response = http.post(TEXT, json=text("<crash>", max_tokens=5))
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "engine_crash"
+        assert response.headers["x-should-retry"] == "false"
+        assert http.post(TEXT, json=text("calm", max_tokens=5)).status_code == 200
+        nan = http.post(TEXT, json=text("<nan>", max_tokens=5))
+        assert nan.status_code == 500 and nan.json()["error"]["code"] == "nan_logits"
+
+
+def test_too_much_at_once_is_429_and_the_next_finds_room(tmp_path: Path) -> None:
+    with serving(tmp_path, "fake:rows=2:delay=0.02", max_queue=4) as server, client(server) as http:
+        refused = http.post(TEXT, json=text("a", max_tokens=2, temperature=1, n=100))
+        assert refused.status_code == 200  # an idle server takes any that is allowed at all
+        with ThreadPoolExecutor(12) as pool:
+            asked = [
+                pool.submit(http.post, TEXT, json=text(f"{i}", max_tokens=30)) for i in range(12)
+            ]
+            answers = [each.result() for each in asked]
+        statuses = sorted(each.status_code for each in answers)
+        assert statuses == [200] * 4 + [429] * 8
+        late = next(each for each in answers if each.status_code == 429)
+        assert 1 <= int(late.headers["retry-after"]) <= 60
+        assert late.json()["error"]["code"] == "rate_limit_exceeded"
+        assert http.post(TEXT, json=text("a", max_tokens=2)).status_code == 200
+        assert server.bridge.stats().rejected == 8
+
+
+def test_a_client_that_leaves_gives_its_rows_up(tmp_path: Path) -> None:
+    with serving(tmp_path, "fake:rows=4:delay=0.01") as server:
+        for stream in (False, True):
+            body = json.dumps(chat(max_tokens=400, n=2, stream=stream, ignore_eos=True)).encode()
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            with socket.create_connection(server.socket.getsockname()) as made:
+                made.sendall(head.encode() + body)
+                until(lambda: server.bridge.stats().running == 2)
+            until(lambda: not server.bridge._readings)
+            began = time.monotonic()
+            with client(server) as http:  # its two rows are free again
+                assert http.post(CHAT, json=chat(n=4, max_tokens=2)).status_code == 200
+            until(lambda: server.bridge.stats().running == 0)
+            assert time.monotonic() - began < 3
+
+
+def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:
+    answers: list[httpx.Response] = []
+    with serving(tmp_path, "fake:rows=4:delay=0.02") as server:
+        http = client(server)
+
+        def ask() -> None:
+            answers.append(http.post(TEXT, json=text("calm", max_tokens=60)))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: bool(server.bridge._readings))
+        server.end()
+        until(lambda: server.bridge.state == "draining")
+        with client(server) as other:
+            late = other.post(TEXT, json=text("late", max_tokens=2))
+            assert late.status_code == 503 and late.json()["error"]["code"] == "unavailable"
+            assert other.get("/health").status_code == 503
+            assert other.get("/v1/models").status_code == 200
+        asking.join(20)
+        http.close()
+    [answer] = answers
+    assert answer.json()["usage"]["completion_tokens"] == 60

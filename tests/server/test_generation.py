@@ -1,0 +1,79 @@
+"""Chats and completions through a real server, over an engine without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.server.serve import Serving
+from tests.server.serving import chat, client, serving
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    with serving(tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture
+def http(server: Serving) -> Iterator[httpx.Client]:
+    with client(server) as made:
+        yield made
+
+
+def events(http: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
+    with http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_a_chat_is_answered_whole(http: httpx.Client) -> None:
+    body = http.post(CHAT, json=chat(max_tokens=5, temperature=0)).json()
+    [choice] = body["choices"]
+    assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
+    assert choice["message"]["refusal"] is None and choice["logprobs"] is None
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 5
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + 5
+
+
+def test_a_stream_has_the_text_of_the_whole(http: httpx.Client) -> None:
+    asked = chat(max_tokens=20, temperature=0)
+    whole = http.post(CHAT, json=asked).json()
+    chunks = events(
+        http, CHAT, {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 20
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert all(c["usage"] is None for c in chunks[:-1])
+
+
+def test_all_choices_of_a_stream_are_opened_first_and_in_order(http: httpx.Client) -> None:
+    chunks = events(http, CHAT, chat(n=3, max_tokens=4, stream=True, seed=1))
+    assert [c["choices"][0]["index"] for c in chunks[:3]] == [0, 1, 2]
+    roles = [c for c in chunks if "role" in c["choices"][0]["delta"]]
+    assert len(roles) == 3
+
+
+@pytest.mark.parametrize("prompt", ["once", [5, 6, 7], ["a", "b"], [[5, 6], [7, 8]]])
+def test_prompts_are_text_ids_or_lists_of_either(http: httpx.Client, prompt: Any) -> None:
+    asked = {"model": "fake", "prompt": prompt, "max_tokens": 3, "temperature": 0}
+    body = http.post(TEXT, json=asked).json()
+    many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    assert [c["index"] for c in body["choices"]] == list(range(len(prompt) if many else 1))
+    chunks = events(http, TEXT, {**asked, "stream": True})
+    for choice in body["choices"]:
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(c["text"] for c in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == "length"
