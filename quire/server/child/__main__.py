@@ -14,11 +14,9 @@ from quire.jobs.board import Board, Phase
 from quire.jobs.child.feed import Inbox
 from quire.jobs.child.process import error_family, is_about_memory, private
 from quire.jobs.wire import Message
-from quire.server.child.serving import ServingEngine
+from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
 from quire.session.session import Session
-
-_LOOK_SECONDS = 1.0
 
 
 def main() -> int:
@@ -61,9 +59,10 @@ def _serve(
     board.move(Phase.IDLE)
     writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
     while engine.failure is None:
-        message = inbox.get(_LOOK_SECONDS)
+        message = inbox.get(TELL_SECONDS)
         if message is not None:
             engine.take(message)
+        engine.tell()
     raise EngineError(f"the engine ended: {engine.failure}") from engine.failure
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 PREPARING_THREADS = 2
-TELL_SECONDS = 1.0
+TELL_SECONDS = 0.5
 
 
 @dataclass(eq=False, slots=True)
@@ -141,7 +141,6 @@ class ServingEngine:
             self._refuse(asked, failure)
         if made:
             self._writer.send(partial(_delta, made))
-        self._tell()
 
     def _held(self) -> list[int]:
         """The rows that are on the device."""
@@ -151,15 +150,12 @@ class ServingEngine:
             held += [a.reader.id for a in list(self._asked.values()) if a.number == number]
         return held
 
-    def _tell(self) -> None:
-        """How it goes, once a second."""
+    def tell(self) -> None:
+        """How it goes, once in a while."""
         now = time.monotonic()
         if now - self._told < TELL_SECONDS:
             return
         self._told = now
-        self.tell()
-
-    def tell(self) -> None:
         scheduler = self._session.engine.scheduler
         background = [s for s in scheduler.rows.sequences if s is not None and s.request.background]
         facts = {

@@ -1,0 +1,275 @@
+"""One call of every kernel of a model, on next to nothing: what the warmup has compiled.
+
+The arguments have the types and constants of the model's real calls, so that nothing is left to
+compile later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.backends.ops import HeadShape
+from quire.config import EngineConfig
+from quire.executor.cuda.batch import EagerPass
+from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
+from quire.executor.cuda.drawn_scores import new_entries
+from quire.executor.cuda.graphs import DecodePlaces
+from quire.executor.cuda.host_copies import HostCopies
+from quire.executor.cuda.upload import Upload
+from quire.executor.memory import make_cache
+from quire.models.decoder import head_shape
+from quire.spec import ModelSpec
+from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
+
+ROWS = 16
+
+
+class Calls:
+    """One call of every kernel, on a few rows that rest and blocks nobody uses."""
+
+    def __init__(self, config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
+        self.config, self.spec, self.device = config, spec, device
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        fp8_kv = config.kv_cache_dtype == "fp8"
+        self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
+        self.windows = frozenset(spec.windows) or frozenset({None})
+
+    def all(self) -> list[Callable[[], object]]:
+        """What the first steps call of ours, the slowest to compile first."""
+        by_window = [
+            call
+            for window in self.windows
+            for call in (partial(self.prompts, window), partial(self.decode, window, ROWS))
+        ]
+        return [
+            *by_window,
+            partial(self.sample, truncated=False),
+            *(self.rounding() if self.config.quantization == "fp8" else self.small_batch()),
+            self.heads,
+            self.sums_and_norms,
+            self.norms,
+            self.gates,
+            self.ends_of_a_step,
+        ]
+
+    def of_torch(self) -> list[Callable[[], object]]:
+        """What the first steps call of torch alone."""
+        return [self.a_plan, self.products]
+
+    def driver(self) -> None:
+        """Triton's own driver, with a library that it loads first."""
+        from triton.runtime import driver
+
+        driver.active.get_current_device()
+
+    def later(self) -> list[Callable[[], object]]:
+        """What only some plans call: truncation, shared prefixes, many rows."""
+        from quire.backends.triton.tiles import MANY_ROWS, decode_tile
+
+        sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
+        # Kernels go by tiles, and tiles not always by the number of rows.
+        done = {(decode_tile(self.shape, ROWS), False)}  # the first steps call that one
+        decodes: list[Callable[[], object]] = []
+        for size, shared in itertools.product(sizes, (True, False)):
+            kind = (decode_tile(self.shape, size, shared=shared), shared)
+            if kind not in done:
+                done.add(kind)
+                decodes += [partial(self.decode, w, size, shared=shared) for w in self.windows]
+        return [partial(self.sample, truncated=True), *decodes]
+
+    def features(self) -> list[Callable[[], object]]:
+        """What rows with edits or logprobs call; compiled ahead, but not called before."""
+        return [
+            partial(self.edits, truncated=True),
+            partial(self.edits, truncated=False),
+            self.scores,
+        ]
+
+    def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
+
+    def cache(self) -> tuple[Tensor, Tensor]:
+        keys, values = self.caches()[0]
+        return keys, values
+
+    def caches(self) -> Tensor:
+        """One block of one layer."""
+        one = replace(self.spec, num_layers=1)
+        return make_cache(one, 1, self.shape.block_size, self.shape.kv_dtype, self.device)
+
+    def columns(self) -> DeviceColumns:
+        return DeviceColumns(ROWS, 4, vocab_size=self.spec.vocab_size, device=self.device)
+
+    def prompts(self, window: int | None) -> None:
+        from quire.backends.triton.prefill import PrefillAttention
+
+        shape = self.shape
+        starts = torch.tensor([0, 1], device=self.device)
+        lengths = torch.tensor([1], device=self.device)
+        tables = self.empty(1, 4, dtype=torch.int32)
+        attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
+        out = self.empty(1, shape.num_heads * shape.head_dim)
+        attention.attend(self.empty(1, shape.num_heads, shape.head_dim), *self.cache(), out)
+
+    def decode(self, window: int | None, num_places: int, *, shared: bool = False) -> None:
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        columns = self.columns()
+        # As many rows as the real buffers have: some constants go by it.
+        max_rows = max(ROWS, self.config.max_num_seqs)
+        ops = TritonOps(self.shape, columns, frozenset({window}), max_rows=max_rows)
+        places = DecodePlaces.make(num_places, 1, columns.resting, self.device)
+        prefixes = None
+        if shared:
+            ids = torch.arange(2, dtype=torch.int32).numpy()
+            prefixes = ops.list_prefixes(num_places, (PrefixGroup(ids[:1], ids),), [ids])
+        fed = ops.feed(places, prefixes)
+        q = self.empty(num_places, self.shape.num_heads, self.shape.head_dim)
+        fed.attention[window].attend(q, *self.cache())
+
+    def small_batch(self) -> list[Callable[[], object]]:
+        """The products of steps with few rows."""
+        from quire.backends.triton.small_batch import ThinProducts, compile_product, products_of
+
+        def embed() -> None:
+            ids = self.empty(1, dtype=torch.int64)
+            ThinProducts().embed(ids, self.empty(1, self.spec.hidden_size))
+
+        products = products_of(self.spec, self.dtype)
+        compiled = [partial(compile_product, product) for product in products]
+        packed = [] if self.shape.fp8_kv else [self.packed]
+        return [*packed, *compiled, embed] if products else []
+
+    def packed(self) -> None:
+        """Attention of few rows straight from the packed projection."""
+        from quire.backends.triton.heads import HeadNorms
+        from quire.executor.cuda.triton_ops import PlannedDecode, TritonOps
+
+        columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
+        max_rows = max(ROWS, self.config.max_num_seqs)
+        ops = TritonOps(shape, columns, frozenset({window}), max_rows=max_rows)
+        places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
+        fed = ops.feed(places, None)
+        step, width = fed.attention[window], shape.head_dim
+        qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
+        turn = self.empty(ROWS, width // 2, dtype=torch.float32)
+        norms = HeadNorms(self.empty(width), self.empty(width), 1e-6) if self.spec.qk_norm else None
+        if isinstance(step, PlannedDecode):
+            step.attention.attend_packed(qkv, turn, turn, fed.slots, *self.cache(), norms)
+
+    def rounding(self) -> list[Callable[[], object]]:
+        """Activations in fp8: after attention, norms and gates."""
+        from quire.backends.triton.fp8 import (
+            rms_norm_rounded,
+            round_rows,
+            scale_lines,
+            silu_mul_rounded,
+        )
+
+        spec = self.spec
+        attended = self.empty(ROWS, spec.num_heads * spec.head_dim)
+        lines = self.empty(max(ROWS, spec.hidden_size), 1, dtype=torch.float32)
+        x, opened = (self.empty(ROWS, n) for n in (spec.hidden_size, 2 * spec.intermediate_size))
+        biases = [None, x[0]] if spec.qkv_bias or spec.o_bias or spec.mlp_bias else [None]
+        return [
+            partial(round_rows, attended),
+            partial(rms_norm_rounded, x, None, x[0], spec.norm_eps),
+            partial(rms_norm_rounded, x, x.clone(), x[0], spec.norm_eps),
+            partial(silu_mul_rounded, opened),
+            *(partial(scale_lines, x, lines, lines, bias) for bias in biases),
+        ]
+
+    def sample(self, *, truncated: bool) -> None:
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        ops = TritonOps(self.shape, self.columns(), self.windows)
+        nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
+        logits = self.empty(ROWS, self.spec.vocab_size)
+        ops.draw(logits, nobody, nobody, truncated=truncated)
+
+    def edits(self, *, truncated: bool) -> None:
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        ops = TritonOps(self.shape, self.columns(), self.windows)
+        nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
+        logits = self.empty(ROWS, self.spec.vocab_size)
+        ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody)
+
+    def scores(self) -> None:
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        ops = TritonOps(self.shape, self.columns(), self.windows)
+        nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
+        logits = self.empty(ROWS, self.spec.vocab_size)
+        drawn, out = self.empty(ROWS, dtype=torch.int64), new_entries(1, ROWS, self.device)
+        ops.score(logits, nobody, drawn, drawn.bool(), out, torch.zeros_like(nobody[:1]))
+
+    def heads(self) -> None:
+        from quire.backends.triton.heads import HeadNorms, norm_rope_store
+
+        shape, width = self.shape, self.shape.head_dim
+        num_all = shape.num_heads + 2 * shape.num_kv_heads
+        turn = self.empty(ROWS, width // 2, dtype=torch.float32)
+        slots = torch.full((ROWS,), -1, device=self.device)
+        norms = HeadNorms(self.empty(width), self.empty(width), 1e-6) if self.spec.qk_norm else None
+        qkv = self.empty(ROWS, num_all, width)
+        norm_rope_store(qkv, turn, turn, slots, *self.cache(), shape, norms)
+
+    def norms(self) -> None:
+        from quire.backends.triton.elementwise import rms_norm
+
+        x = self.empty(ROWS, self.spec.hidden_size)
+        rms_norm(x, x[0], self.spec.norm_eps)
+
+    def sums_and_norms(self) -> None:
+        from quire.backends.triton.elementwise import add_rms_norm
+
+        x = self.empty(ROWS, self.spec.hidden_size)
+        add_rms_norm(x, x.clone(), x[0], self.spec.norm_eps)
+
+    def gates(self) -> None:
+        from quire.backends.triton.elementwise import silu_mul
+
+        silu_mul(self.empty(ROWS, 2 * self.spec.intermediate_size))
+
+    def a_plan(self) -> None:
+        """What torch itself computes around a pass: it loads a kernel when that is first used."""
+        columns, upload, ids = self.columns(), Upload(self.device), np.zeros(2, np.int32)
+        start = RowStart(0, RowSampling(), 0, 0, ids, ids[:0], ids[:0], 1)
+        assigned = Assigned(ids[:1], ids[:1], ids[:1])
+        plan = StepPlan((start,), ids[:1], assigned, prefill=(Slice(0, 0, ids, (0,)),))
+        columns.pack(upload, plan.ends, plan.starts, plan.assigned)
+        work = EagerPass(plan, upload, self.shape.block_size)
+        upload.send()
+        columns.change(upload)
+        batch = work.batch(columns)
+        rows, at = upload.take("sampled rows"), upload.take("drawn at")
+        torch.where(columns.live(rows), rows, NOWHERE).to(torch.int32)
+        hidden = self.empty(len(batch.token_ids), self.spec.hidden_size)
+        hidden.index_select(0, batch.logit_tokens)
+        made = columns.accept(rows, rows, at, rows.to(torch.bool))
+        HostCopies(self.device).send(torch.cat([made, made])[None].to(torch.int32).clone())
+
+    def ends_of_a_step(self) -> None:
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        columns = self.columns()
+        ops = TritonOps(self.shape, columns, frozenset())
+        places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
+        ops.feed(places, None)
+        drawn = self.empty(ROWS, dtype=torch.int64)
+        ops.accept(places, drawn, drawn.bool())
+        pairs = torch.full((1, 2), -1, device=self.device)
+        ops.copy_blocks(self.caches(), pairs)
+
+    def products(self) -> None:
+        """Loads the library of matrix products."""
+        x = self.empty(ROWS, self.spec.hidden_size)
+        torch.nn.functional.linear(x, x)
