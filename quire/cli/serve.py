@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.base.home import quire_home
-from quire.cli import job_options as o
 from quire.cli.run import assignments
 from quire.cli.terminal import say
+from quire.jobs.run_options import SAMPLING_FLAGS
 
 if TYPE_CHECKING:
     from quire.server.serve import Serving
@@ -34,7 +34,7 @@ def serve(
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Metrics under vLLM's names too.")
     ] = False,
-    option: o.Option = None,
+    option: Annotated[Names, typer.Option(help=SAMPLING_FLAGS["option"].help)] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API."""
     _check_packages()
