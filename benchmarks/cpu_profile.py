@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire import LLM
-    from quire.models.decoder import Decoder
+    from quire.layers.mlp import GatedMLP
+from quire.models.decoder import Decoder
 
 PEAK_ROWS, PEAK_SIZE, PEAK_SECONDS = 1024, (1536, 1536), 0.4
 MEMORY_BYTES = 1 << 29  # more than caches hold
@@ -126,8 +127,11 @@ def _watch_model(model: Decoder, meter: Meter, kind: str) -> None:
     embedding: Any = meter.timed("embedding", model.embedding)
     model.embedding = embedding
     for layer in model.layers:
-        for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
+        for linear in (layer.attention.qkv, layer.attention.out, *layer.mlp.products):
             _watch_linear(linear, "product", meter, kind)
+        if isinstance(layer.mlp, GatedMLP):
+            work = lambda x: Work(bytes=2.0 * x.numel() * 4)  # noqa: E731
+            layer.mlp.gate = meter.timed("gates", layer.mlp.gate, work)
     _watch_linear(model.head, "logits", meter, kind)
 
 
@@ -156,8 +160,8 @@ def _watch_kernels(kernels: Any, meter: Meter, cache_bytes: int) -> None:
     def stored(qk: Tensor, v: Tensor, *rest: Any) -> Work:
         return Work(bytes=8.0 * (qk.numel() + v.numel()))
 
-    for method, name in (("rms_norm", "norms"), ("add_rms_norm", "norms"), ("silu_mul", "gates")):
-        watched = meter.timed(name, getattr(kernels, method), rows_in_and_out)
+    for method in ("rms_norm", "add_rms_norm"):
+        watched = meter.timed("norms", getattr(kernels, method), rows_in_and_out)
         setattr(kernels, method, watched)
 
     def planned(inputs: Any, window: int | None) -> Any:

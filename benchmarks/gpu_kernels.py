@@ -202,7 +202,7 @@ def _elementwise(shape: HeadShape, tokens: int) -> Iterator[Line]:
     for name, run, num_bytes in (
         ("rms_norm", lambda: elementwise.rms_norm(x, weight, 1e-6), 2 * x.nbytes),
         ("add_rms_norm", lambda: elementwise.add_rms_norm(x, residual, weight, 1e-6), 4 * x.nbytes),
-        ("silu_mul", lambda: elementwise.silu_mul(gate_up), 3 * gate_up.nbytes // 2),
+        ("silu_mul", lambda: elementwise.gate_mul(gate_up), 3 * gate_up.nbytes // 2),
         (
             "norm_rope_store",
             lambda: norm_rope_store(qkv, cos, sin, slots, keys, values, shape, norms),

@@ -23,7 +23,7 @@ from benchmarks import shapes, workloads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.spec import ModelSpec
+    from quire.spec import ModelSpec, mlp_of
     from quire.weights.source import ModelFiles
 
 BATCH = 16
@@ -72,7 +72,7 @@ def _from_gguf(files: ModelFiles) -> Any:
 
 def _config_of(spec: ModelSpec) -> dict[str, Any]:
     """A spec in the words of a config.json."""
-    if spec.rope_scaling is not None:
+    if spec.rope.scaling is not None:
         raise NotImplementedError("the baseline reads no GGUF file with scaled rotary frequencies")
     config: dict[str, Any] = {
         "vocab_size": spec.vocab_size,
@@ -84,13 +84,15 @@ def _config_of(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "max_position_embeddings": spec.max_model_len,
         "rms_norm_eps": spec.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
+        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope.theta},
         "tie_word_embeddings": spec.tied_embeddings,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     if spec.family == "llama":
-        config |= {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+        layer = spec.layers[0]
+        biased = (layer.attention.qkv_bias, mlp_of(layer).bias)
+        config |= dict(zip(("attention_bias", "mlp_bias"), biased, strict=True))
     return config
 
 

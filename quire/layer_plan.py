@@ -58,11 +58,35 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope
 class Rope:
     """Rotary positions: the first `dims` numbers of a head are turned, the others are not.
 
-    Number i and number i + dims / 2 are a pair."""
+    Number i and number i + dims / 2 are a pair; in the files of a model whose pairs are
+    `interleaved`, numbers 2 i and 2 i + 1 are, and loading puts them apart."""
 
     theta: float
     dims: int
     scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormPlan:
+    """A norm over the last dimension: by the root of the mean square (rms), or by mean and
+    variance (layer).
+
+    `one_plus`: files of Hugging Face hold w where the factor is 1 + w; loading adds the 1.
+    `rounds_last`: the weight is applied before the result is rounded to the activations' type,
+    not after. Weights of such norms stay in float32 (`is_wide`), because 1 + w in 16 bits would
+    have lost most of w."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    bias: bool = False
+    one_plus: bool = False
+    rounds_last: bool = False
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its weights are kept in float32 whatever the activations are."""
+        return self.rounds_last or self.one_plus or self.kind == "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +96,59 @@ class AttentionPlan:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: Rope
+    scale: float  # of every product of a query and a key
+    rope: Rope | None  # None: nothing is turned
     window: int | None = None  # how many tokens back a query sees, itself included; None = all
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head's q and k before they are turned
+    # Norms of q and k before they are turned: of each head, or of all heads as one row.
+    qk_norm: NormPlan | None = None
+    qk_norm_over: Literal["head", "width"] = "head"
+
+    @property
+    def head_norm(self) -> NormPlan | None:
+        """The RMSNorm of single heads of q and k, which kernels that turn heads compute, too."""
+        norm = self.qk_norm
+        known = norm is not None and norm.kind == "rms" and self.qk_norm_over == "head"
+        return norm if known else None
+
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
-    """A gated feed-forward: down(activation(gate(x)) * up(x))."""
+    """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) if it has no
+    gate."""
 
     width: int
-    activation: Literal["silu"] = "silu"
+    activation: Activation = "silu"
+    gated: bool = True
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsPlan:
+    """A mixture of experts, of which each token takes some. Declared for the families that have
+    it; building such a layer is refused by name until it can be computed."""
+
+    count: int
+    per_token: int
+    expert: MlpPlan
+
+
+# Where the norms of a layer stand: before both branches; after them, on what is added to the
+# stream; before and after; or branches side by side, with one norm before both or one for each.
+NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Attention and feed-forward, each added to the stream, with a norm before it."""
+    """Attention and feed-forward, each added to the stream, with norms around them."""
 
     attention: AttentionPlan
-    mlp: MlpPlan
+    mlp: MlpPlan | ExpertsPlan
+    norm: NormPlan
+    norms: NormPlaces = "before"
+    branch_scale: float = 1.0  # of what either branch adds to the stream

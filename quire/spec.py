@@ -1,14 +1,34 @@
 """ModelSpec: a Hugging Face or GGUF config reduced to what quire uses. Knows nothing of torch.
 
 Every field is a fact about the architecture, as the family's file in quire/families read it.
-`layers` says the same layer by layer, which is how a model is built.
+`layers` says what each layer computes, which is how a model is built; layers may differ.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, Rope, RopeScaling
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan, Rope
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A row of a table is added to the embedding of the token at each position: row `offset` to
+    the first."""
+
+    count: int  # rows of the table
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsPlan:
+    """What is done to the products of the head: a bias, a factor, then a softcap."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,47 +38,57 @@ class ModelSpec:
     family: str  # a name of families/registry.py: what the weights are called, nothing else
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_model_len: int
-    norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
-    rotary_dims: int | None = None  # numbers of a head that RoPE turns, the first; None = all
-    qkv_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each head's q and k before RoPE
-    o_bias: bool = False
-    mlp_bias: bool = False
+    layers: tuple[LayerPlan, ...]
+    norm: NormPlan  # after the last layer
     tied_embeddings: bool = False
-    # One entry per layer: how many tokens back a query sees (itself included), None = all.
-    windows: tuple[int | None, ...] = ()
+    embedding_scale: float = 1.0
+    learned_positions: LearnedPositions | None = None
+    logits: LogitsPlan = LogitsPlan()
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"  # what the weights were stored in
 
     @property
-    def layers(self) -> tuple[LayerPlan, ...]:
-        """What each layer computes."""
-        mlp = MlpPlan(self.intermediate_size, bias=self.mlp_bias)
-        return tuple(
-            LayerPlan(self._attention(window), mlp)
-            for window in self.windows or (None,) * self.num_layers
-        )
+    def num_layers(self) -> int:
+        return len(self.layers)
 
-    def _attention(self, window: int | None) -> AttentionPlan:
-        return AttentionPlan(
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            rope=Rope(self.rope_theta, self.rotary_dims or self.head_dim, self.rope_scaling),
-            window=window,
-            qkv_bias=self.qkv_bias,
-            o_bias=self.o_bias,
-            qk_norm=self.qk_norm,
-        )
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """One entry per layer: how many tokens back a query sees (itself included), None = all."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[Rope | None, ...]:
+        """The different rotary positions that layers have, in the order of their first layers."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
+    @property
+    def rope(self) -> Rope:
+        """The first of them that turns anything: the only one of most models."""
+        return next((rope for rope in self.ropes if rope is not None), Rope(10_000.0, 0))
+
+    # Heads are the same in every layer, which models/registry.py makes sure of.
+    @property
+    def num_heads(self) -> int:
+        return self.layers[0].attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.layers[0].attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Of the widest feed-forward."""
+        return max(mlp_of(layer).width for layer in self.layers)
+
+    @property
+    def norm_eps(self) -> float:
+        return self.norm.eps
 
     @property
     def kv_values_per_token(self) -> int:
@@ -68,8 +98,12 @@ class ModelSpec:
     @property
     def body_weights(self) -> int:
         """Weights each token is multiplied with, the output head aside."""
-        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        total = 0
+        for layer in self.layers:
+            attention, mlp = layer.attention, mlp_of(layer)
+            heads = 2 * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
+            total += heads + (3 if mlp.gated else 2) * mlp.width
+        return self.hidden_size * total
 
     @property
     def head_weights(self) -> int:
@@ -82,3 +116,119 @@ class ModelSpec:
         return (
             2 * self.body_weights * tokens + attention * context + 2 * self.head_weights * sampled
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a `plain_decoder`, however its heads are turned."""
+        first, attention = self.layers[0], self.layers[0].attention
+        if not isinstance(first.mlp, MlpPlan) or attention.rope is None:
+            return False
+        plain = plain_decoder(
+            *(self.family, self.vocab_size, self.hidden_size, first.mlp.width, self.num_layers),
+            *(self.num_heads, self.num_kv_heads, self.head_dim, self.max_model_len),
+            *(self.norm_eps, attention.rope.theta),
+            windows=self.windows,
+            qkv_bias=attention.qkv_bias,
+            o_bias=attention.o_bias,
+            mlp_bias=first.mlp.bias,
+            qk_norm=attention.qk_norm is not None,
+            tied_embeddings=self.tied_embeddings,
+            eos_ids=self.eos_ids,
+            bos_id=self.bos_id,
+            dtype=self.dtype,
+        )
+        return self == plain.with_attention(lambda one: replace(one, rope=attention.rope))
+
+    def with_attention(self, change: Callable[[AttentionPlan], AttentionPlan]) -> ModelSpec:
+        """The same model with the attention of every layer changed."""
+        layers = tuple(replace(one, attention=change(one.attention)) for one in self.layers)
+        return replace(self, layers=layers)
+
+    def with_windows(self, *windows: int | None) -> ModelSpec:
+        """The same model with these windows, one per layer."""
+        pairs = zip(self.layers, windows, strict=True)
+        layers = (replace(o, attention=replace(o.attention, window=w)) for o, w in pairs)
+        return replace(self, layers=tuple(layers))
+
+
+def mlp_of(layer: LayerPlan) -> MlpPlan:
+    """The feed-forward of a layer; of one with experts, the part that each token takes."""
+    if isinstance(layer.mlp, MlpPlan):
+        return layer.mlp
+    expert = layer.mlp.expert
+    return replace(expert, width=layer.mlp.per_token * expert.width)
+
+
+def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
+    """What kernels are compiled for: the spec with each kind of layer once. How positions are
+    turned is no part of it."""
+    bare = spec.with_attention(lambda attention: replace(attention, rope=None))
+    return asdict(replace(bare, layers=tuple(dict.fromkeys(bare.layers))))
+
+
+def spec_from_json(given: dict[str, Any]) -> ModelSpec:
+    """The same back."""
+    positions = given["learned_positions"]
+    return ModelSpec(
+        **{
+            **given,
+            "layers": tuple(_layer_from_json(one) for one in given["layers"]),
+            "norm": NormPlan(**given["norm"]),
+            "learned_positions": positions and LearnedPositions(**positions),
+            "logits": LogitsPlan(**given["logits"]),
+        }
+    )
+
+
+def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
+    attention, mlp = given["attention"], given["mlp"]
+    qk_norm = attention["qk_norm"]
+    experts = "expert" in mlp and ExpertsPlan(**{**mlp, "expert": MlpPlan(**mlp["expert"])})
+    return LayerPlan(
+        **{
+            **given,
+            "attention": AttentionPlan(**{**attention, "qk_norm": qk_norm and NormPlan(**qk_norm)}),
+            "mlp": experts or MlpPlan(**mlp),
+            "norm": NormPlan(**given["norm"]),
+        }
+    )
+
+
+def plain_decoder(
+    family: str,
+    vocab_size: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    max_model_len: int,
+    norm_eps: float,
+    rope_theta: float,
+    *,
+    windows: tuple[int | None, ...] = (),
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    qk_norm: bool = False,
+    **facts: Any,
+) -> ModelSpec:
+    """A decoder whose layers differ in their windows alone: RMSNorm before both branches, a gate
+    of silu, all of a head turned. `facts` are other fields of the spec."""
+    norm = NormPlan(norm_eps)
+    attention = AttentionPlan(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        head_dim**-0.5,
+        Rope(rope_theta, head_dim),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=norm if qk_norm else None,
+    )
+    layer = LayerPlan(attention, MlpPlan(intermediate_size, bias=mlp_bias), norm)
+    spec = ModelSpec(
+        family, vocab_size, hidden_size, max_model_len, (layer,) * num_layers, norm, **facts
+    )
+    return spec.with_windows(*windows) if windows else spec

@@ -7,9 +7,9 @@ import pytest
 from quire.config import EngineConfig
 from quire.errors import NotSupported
 from quire.options import DeviceFacts, parse_options, resolve
-from quire.spec import ModelSpec
+from quire.spec import plain_decoder
 
-SPEC = ModelSpec("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
 
 
 def decided(

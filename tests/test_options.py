@@ -16,7 +16,7 @@ from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
 from quire.params.structured import StructuredOutputsConfig
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, plain_decoder
 
 NAN, INF = float("nan"), float("inf")
 GIB = 1 << 30
@@ -164,7 +164,7 @@ def spec(**changes: Any) -> ModelSpec:
         "rope_theta": 1e4,
         "dtype": "bfloat16",
     }
-    return ModelSpec(**{**facts, **changes})
+    return plain_decoder(**{**facts, **changes})
 
 
 def cpu(*fast: str) -> DeviceFacts:

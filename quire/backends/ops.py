@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quire.errors import NotSupported
+from quire.layer_plan import Activation
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
+RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
 
 
 @runtime_checkable
@@ -49,6 +51,8 @@ class HeadShape:
     block_size: int
     dtype: torch.dtype
     fp8_kv: bool = False  # keys and values are kept in fp8 (backends/fp8.py), on a GPU alone
+    own_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim)
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
 
     @property
     def group(self) -> int:
@@ -63,7 +67,8 @@ class HeadShape:
 
     @property
     def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        """What every product of a query and a key is multiplied with."""
+        return float(self.head_dim**-0.5) if self.own_scale is None else self.own_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class AttentionStep(Protocol):
         v [T, kv_heads, D] into the cache, return its q [T, heads, D]."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """softmax(q k / sqrt(D)) v over the context of each token: [T, heads, D] -> [T, heads * D].
+        """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D].
 
         Every token of the pass must have been stored before."""
 
@@ -115,13 +120,21 @@ class Kernels(Protocol):
         """Rows of table [V, H] -> [T, H]."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside."""
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside. A weight of
+        x's type is applied after rounding to it, one of float32 before."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual += x, then rms_norm(residual)."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[T, 2 I] = gate | up -> silu(gate) * up [T, I]."""
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, in
+        fp32 inside and rounded once; weight and bias are float32."""
+
+    def gate(self, activation: Activation) -> RowOp:
+        """[T, 2 I] = gate | up -> activation(gate) * up [T, I]."""
+
+    def activate(self, activation: Activation) -> RowOp:
+        """[T, I] -> activation of each number."""
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
         """Everything about a pass that its layers share; `window` = tokens a query sees."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, RowOp
+from quire.layer_plan import Activation
+
+ACTIVATIONS: Mapping[Activation, RowOp] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 
 class ReferenceKernels:
@@ -31,16 +42,30 @@ class ReferenceKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        # Rounded before the weight is applied, as Transformers does.
-        return weight * scaled.to(x.dtype)
+        # A weight of x's type is applied after rounding, as Transformers does for most families.
+        if weight.dtype == x.dtype:
+            return weight * scaled.to(x.dtype)
+        return (weight * scaled).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate.float()).to(up.dtype) * up
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        wide = x.double()
+        apart = wide - wide.mean(-1, keepdim=True)
+        scaled = apart * torch.rsqrt(apart.pow(2).mean(-1, keepdim=True) + eps) * weight
+        return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+    def gate(self, activation: Activation) -> RowOp:
+        def gated(gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, dim=-1)
+            return ACTIVATIONS[activation](gate.float()).to(up.dtype) * up
+
+        return gated
+
+    def activate(self, activation: Activation) -> RowOp:
+        return lambda x: ACTIVATIONS[activation](x.float()).to(x.dtype)
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
         return ReferenceAttention(self.shape, inputs, window)
@@ -81,6 +106,8 @@ class ReferenceAttention:
             )
             k, v = (x.repeat_interleave(shape.group, dim=0) for x in (k, v))
             scores = q[first:last].transpose(0, 1).float() @ k.transpose(1, 2) * shape.scale
+            if shape.softcap is not None:
+                scores = shape.softcap * (scores / shape.softcap).tanh()
             query_at = torch.arange(context - (last - first), context)[:, None]
             key_at = torch.arange(context)[None]
             hidden = key_at > query_at

@@ -17,7 +17,6 @@ from torch import Tensor
 from quire.backends.ops import WeightRows
 from quire.errors import InvalidRequest
 from quire.models.decoder import Decoder
-from quire.models.places import places_of
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
 from quire.weights.read_rows import in_order
@@ -35,19 +34,22 @@ class _Target:
     first: int
     shape: tuple[int, ...]
     order: RowOrder | None
+    less: float  # what is added to it
 
 
 class NewWeights:
     """Takes named tensors into a model."""
 
     def __init__(self, model: Decoder, spec: ModelSpec) -> None:
-        places = places_of(model, tied_embeddings=spec.tied_embeddings)
+        places = model.places
         self._targets: dict[str, _Target] = {}
         for weight in weights_of(spec):
             first = 0
             for part in weight.parts:
                 shape = (part.rows, *weight.shape[1:])
-                self._targets[part.hf] = _Target(places[weight.name], first, shape, part.order)
+                self._targets[part.hf] = _Target(
+                    places[weight.name], first, shape, part.order, part.hf_less
+                )
                 first += part.rows
         self._is_tied = spec.tied_embeddings
 
@@ -63,6 +65,8 @@ class NewWeights:
             target = self._targets[name]
             _check(given, tensor, target.shape)
             rows = tensor.detach() if target.order is None else in_order(tensor, target.order)
+            if target.less:
+                rows = rows.float() + target.less
             for place in target.places:
                 place.write_rows(target.first, rows)
             loaded.add(given)

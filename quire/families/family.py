@@ -19,12 +19,24 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What files call the tensors around the layers, and what stands before those of layer {}."""
+
+    layer: Name = Name("model.layers.{}", "blk.{}")
+    embed: Name = Name("model.embed_tokens", "token_embd")
+    positions: Name = Name("model.embed_positions", "position_embd")
+    norm: Name = Name("model.norm", "output_norm")
+    head: Name = Name("lm_head", "output")
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNames:
     """What files call the tensors of a layer.
 
     `qkv` and `gate_up` are one tensor here: of these stored ones, from the top."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
+    attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
     qkv: tuple[Name, ...] = (
         Name("self_attn.q_proj", "attn_q"),
         Name("self_attn.k_proj", "attn_k"),
@@ -34,7 +46,9 @@ class LayerNames:
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     o: Name = Name("self_attn.o_proj", "attn_output")
     mlp_norm: Name = Name("post_attention_layernorm", "ffn_norm")
+    mlp_post_norm: Name = Name("post_feedforward_layernorm", "post_ffw_norm")
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
+    up: Name = Name("mlp.up_proj", "ffn_up")  # where there is no gate
     down: Name = Name("mlp.down_proj", "ffn_down")
 
 
@@ -57,6 +71,7 @@ class Family:
     # Whether only a part of each head may be turned, by its config.
     partial_rotary: bool = False
     names: LayerNames = LayerNames()
+    outer_names: ModelNames = ModelNames()
     # Keys of its config that change nothing, and why; see weights/hf_config.py for those of all.
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # Values of keys beyond which it would be another model; null and absent are fine.

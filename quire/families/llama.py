@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_decoder, read_heads
+from quire.families.reading import read_heads, read_plain_decoder
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
     biased = fields.flag("attention_bias", False)
-    return read_decoder(
+    return read_plain_decoder(
         "llama",
         fields,
         read_heads(fields),

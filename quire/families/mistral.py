@@ -6,8 +6,8 @@ from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
-    read_decoder,
     read_heads,
+    read_plain_decoder,
     read_window,
     windows_by_kind,
 )
@@ -16,7 +16,7 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     window = read_window(fields)
-    return read_decoder(
+    return read_plain_decoder(
         "mistral",
         fields,
         read_heads(fields, kv_heads=8),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_decoder, read_heads, read_window
+from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
 
@@ -23,12 +23,12 @@ def read(fields: Fields) -> ModelSpec:
     window = read_window(fields, unsaid=None)
     if window is not None and window >= rope.max_len:
         window = None  # as far as any text goes
-    return read_decoder(
+    return read_plain_decoder(
         "phi3",
         fields,
         heads,
         rope=rope,
-        norm_eps=fields.positive("rms_norm_eps", 1e-5),
+        norm_eps=1e-5,
         windows=(window,) * num_layers(fields),
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_decoder, read_heads, windows_from_a_layer_on
+from quire.families.reading import read_heads, read_plain_decoder, windows_from_a_layer_on
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
     biased = fields.flag("attention_bias", False)
-    return read_decoder(
+    return read_plain_decoder(
         "qwen3",
         fields,
         read_heads(fields, kv_heads=32, head_dim=128),

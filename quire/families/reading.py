@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.rope_config import RopeSettings, read_rope
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 MAX_LAYERS = 10_000
@@ -48,34 +50,63 @@ def read_heads(
 
 
 def read_decoder(
-    family: str, fields: Fields, heads: Heads, *, rope: RopeSettings | None = None, **facts: Any
+    family: str,
+    fields: Fields,
+    layers: Sequence[LayerPlan],
+    *,
+    max_len: int,
+    **facts: Any,
 ) -> ModelSpec:
-    """The spec of a decoder, from fields that all configs have; `facts` are other fields of it."""
-    rope = rope or read_rope(fields, heads.head_dim)
+    """The spec of a decoder of these layers, from fields that all configs have; `facts` are other
+    fields of it. The norm after the last layer is of the kind that it has itself."""
     bos = fields.ids("bos_token_id")
     usual: dict[str, Any] = {
-        "windows": (None,) * num_layers(fields),
+        "norm": layers[-1].norm,
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
-        "norm_eps": fields.positive("rms_norm_eps", 1e-6),
     }
     return ModelSpec(
         family=family,
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
-        intermediate_size=fields.count("intermediate_size"),
-        num_layers=num_layers(fields),
-        num_heads=heads.heads,
-        num_kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        max_model_len=rope.max_len,
-        rope_theta=rope.theta,
-        rope_scaling=rope.scaling,
-        rotary_dims=rope.dims if rope.dims < heads.head_dim else None,
+        max_model_len=max_len,
+        layers=tuple(layers),
         eos_ids=fields.ids("eos_token_id"),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
         **{**usual, **facts},
     )
+
+
+def read_plain_decoder(
+    family: str,
+    fields: Fields,
+    heads: Heads,
+    *,
+    rope: RopeSettings | None = None,
+    windows: Sequence[int | None] | None = None,
+    norm_eps: float = 1e-6,
+    qk_norm: bool = False,
+    mlp_bias: bool = False,
+    **attention: Any,
+) -> ModelSpec:
+    """The same of a decoder whose layers differ in their windows alone: RMSNorm before both
+    branches, a gate of silu. `norm_eps` and `rope` are those of a config that does not say them;
+    `attention` are other fields of its plan."""
+    rope = rope or read_rope(fields, heads.head_dim)
+    norm = NormPlan(fields.positive("rms_norm_eps", norm_eps))
+    mlp = MlpPlan(fields.count("intermediate_size"), bias=mlp_bias)
+    plan = AttentionPlan(
+        num_heads=heads.heads,
+        num_kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+        scale=heads.head_dim**-0.5,
+        rope=rope.rope,
+        qk_norm=norm if qk_norm else None,
+        **attention,
+    )
+    seen = windows or (None,) * num_layers(fields)
+    layers = [LayerPlan(replace(plan, window=window), mlp, norm) for window in seen]
+    return read_decoder(family, fields, layers, max_len=rope.max_len)
 
 
 def num_layers(fields: Fields) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from quire.base.notes import note
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
-from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
+from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, RopeScaling, YarnRope
 
 DEFAULT_THETA = 10_000.0
 
@@ -27,6 +27,10 @@ class RopeSettings:
     scaling: RopeScaling | None
     max_len: int
     dims: int  # numbers of a head that are turned
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(self.theta, self.dims, self.scaling)
 
 
 def read_rope(

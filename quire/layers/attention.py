@@ -10,7 +10,8 @@ from torch import Tensor
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape
 from quire.layers.batch import Batch
 from quire.layers.linear import Linear
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
 
@@ -30,11 +31,11 @@ def attention_inputs(batch: Batch) -> AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What all layers of one forward pass share: the turns of its tokens, the slots their KV
-    goes to and, by window, the attention of the pass."""
+    """What all layers of one forward pass share: the positions of its tokens, their turns by each
+    rope of the model, the slots their KV goes to and, by window, the attention of the pass."""
 
-    cos: Tensor
-    sin: Tensor
+    positions: Tensor
+    turns: tuple[Turn, ...]
     slots: Tensor
     attention: dict[int | None, AttentionStep]
 
@@ -49,12 +50,36 @@ class PlainHeads:
 class NormedHeads:
     """q and k normed head by head."""
 
-    def __init__(self, shape: HeadShape, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+    def __init__(
+        self, shape: HeadShape, q_norm: RMSNorm | LayerNorm, k_norm: RMSNorm | LayerNorm
+    ) -> None:
         self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
 
     def __call__(self, qk: Tensor) -> Tensor:
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         return torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+
+    def rms_norms(self) -> tuple[RMSNorm, RMSNorm] | None:
+        """Both of them, if kernels that norm and turn at once can have them."""
+        q, k = self.q_norm, self.k_norm
+        return (q, k) if isinstance(q, RMSNorm) and isinstance(k, RMSNorm) else None
+
+
+class NormedWidths:
+    """q normed over all its heads, and k likewise."""
+
+    def __init__(
+        self, shape: HeadShape, q_norm: RMSNorm | LayerNorm, k_norm: RMSNorm | LayerNorm
+    ) -> None:
+        self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        parts = [(q, self.q_norm(q.flatten(1))), (k, self.k_norm(k.flatten(1)))]
+        return torch.cat([normed.view(plain.shape) for plain, normed in parts], dim=1)
+
+
+Heads = PlainHeads | NormedHeads | NormedWidths
 
 
 class Attention:
@@ -64,19 +89,22 @@ class Attention:
         self,
         shape: HeadShape,
         qkv: Linear,
-        heads: PlainHeads | NormedHeads,
+        heads: Heads,
         out: Linear,
         *,
         window: int | None,
+        rope: int,
         tp: TensorParallel,
     ) -> None:
+        """`rope`: which of the pass's turns is its own."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
-        self.window, self.tp = window, tp
+        self.window, self.rope, self.tp = window, rope, tp
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads
         step = shared.attention[self.window]
         qk = self.heads(qkv[:, : self.num_turned])
-        q = step.rope_and_store(qk, qkv[:, self.num_turned :], shared.cos, shared.sin, keys, values)
+        turn = shared.turns[self.rope]
+        q = step.rope_and_store(qk, qkv[:, self.num_turned :], *turn, keys, values)
         return self.tp.all_reduce(self.out(step.attend(q, keys, values)))

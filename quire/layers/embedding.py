@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
@@ -27,10 +28,37 @@ class Embedding:
         self.kernels = kernels
         self.table: Tensor | Rows = table
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Token ids [T] at their positions [T] -> [T, H], memory of its own."""
         if isinstance(self.table, Tensor):
             return self.kernels.embed(token_ids, self.table)
         return self.table.look_up(token_ids)
+
+
+class ScaledEmbedding(Embedding):
+    """Rows times a number, which is rounded to their type first, as it was in training."""
+
+    def __init__(self, kernels: Kernels, table: Matrix | Rows, scale: float) -> None:
+        super().__init__(kernels, table)
+        self.scale = scale
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        rows = super().__call__(token_ids, positions)
+        return rows.mul_(float(torch.tensor(self.scale, dtype=rows.dtype)))
+
+
+class PositionedEmbedding(Embedding):
+    """Rows, each with the row of its position added from another table."""
+
+    def __init__(
+        self, kernels: Kernels, table: Matrix | Rows, positions: Tensor, offset: int
+    ) -> None:
+        super().__init__(kernels, table)
+        self.positions, self.offset = positions, offset
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        rows = super().__call__(token_ids, positions)
+        return rows.add_(self.positions.index_select(0, positions + self.offset))
 
 
 def shared_table(table: Matrix, head: Linear) -> Matrix | Rows:

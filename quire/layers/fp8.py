@@ -34,7 +34,7 @@ class RoundingMLP(GatedMLP):
     """A gated MLP whose last product is one in fp8."""
 
     def __init__(self, plain: GatedMLP) -> None:
-        super().__init__(plain.kernels, plain.gate_up, plain.down, plain.tp)
+        super().__init__(plain.gate, plain.gate_up, plain.down, plain.tp)
 
     def __call__(self, x: Tensor) -> Tensor:
         opened: Any = silu_mul_rounded(self.gate_up(x))

@@ -11,6 +11,16 @@ from quire.backends.ops import Kernels, write_rows
 Matrix = Tensor | Int8Matrix | Fp8Matrix
 
 
+class PlainRows:
+    """A tensor as it is, whose rows can be exchanged."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.tensor[first : first + len(rows)] = rows
+
+
 class Linear:
     """x [T, K] -> [T, N]."""
 

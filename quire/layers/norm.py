@@ -1,10 +1,21 @@
-"""RMSNorm, alone or with the addition to the residual stream that comes before it."""
+"""Norms, alone or with the addition to the residual stream that comes before them."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from torch import Tensor
 
 from quire.backends.ops import Kernels
+
+
+class Norm(Protocol):
+    """What stands before, behind or between the branches of layers."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual += x in place, then the norm of it."""
 
 
 class RMSNorm:
@@ -17,5 +28,29 @@ class RMSNorm:
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual += x in place, then the norm of it."""
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class LayerNorm:
+    """The same by mean and variance."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self.kernels, self.weight, self.bias, self.eps = kernels, weight, bias, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        residual += x
+        return self(residual)
+
+
+class NoNorm:
+    """The stream as it is, for layers that have no norm before their branches."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        residual += x
+        return residual

@@ -6,16 +6,20 @@ The maths only; what a config file says about scaling was read before, into a Ro
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, YarnRope
 
+Turn = tuple[Tensor, Tensor]  # cos and sin
+STILL = Rope(1.0, 0)  # turns nothing
+
 
 def frequencies(rope: Rope) -> Tensor:
     """Radians per position of each pair: theta^(-2i / dims), then stretched. [dims / 2]"""
-    powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / rope.dims
+    powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / max(1, rope.dims)
     periods = rope.theta**powers
     match rope.scaling:
         case None:
@@ -68,6 +72,26 @@ def _yarn(periods: Tensor, rope: Rope, scaling: YarnRope) -> Tensor:
 
 
 class Rotary:
+    """The angles of every kind of layer, one table for each rope that a model has."""
+
+    def __init__(
+        self, ropes: Sequence[Rope | None], head_dim: int, max_len: int, device: torch.device
+    ) -> None:
+        self.ropes, self.device = tuple(ropes), device
+        self._tables = [Angles(rope or STILL, head_dim, max_len, device) for rope in ropes]
+
+    def reach(self, max_len: int) -> None:
+        """Make the tables for positions below `max_len`: known for good once the KV cache is, since
+        a config may claim millions of positions that no memory holds."""
+        for table in self._tables:
+            table.reach(max_len)
+
+    def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
+        """[T] -> cos and sin of each rope, [T, head_dim / 2]."""
+        return tuple(table(positions) for table in self._tables)
+
+
+class Angles:
     """cos and sin of every position up to a length, in fp32.
 
     A table rather than a function of the step: each position has the same bits in every batch.
@@ -85,12 +109,10 @@ class Rotary:
         self.reach(max_len)
 
     def reach(self, max_len: int) -> None:
-        """Make the table for positions below `max_len`: known for good once the KV cache is, since
-        a config may claim millions of positions that no memory holds."""
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * self._frequencies
         self.cos = angles.cos().mul_(self._factors).to(self._device)
         self.sin = angles.sin_().mul_(self._factors).to(self._device)
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: Tensor) -> Turn:
         """[T] -> cos and sin, each [T, head_dim / 2]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

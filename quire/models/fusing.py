@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
-from quire.layers.norm import RMSNorm
+from quire.layers.norm import Norm, RMSNorm
 from quire.models.decoder import Decoder
+from quire.models.layers import Mlp, PlainLayer
 
 
 def fuse(
@@ -23,19 +24,26 @@ def fuse(
     The norm after the last layer stays: its rows are chosen from before the next product.
     """
 
-    def before(product: Linear, plain: RMSNorm) -> RMSNorm:
-        return norm(plain) if takes(product) else plain
+    layers = [one for one in model.layers if isinstance(one, PlainLayer)]
+    if len(layers) < len(model.layers):
+        return
 
-    model.first_norm = before(model.layers[0].attention.qkv, model.first_norm)
-    following = [layer.attention.qkv for layer in model.layers[1:]]
-    next_norms = [layer.next_norm for layer in model.layers]
+    def before(product: Linear, plain: Norm) -> Norm:
+        return norm(plain) if isinstance(plain, RMSNorm) and takes(product) else plain
+
+    def gated(plain: Mlp) -> Mlp:
+        return mlp(plain) if isinstance(plain, GatedMLP) and takes(plain.down) else plain
+
+    model.first_norm = before(layers[0].attention.qkv, model.first_norm)
+    following = [layer.attention.qkv for layer in layers[1:]]
+    next_norms = [layer.next_norm for layer in layers]
     next_norms[:-1] = map(before, following, next_norms[:-1])
     model.layers = tuple(
         replace(
             layer,
-            mlp_norm=before(layer.mlp.gate_up, layer.mlp_norm),
-            mlp=mlp(layer.mlp) if takes(layer.mlp.down) else layer.mlp,
+            mlp_norm=before(layer.mlp.products[0], layer.mlp_norm),
+            mlp=gated(layer.mlp),
             next_norm=next_norm,
         )
-        for layer, next_norm in zip(model.layers, next_norms, strict=True)
+        for layer, next_norm in zip(layers, next_norms, strict=True)
     )

@@ -10,7 +10,8 @@ from quire.backends.cpu.native.kernels import fits
 from quire.backends.cpu.native.library import library
 from quire.base.notes import note
 from quire.config import EngineConfig
-from quire.models.decoder import Weights, head_shape
+from quire.models.decoder import head_shape
+from quire.models.parts import Weights
 from quire.options import DeviceFacts, Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.spec import ModelSpec

@@ -17,25 +17,35 @@ from quire.weights.source import ModelFiles
 
 KEPT = "file-hashes.json"
 _PIECE = 1 << 24
-# Facts of a spec that no weight shows, and those that most models do not have: these count where
-# they are there, so that verdicts which were kept before stay.
-FACTS = (
-    *("family", "num_heads", "head_dim", "norm_eps"),
-    *("rope_theta", "rope_scaling", "windows"),
-)
-RARE = ("rotary_dims",)
 
 
 def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> str:
     """Of the arithmetic, the weights in full, and the facts that are not in their shapes."""
     made = hashlib.sha256(arithmetic.encode())
-    facts = tuple(getattr(spec, name) for name in FACTS)
-    rare = {name: getattr(spec, name) for name in RARE}
-    there = tuple(f"{name}={value}" for name, value in rare.items() if value is not None)
-    made.update(repr((*facts, *there)).encode())
+    made.update(repr(_facts(spec)).encode())
     for path in sorted({tensor.path for tensor in files.stored_tensors().values()}):
         made.update(_file_hash(path).encode())
     return made.hexdigest()[:32]
+
+
+def _facts(spec: ModelSpec) -> tuple[object, ...]:
+    """What a spec says that no weight shows. For a plain decoder these few, written as they were
+    before there were others, so that verdicts which were kept stay; else every plan."""
+    rope, heads = spec.rope, (spec.num_heads, spec.head_dim)
+    facts: tuple[object, ...] = (
+        spec.family,
+        *heads,
+        spec.norm_eps,
+        rope.theta,
+        rope.scaling,
+        spec.windows,
+    )
+    if rope.dims < spec.head_dim:
+        facts = (*facts, f"rotary_dims={rope.dims}")
+    if spec.is_plain and not rope.interleaved:
+        return facts
+    around = (spec.norm, spec.embedding_scale, spec.learned_positions, spec.logits)
+    return (*facts, spec.layers, *around)
 
 
 def _file_hash(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.config import EngineConfig
-from quire.models.decoder import Weights
+from quire.models.parts import Weights
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_fp8_weights, dummy_weights, load_fp8_weights, load_weights
 from quire.weights.source import ModelFiles

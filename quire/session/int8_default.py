@@ -19,7 +19,8 @@ from quire.executor.cpu.accuracy import Accuracy, Tally, hidden_states, tally_wi
 from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
 from quire.executor.probe import LEAST_GAIN, available_memory
 from quire.layers.tp import TensorParallel
-from quire.models.decoder import Decoder, Weights, head_shape
+from quire.models.decoder import Decoder, head_shape
+from quire.models.parts import Weights
 from quire.models.registry import build_model
 from quire.options import Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE

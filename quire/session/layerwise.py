@@ -6,10 +6,11 @@ texts go through a layer, then it makes room for the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.cpu.fast import CpuKernels
@@ -18,7 +19,8 @@ from quire.backends.ops import LinearOp
 from quire.executor.cpu.accuracy import cache_alone, pass_alone
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
-from quire.models.decoder import Parts, head_shape
+from quire.models.decoder import head_shape, logits_finish
+from quire.models.parts import Parts
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.spec import ModelSpec
 from quire.weights.load import load_weights
@@ -44,29 +46,30 @@ class LayerwiseModel:
         self._shape = head_shape(spec, DEFAULT_BLOCK_SIZE, torch.float32)
         self._kernels = _Unpacked(self._shape)
         self._names = [weight.name for weight in weights_of(spec)]
-        self._table: Tensor | None = None  # of the head, once it was needed
+        # Of the head, once they were needed.
+        self._table: Tensor | None = None
+        self._bias: Tensor | None = None
 
     @torch.inference_mode()
     def hidden(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
         """The last hidden states of each text, normed."""
         spec, plans = self._spec, self._spec.layers
-        longest, width = max(len(window) for window in windows), spec.hidden_size
-        rotary = Rotary(plans[0].attention.rope, spec.head_dim, longest, CPU)
+        longest = max(len(window) for window in windows)
+        rotary = Rotary(spec.ropes, spec.head_dim, longest, CPU)
         kinds = frozenset(plan.attention.window for plan in plans)
         lengths = {len(window) for window in windows}
         passes = {
             n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)
         }
         cache = cache_alone(
-            replace(spec, num_layers=1), longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU
+            replace(spec, layers=plans[:1]), longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU
         )
         residuals = self._embedded(windows)
-        first = self._parts({"layers.0.attn_norm.weight"}).norm("layers.0.attn_norm", width)
+        first = self._parts(self._norm_before(0)).norm_before(0)
         normed = [first(residual) for residual in residuals]
         for index, plan in enumerate(plans):
-            after = f"layers.{index + 1}.attn_norm" if index + 1 < spec.num_layers else "norm"
-            parts = self._parts({*self._of_layer(index), f"{after}.weight"})
-            layer = parts.layer(index, plan, parts.norm(after, width))
+            parts = self._parts([*self._of_layer(index), *self._norm_before(index + 1)])
+            layer = parts.layer(index, plan, parts.norm_before(index + 1))
             for i, residual in enumerate(residuals):
                 shared = passes[len(windows[i])]
                 normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, 1])
@@ -76,25 +79,33 @@ class LayerwiseModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
         if self._table is None:
-            self._table = self._load({"head.weight"})["head.weight"]
-        return hidden @ self._table.T
+            self._table = self._load(["head.weight"])["head.weight"]
+        if self._bias is None and self._spec.logits.bias:
+            self._bias = self._load(["head.bias"])["head.bias"]
+        return logits_finish(self._spec.logits)(F.linear(hidden, self._table, self._bias))
 
     def _embedded(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
-        table = self._load({"embed.weight"})["embed.weight"]
+        parts = self._parts([n for n in self._names if n in ("embed.weight", "positions.weight")])
+        table = parts.tensor("embed.weight", self._spec.vocab_size, self._spec.hidden_size)
         if self._spec.tied_embeddings:
             self._table = table
-        return [self._kernels.embed(torch.tensor(window), table) for window in windows]
+        embedding = parts.embedding(table)
+        return [embedding(torch.tensor(one), torch.arange(len(one))) for one in windows]
 
     def _of_layer(self, index: int) -> list[str]:
+        before = self._norm_before(index)  # belongs to the layer before
         start = f"layers.{index}."
-        norm = f"{start}attn_norm.weight"  # belongs to the layer before
-        return [name for name in self._names if name.startswith(start) and name != norm]
+        return [name for name in self._names if name.startswith(start) and name not in before]
 
-    def _parts(self, names: set[str]) -> Parts:
+    def _norm_before(self, index: int) -> list[str]:
+        start = f"layers.{index}.attn_norm." if index < self._spec.num_layers else "norm."
+        return [name for name in self._names if name.startswith(start)]
+
+    def _parts(self, names: Collection[str]) -> Parts:
         weights = self._load(names)
         return Parts(self._spec, weights, self._kernels, self._shape, TensorParallel())
 
-    def _load(self, names: set[str]) -> dict[str, Tensor]:
+    def _load(self, names: Collection[str]) -> dict[str, Tensor]:
         # Threads fill these tensors, and inference mode is an affair of one thread.
         with torch.inference_mode(False):
             return load_weights(

@@ -17,7 +17,7 @@ from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.registry import families_of_gguf
-from quire.layer_plan import FactorRope
+from quire.layer_plan import FactorRope, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import spec_from_hf
@@ -58,15 +58,28 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
     spec = spec_from_hf(config, overrides, source=file.path.name)
     factors = _freq_factors(file, spec)
     if factors is not None and not {"rope_scaling", "rope_parameters"} & (overrides or {}).keys():
-        if spec.rope_scaling is not None:
-            raise UnsupportedModel(f"{fields.source}: rope_freqs.weight and a rope scaling at once")
-        spec = replace(spec, rope_scaling=FactorRope(factors))
-    return replace(
-        spec,
-        qkv_bias=spec.qkv_bias or "blk.0.attn_q.bias" in file.tensors,
+        spec = _with_factors(spec, factors, fields.source)
+    return replace(spec, layers=tuple(_with_biases(layer, file) for layer in spec.layers))
+
+
+def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> ModelSpec:
+    if spec.rope.scaling is not None:
+        raise UnsupportedModel(f"{source}: rope_freqs.weight and a rope scaling at once")
+    rope = replace(spec.rope, scaling=FactorRope(factors))
+    return spec.with_attention(lambda attention: replace(attention, rope=rope))
+
+
+def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
+    """The layer with the biases that the file has, which its metadata do not mention."""
+    attention = replace(
+        layer.attention,
+        qkv_bias=layer.attention.qkv_bias or "blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
     )
+    if not isinstance(layer.mlp, MlpPlan):
+        return replace(layer, attention=attention)
+    mlp = replace(layer.mlp, bias="blk.0.ffn_down.bias" in file.tensors)
+    return replace(layer, attention=attention, mlp=mlp)
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +247,7 @@ def _dtype(file: GgufFile) -> str:
 def _freq_factors(file: GgufFile, spec: ModelSpec) -> tuple[float, ...] | None:
     if "rope_freqs.weight" not in file.tensors:
         return None
-    factors, pairs = _factors(file, "rope_freqs.weight"), (spec.rotary_dims or spec.head_dim) // 2
+    factors, pairs = _factors(file, "rope_freqs.weight"), spec.rope.dims // 2
     if len(factors) != pairs:
         raise CorruptModel(
             f"{file.path.name}: rope_freqs.weight has {len(factors)} factors; expected {pairs}"

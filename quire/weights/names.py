@@ -10,49 +10,72 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from quire.families.family import LayerNames, Name
+from quire.errors import UnsupportedModel
+from quire.families.family import Family, Name
 from quire.families.registry import family_named
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
-from quire.weights.row_order import RowOrder, deinterleaved, paired
+from quire.weights.row_order import RowOrder, deinterleaved, ordered_by
+
+AFTER = ("after", "both")  # the places of norms that stand behind the branches, too
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
-    in another order than Hugging Face, and in which order quire wants those of Hugging Face."""
+    in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
+    is to be added to the numbers of Hugging Face, which a GGUF file holds added."""
 
     hf: str
     gguf: str
     rows: int
     gguf_order: RowOrder | None = None
     order: RowOrder | None = None
+    hf_less: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One final tensor and the stored ones that fill it from the top."""
+    """One final tensor and the stored ones that fill it from the top; `is_wide`: it is kept in
+    float32 whatever the others are."""
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
+    is_wide: bool = False
 
 
 def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     """Every weight the model of this spec has."""
-    vocab, hidden = spec.vocab_size, spec.hidden_size
-    yield _single("embed.weight", (vocab, hidden), "model.embed_tokens.weight", "token_embd.weight")
-    family = family_named(spec.family)
+    family, vocab, hidden = family_named(spec.family), spec.vocab_size, spec.hidden_size
+    names = family.outer_names
+    yield _single("embed", (vocab, hidden), names.embed)
+    if spec.learned_positions is not None:
+        rows = spec.learned_positions.count
+        yield replace(_single("positions", (rows, hidden), names.positions), is_wide=True)
     for index, plan in enumerate(spec.layers):
-        layer = _LayerWeights(index, hidden, family.names, interleaved=family.gguf_interleaved)
-        yield from layer.all(plan)
-    yield _single("norm.weight", (hidden,), "model.norm.weight", "output_norm.weight")
+        yield from _LayerWeights(index, hidden, family).all(plan)
+    yield from _norm("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
-        yield _single("head.weight", (vocab, hidden), "lm_head.weight", "output.weight")
+        yield _single("head", (vocab, hidden), names.head)
+    if spec.logits.bias:
+        yield _single("head", (vocab,), names.head, kind="bias")
 
 
-def _single(name: str, shape: tuple[int, ...], hf: str, gguf: str) -> Weight:
-    return Weight(name, shape, (Part(hf, gguf, shape[0]),))
+def _single(name: str, shape: tuple[int, ...], stored: Name, *, kind: str = "weight") -> Weight:
+    part = Part(f"{stored.hf}.{kind}", f"{stored.gguf}.{kind}", shape[0])
+    return Weight(f"{name}.{kind}", shape, (part,))
+
+
+def _norm(
+    name: str, stored: Name, size: int, plan: NormPlan, order: RowOrder | None = None
+) -> Iterator[Weight]:
+    """The weights of a norm, which stand in the order of what is normed."""
+    for kind in ("weight", "bias") if plan.bias else ("weight",):
+        made = _single(name, (size,), stored, kind=kind)
+        less = 1.0 if plan.one_plus and kind == "weight" else 0.0
+        part = replace(made.parts[0], order=order, hf_less=less)
+        yield replace(made, parts=(part,), is_wide=plan.is_wide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +84,26 @@ class _LayerWeights:
 
     index: int
     hidden: int
-    names: LayerNames
-    interleaved: bool
+    family: Family
 
     def all(self, plan: LayerPlan) -> Iterator[Weight]:
-        yield self._vector("attn_norm", self.names.attn_norm, self.hidden)
+        names, before, after = self.family.names, plan.norms != "after", plan.norms in AFTER
+        if before:
+            yield from self._norm("attn_norm", names.attn_norm, plan.norm)
         yield from self._attention(plan.attention)
-        yield self._vector("mlp_norm", self.names.mlp_norm, self.hidden)
+        if after:
+            yield from self._norm("attn_post_norm", names.attn_post_norm, plan.norm)
+        if before and plan.norms != "parallel":
+            yield from self._norm("mlp_norm", names.mlp_norm, plan.norm)
         yield from self._mlp(plan.mlp)
+        if after:
+            yield from self._norm("mlp_post_norm", names.mlp_post_norm, plan.norm)
+
+    def _norm(self, name: str, stored: Name, plan: NormPlan) -> Iterator[Weight]:
+        yield from _norm(self._ours(name), self._stored(stored), self.hidden, plan)
 
     def _attention(self, plan: AttentionPlan) -> Iterator[Weight]:
-        names, size = self.names, plan.head_dim
+        names, size = self.family.names, plan.head_dim
         heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
         qkv = self._parts(names.qkv, tuple(count * size for count in heads))
         # v is not turned, so its rows stay.
@@ -79,41 +111,53 @@ class _LayerWeights:
         ordered = tuple(self._turned(*pair, plan) for pair in zip(qkv, turned, strict=False))
         qkv = (*ordered, *qkv[len(ordered) :])
         yield from self._linear("attn.qkv", self.hidden, qkv, bias=plan.qkv_bias)
-        if plan.qk_norm:
-            for ours, stored in (("attn.q_norm", names.q_norm), ("attn.k_norm", names.k_norm)):
-                norm, order = self._vector(ours, stored, size), paired(1, size, plan.rope.dims)
-                yield replace(norm, parts=(replace(norm.parts[0], order=order),))
+        if plan.qk_norm is not None:
+            for ours, stored, count in (
+                ("attn.q_norm", names.q_norm, plan.num_heads),
+                ("attn.k_norm", names.k_norm, plan.num_kv_heads),
+            ):
+                count = count if plan.qk_norm_over == "width" else 1
+                order = ordered_by(plan.rope, count, size)
+                named = (self._ours(ours), self._stored(stored), count * size)
+                yield from _norm(*named, plan.qk_norm, order)
         out = self._parts((names.o,), (self.hidden,))
         yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
 
     def _turned(self, part: Part, heads: int, plan: AttentionPlan) -> Part:
         """The part with the order of its first `heads` heads, which are turned."""
-        size, dims = plan.head_dim, plan.rope.dims
+        size, rope = plan.head_dim, plan.rope
+        dims = size if rope is None else rope.dims
         return replace(
             part,
-            gguf_order=deinterleaved(heads, size, dims) if self.interleaved else None,
-            order=paired(heads, size, dims),
+            gguf_order=deinterleaved(heads, size, dims) if self.family.gguf_interleaved else None,
+            order=ordered_by(rope, heads, size),
         )
 
-    def _mlp(self, plan: MlpPlan) -> Iterator[Weight]:
-        gate_up = self._parts(self.names.gate_up, (plan.width, plan.width))
-        yield from self._linear("mlp.gate_up", self.hidden, gate_up, bias=plan.bias)
-        down = self._parts((self.names.down,), (self.hidden,))
+    def _mlp(self, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
+        if not isinstance(plan, MlpPlan):
+            raise UnsupportedModel(f"a mixture of {plan.count} experts: quire has none yet.")
+        names, rows = self.family.names, (plan.width,)
+        first, up = ("mlp.up", self._parts((names.up,), rows))
+        if plan.gated:
+            first, up = ("mlp.gate_up", self._parts(names.gate_up, rows * 2))
+        yield from self._linear(first, self.hidden, up, bias=plan.bias)
+        down = self._parts((names.down,), (self.hidden,))
         yield from self._linear("mlp.down", plan.width, down, bias=plan.bias)
 
     def _parts(self, names: tuple[Name, ...], rows: tuple[int, ...]) -> tuple[Part, ...]:
         """The stored tensors of so many rows each, or the one that has all of them."""
         if len(names) == 1:
             rows = (sum(rows),)
-        return tuple(Part(*self._stored(n), count) for n, count in zip(names, rows, strict=True))
+        stored = [self._stored(name) for name in names]
+        return tuple(Part(n.hf, n.gguf, count) for n, count in zip(stored, rows, strict=True))
 
-    def _stored(self, name: Name) -> tuple[str, str]:
-        return f"model.layers.{self.index}.{name.hf}", f"blk.{self.index}.{name.gguf}"
+    def _stored(self, name: Name) -> Name:
+        layer = self.family.outer_names.layer
+        hf, gguf = (one.format(self.index) for one in (layer.hf, layer.gguf))
+        return Name(f"{hf}.{name.hf}", f"{gguf}.{name.gguf}")
 
-    def _vector(self, name: str, stored: Name, size: int) -> Weight:
-        hf, gguf = self._stored(stored)
-        ours = f"layers.{self.index}.{name}.weight"
-        return _single(ours, (size,), f"{hf}.weight", f"{gguf}.weight")
+    def _ours(self, name: str) -> str:
+        return f"layers.{self.index}.{name}"
 
     def _linear(
         self, name: str, columns: int, parts: tuple[Part, ...], *, bias: bool
@@ -126,4 +170,4 @@ class _LayerWeights:
                     replace(part, hf=f"{part.hf}.{kind}", gguf=f"{part.gguf}.{kind}")
                     for part in parts
                 )
-                yield Weight(f"layers.{self.index}.{name}.{kind}", shape, named)
+                yield Weight(f"{self._ours(name)}.{kind}", shape, named)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.layer_plan import Rope
+
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
@@ -27,6 +29,17 @@ def deinterleaved(heads: int, size: int, dims: int) -> RowOrder:
 
     Heads of 8, all turned: the rows 0 2 4 6 1 3 5 7 that were given are 0 to 7."""
     return RowOrder(heads, (*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)))
+
+
+def ordered_by(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
+    """The order in which kernels want rows of Hugging Face; None where they are in it."""
+    if rope is None:
+        return None
+    order = paired(heads, size, rope.dims)
+    if not rope.interleaved:
+        return order
+    apart = deinterleaved(heads, size, rope.dims)
+    return apart if order is None else order.after(apart)
 
 
 def paired(heads: int, size: int, dims: int) -> RowOrder | None:

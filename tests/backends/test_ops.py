@@ -176,7 +176,7 @@ def test_ops_of_one_row_each(dtype: torch.dtype, rows: int) -> None:
     ops: list[Callable[[Kernels], Tensor]] = [
         normed,
         lambda kernels: kernels.rms_norm(x, weight, 1e-5),
-        lambda kernels: kernels.silu_mul(gate_up),
+        lambda kernels: kernels.gate("silu")(gate_up),
         lambda kernels: kernels.embed(ids, table),
     ]
     for op in ops:
@@ -200,7 +200,7 @@ def test_linear(dtype: torch.dtype, bias: bool) -> None:
 
 def test_silu_of_very_negative_values_is_zero() -> None:
     for kernels in pairs(shape_of()):
-        out = kernels.silu_mul(torch.tensor([[-200.0, 200.0, 1.0, 1.0]]))
+        out = kernels.gate("silu")(torch.tensor([[-200.0, 200.0, 1.0, 1.0]]))
         assert torch.equal(out, torch.tensor([[0.0, 200.0]]))
 
 

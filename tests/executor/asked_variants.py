@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,31 +22,29 @@ from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.worker import Device
 from quire.options import Options, resolve
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, plain_decoder
 
 GPU = Gpu((9, 0), 150 << 30, 1 << 30)  # as much memory for a program as where there is no GPU
-QWEN = ModelSpec(
+QWEN = plain_decoder(
     *("qwen3", 151936, 1024, 3072, 28, 16, 8, 128, 40960, 1e-6, 1e6),
     qk_norm=True,
     dtype="bfloat16",
 )
-LLAMA = ModelSpec(*("llama", 128256, 2048, 8192, 16, 32, 8, 64, 8192, 1e-5, 5e5), dtype="bfloat16")
+LLAMA = plain_decoder(
+    *("llama", 128256, 2048, 8192, 16, 32, 8, 64, 8192, 1e-5, 5e5), dtype="bfloat16"
+)
 CASES: dict[str, tuple[ModelSpec, Options]] = {
     "head_dim 128": (QWEN, Options()),
     "head_dim 64": (LLAMA, Options()),
     "odd sizes, biases": (
-        replace(
-            LLAMA,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_heads=14,
-            num_kv_heads=2,
-            vocab_size=32001,
+        plain_decoder(
+            *("llama", 32001, 896, 4864, 16, 14, 2, 64, 8192, 1e-5, 5e5),
             qkv_bias=True,
+            dtype="bfloat16",
         ),
         Options(),
     ),
-    "windows in some layers": (replace(QWEN, windows=(None, 512, None, 512)), Options()),
+    "windows in some layers": (QWEN.with_windows(*(None, 512) * 14), Options()),
     "float32": (QWEN, Options(dtype="float32")),
     "float16": (QWEN, Options(dtype="float16")),
     "few rows, large blocks": (QWEN, Options(max_num_seqs=4, block_size=32)),

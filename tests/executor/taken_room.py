@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 
 from quire.executor.driver import Gpu
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.worker import Device, _compile_for
 from quire.options import Options, resolve
 from tests.executor.asked_variants import LLAMA
+from tests.specs import changed
 
 KINDS = {
     "bfloat16": Options(dtype="bfloat16"),
@@ -27,7 +27,7 @@ KINDS = {
 def main(room: int, sizes: list[int]) -> None:
     gpu = Gpu((9, 0), 150 << 30, room)
     hidden, inner, heads, kv_heads, head_dim, vocab = sizes
-    spec = replace(
+    spec = changed(
         LLAMA,
         hidden_size=hidden,
         intermediate_size=inner,

@@ -80,7 +80,7 @@ steps_of = compiler.steps_of
 class Few:
     def __init__(self, steps): self.steps = steps
     def first(self): return self.named("pick")
-    def later(self): return self.named("_silu_mul")
+    def later(self): return self.named("_activate")
     def features(self): return self.named("_rms_norm")
     def named(self, name):
         return [one for one in self.steps.first() if one.kernel.__name__ == name]
@@ -162,7 +162,7 @@ def test_kernels_are_left_in_tritons_cache_and_compiled_once(
     started.wait()
     assert list(cache.glob("*/pick.cubin"))
     started.wait_for_later()
-    assert list(cache.glob("*/_silu_mul.cubin")) and list(cache.glob("quire-*"))
+    assert list(cache.glob("*/_activate.cubin")) and list(cache.glob("quire-*"))
     assert not list(cache.glob("*/_rms_norm.cubin")), "features wait for the first steps"
     started.go_on()
     started.wait_for_all()
@@ -185,7 +185,7 @@ def test_a_kernel_that_fails_keeps_no_other_from_being_compiled(
     assert started is not None
     started.wait_for_later()
     started.end()
-    assert list(cache.glob("*/_silu_mul.cubin"))
+    assert list(cache.glob("*/_activate.cubin"))
     assert not list(cache.glob("quire-*")), "not all are there"
 
 

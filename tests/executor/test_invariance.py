@@ -13,7 +13,7 @@ from quire.backends.cpu.invariant import InvariantKernels, agreeing
 from quire.backends.cpu.native.library import library
 from quire.backends.ops import HeadShape
 from quire.errors import NotSupported
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, plain_decoder
 from quire.weights.load import dummy_weights
 from tests.executor.harness import Drive, make_runner
 
@@ -35,7 +35,7 @@ def spec_of(**changes: object) -> ModelSpec:
         "rope_theta": 10000.0,
         "tied_embeddings": True,
     }
-    return ModelSpec(**{**fields, **changes})  # type: ignore[arg-type]
+    return plain_decoder(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def loud(weights: dict[str, Tensor]) -> dict[str, Tensor]:

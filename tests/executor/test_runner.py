@@ -218,7 +218,7 @@ def test_grouped_rows_draw_what_ungrouped_ones_do() -> None:
 def test_a_row_of_nan_fails_alone_and_leaves_no_trace() -> None:
     expected = greedy(6)
     runner, _ = new_runner()
-    table = runner.model.embedding(torch.arange(200))
+    table = runner.model.embedding(torch.arange(200), torch.zeros(200))
     table[199] = torch.nan
     runner.model.embedding.table = table
     bad = [*PROMPT[:6], 199]

@@ -18,8 +18,8 @@ PARTIAL: dict[str, Any] = {"partial_rotary_factor": 0.75, "max_position_embeddin
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
 def test_three_words_mean_longrope_up_to_the_original_length(kind: str) -> None:
     spec = spec_from_hf(family("phi3", rope_scaling={**LONG, "type": kind}, **PARTIAL))
-    assert isinstance(spec.rope_scaling, FactorRope)
-    assert spec.rope_scaling.factors == (1.5,) * 6
+    assert isinstance(spec.rope.scaling, FactorRope)
+    assert spec.rope.scaling.factors == (1.5,) * 6
     assert spec.max_model_len == 4096
     assert spec.layers[0].attention.rope.dims == 12
 
@@ -28,7 +28,7 @@ def test_a_scaling_that_is_taken_away_leaves_what_is_turned() -> None:
     rope = {**LONG, "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
     config = family("phi3", rope_parameters=rope, max_position_embeddings=8192)
     plain = spec_from_hf(config, {"rope_scaling": None})
-    assert (plain.rope_scaling, plain.rotary_dims) == (None, 12)
+    assert (plain.rope.scaling, plain.rope.dims) == (None, 12)
 
 
 def test_a_window_longer_than_any_text_is_none() -> None:

@@ -36,7 +36,7 @@ LONG = {
 
 
 def rope_of(spec: ModelSpec) -> Rope:
-    return spec.layers[0].attention.rope
+    return spec.rope
 
 
 def check(config: dict[str, Any]) -> None:
@@ -138,9 +138,9 @@ def test_longrope_runs_up_to_its_original_length_and_says_so(
     config = {**HEADS, "rope_scaling": LONG, "max_position_embeddings": 1024}
     spec = spec_from_hf(config)
     assert spec.max_model_len == 128
-    assert isinstance(spec.rope_scaling, FactorRope)
-    assert spec.rope_scaling.factors == tuple(LONG["short_factor"])
-    assert spec.rope_scaling.attention_factor == pytest.approx(
+    assert isinstance(spec.rope.scaling, FactorRope)
+    assert spec.rope.scaling.factors == tuple(LONG["short_factor"])
+    assert spec.rope.scaling.attention_factor == pytest.approx(
         math.sqrt(1 + math.log(8) / math.log(128))
     )
     assert len(said) == 1 and "max_model_len is at most 128" in said[0]
@@ -157,7 +157,7 @@ def test_without_its_scaling_a_model_has_its_original_length(
 ) -> None:
     config = {**HEADS, key: {**kind, "rope_theta": 3e4}, "max_position_embeddings": 1024}
     spec = spec_from_hf(config, plain)
-    assert (spec.rope_scaling, spec.rope_theta, spec.max_model_len) == (None, 3e4, 128)
+    assert (spec.rope.scaling, spec.rope.theta, spec.max_model_len) == (None, 3e4, 128)
     beside = {**HEADS, key: {"rope_type": kind["rope_type"]}, "max_position_embeddings": 1024}
     beside["original_max_position_embeddings"] = 256
     assert spec_from_hf(beside, plain).max_model_len == 256
@@ -169,10 +169,10 @@ def test_without_its_scaling_a_model_has_its_original_length(
 def test_an_override_wins_in_either_spelling(before: str, after: str) -> None:
     config = {**HEADS, before: {**LLAMA3_SCALING, "rope_theta": 3e4}}
     spec = spec_from_hf(config, {after: YARN})
-    assert isinstance(spec.rope_scaling, YarnRope)
-    assert (spec.rope_theta, spec.max_model_len) == (3e4, 512)
-    assert spec_from_hf(config, {after: {**YARN, "rope_theta": 7.0}}).rope_theta == 7.0
-    assert spec_from_hf(config, {after: YARN, "rope_theta": 9.0}).rope_theta == 9.0
+    assert isinstance(spec.rope.scaling, YarnRope)
+    assert (spec.rope.theta, spec.max_model_len) == (3e4, 512)
+    assert spec_from_hf(config, {after: {**YARN, "rope_theta": 7.0}}).rope.theta == 7.0
+    assert spec_from_hf(config, {after: YARN, "rope_theta": 9.0}).rope.theta == 9.0
     with pytest.raises(CorruptModel, match=after):
         spec_from_hf(config, {after: "yarn"})
 
@@ -223,13 +223,13 @@ def test_yarn_of_a_gguf_file(tmp_path: Path) -> None:
         yarn_ext_factor=1.0,
         finetuned=1,
     )
-    assert spec.rope_scaling == YarnRope(4.0, 64, 0.1 * math.log(4) + 1, 16.0, 2.0)
+    assert spec.rope.scaling == YarnRope(4.0, 64, 0.1 * math.log(4) + 1, 16.0, 2.0)
     assert spec.max_model_len == 256
 
 
 def test_attention_factors_of_a_gguf_file_multiply(tmp_path: Path) -> None:
     spec = gguf_spec(tmp_path, type="yarn", factor=4.0, yarn_attn_factor=1.5, attn_factor=2.0)
-    assert spec.rope_scaling == YarnRope(4.0, 256, 3.0)
+    assert spec.rope.scaling == YarnRope(4.0, 256, 3.0)
     assert spec.max_model_len == 1024
 
 

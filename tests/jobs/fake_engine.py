@@ -27,7 +27,7 @@ from quire.jobs.child.generate import SessionEngine
 from quire.jobs.wire import Message
 from quire.session.loading import LoadedModel
 from quire.session.session import Session
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, plain_decoder
 from quire.step import StepPlan, StepResult
 from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, mix
 
@@ -165,7 +165,7 @@ class StubEngine:
 
 
 def _spec() -> ModelSpec:
-    return ModelSpec(
+    return plain_decoder(
         family="llama",
         vocab_size=VOCAB,
         hidden_size=8,

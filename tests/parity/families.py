@@ -165,14 +165,14 @@ def canonical(stored: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
                     renamed[f"{ours}{new.split()[0]}.{kind}"] = torch.cat(
                         [p for p in parts if p is not None]
                     )
-        if spec.rotary_dims is not None:
+        if spec.rope.dims < spec.head_dim:
             renamed[f"{ours}attn.qkv.weight"] = in_pairs(renamed[f"{ours}attn.qkv.weight"], spec)
     return {name: tensor.detach().clone() for name, tensor in renamed.items()}
 
 
 def in_pairs(qkv: Tensor, spec: ModelSpec) -> Tensor:
     """Rows of q and k so that i and i + half are a pair, also of those that are not turned."""
-    size, dims = spec.head_dim, spec.rotary_dims or 0
+    size, dims = spec.head_dim, spec.rope.dims
     turned = (spec.num_heads + spec.num_kv_heads) * size
     heads = qkv[:turned].view(-1, size, qkv.shape[1])
     pairs, rest = heads[:, :dims].chunk(2, 1), heads[:, dims:].chunk(2, 1)

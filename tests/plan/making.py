@@ -18,10 +18,10 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
-from quire.spec import ModelSpec
+from quire.spec import plain_decoder
 from quire.step import StepPlan, StepResult
 
-SPEC = ModelSpec(
+SPEC = plain_decoder(
     family="llama",
     vocab_size=1000,
     hidden_size=64,

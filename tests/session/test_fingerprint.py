@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from quire.session.fingerprint import FACTS, RARE
-from quire.spec import ModelSpec
+import pytest
 
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.session.fingerprint import _facts
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, plain_decoder
+
+SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+# Another value for each field that computes something and that no weight's shape or name shows.
+ATTENTION = {"scale": 1.0, "softcap": 5.0, "window": 3, "rope": None, "qk_norm_over": "width"}
+MLP = {"activation": "relu"}
+LAYER = {"norms": "after", "branch_scale": 2.0}
+SPEC_FIELDS = {"embedding_scale": 2.0, "logits": LogitsPlan(scale=2.0)}
 # Sizes and parts show in the weights; lengths, ids and the stored type change no verdict.
 SEEN_IN_WEIGHTS = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_kv_heads"),
-    *("qkv_bias", "qk_norm", "o_bias", "mlp_bias", "tied_embeddings"),
+    *("num_heads", "num_kv_heads", "head_dim", "qkv_bias", "o_bias", "qk_norm"),
+    *("width", "gated", "bias", "attention", "mlp", "norm", "layers"),
+    *("vocab_size", "hidden_size", "tied_embeddings", "learned_positions"),
 }
 NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype"}
 
 
 def test_every_fact_of_a_spec_is_in_it_or_seen_otherwise() -> None:
-    known = {*FACTS, *RARE, *SEEN_IN_WEIGHTS, *NOT_COMPUTED_WITH}
-    assert {field.name for field in fields(ModelSpec)} == known
+    kinds = (ModelSpec, LayerPlan, AttentionPlan, MlpPlan)
+    known = {*ATTENTION, *MLP, *LAYER, *SPEC_FIELDS, "family", *SEEN_IN_WEIGHTS, *NOT_COMPUTED_WITH}
+    assert {field.name for kind in kinds for field in fields(kind)} == known
+
+
+def test_each_of_them_makes_another_fingerprint() -> None:
+    layer = SPEC.layers[0]
+    attention, mlp = layer.attention, layer.mlp
+    others = [
+        *(replace(layer, attention=replace(attention, **{k: v})) for k, v in ATTENTION.items()),
+        replace(layer, attention=replace(attention, rope=Rope(10000.0, 8, interleaved=True))),
+        *(replace(layer, mlp=replace(mlp, **{k: v})) for k, v in MLP.items()),
+        *(replace(layer, **{k: v}) for k, v in LAYER.items()),
+        *(
+            replace(layer, norm=norm)
+            for norm in (
+                NormPlan(1e-6),
+                NormPlan(1e-5, "layer"),
+                NormPlan(1e-5, one_plus=True),
+                NormPlan(1e-5, rounds_last=True),
+            )
+        ),
+    ]
+    specs = [replace(SPEC, layers=(SPEC.layers[0], other)) for other in others]
+    specs += [replace(SPEC, **{k: v}) for k, v in SPEC_FIELDS.items()]
+    specs += [replace(SPEC, norm=NormPlan(1e-5, "layer")), replace(SPEC, family="mistral")]
+    assert len({repr(_facts(spec)) for spec in (SPEC, *specs)}) == len(specs) + 1
+
+
+@pytest.mark.parametrize("change", [{"eos_ids": (3,)}, {"max_model_len": 64}])
+def test_what_is_not_computed_with_changes_nothing(change: dict[str, object]) -> None:
+    assert _facts(replace(SPEC, **change)) == _facts(SPEC)  # type: ignore[arg-type]
+
+
+def test_positions_show_in_the_weights() -> None:
+    """A table of them is a tensor of its own; where it begins is not."""
+    tables = [replace(SPEC, learned_positions=LearnedPositions(8, offset)) for offset in (0, 2)]
+    assert _facts(tables[0]) != _facts(tables[1])

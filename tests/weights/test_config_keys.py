@@ -114,7 +114,7 @@ def test_every_rotary_setting_is_accounted_for(monkeypatch: pytest.MonkeyPatch) 
 def test_every_kind_of_rope_is_built_or_refused_by_name(kind: str) -> None:
     config = {**HEADS, "rope_scaling": {**LLAMA3_SCALING, **YARN, **LONG, "rope_type": kind}}
     if kind in ("linear", "llama3", "yarn", "longrope"):
-        assert spec_from_hf(config).rope_scaling is not None
+        assert spec_from_hf(config).rope.scaling is not None
     else:
         with pytest.raises(UnsupportedModel, match=kind):
             spec_from_hf(config)

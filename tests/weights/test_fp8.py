@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from quire.backends.fp8 import Fp8Matrix, round_lines
 from quire.errors import NotEnoughMemory
-from quire.spec import ModelSpec
+from quire.spec import plain_decoder
 from quire.weights import load
 from quire.weights.load import (
     dummy_fp8_weights,
@@ -25,7 +24,9 @@ from quire.weights.names import weights_of
 from quire.weights.source import locate
 from tests.weights.tiny import tiny_model, write_gguf
 
-SPEC = ModelSpec("qwen3", 512, 64, 128, 2, 4, 2, 16, 128, 1e-6, 1e4, qk_norm=True, qkv_bias=True)
+SPEC = plain_decoder(
+    "qwen3", 512, 64, 128, 2, 4, 2, 16, 128, 1e-6, 1e4, qk_norm=True, qkv_bias=True
+)
 
 
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
@@ -77,7 +78,8 @@ def test_a_size_that_torch_does_not_multiply_stays_as_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "quire")
-    made = dummy_fp8_weights(replace(SPEC, intermediate_size=120), device="cpu")
+    narrower = plain_decoder("qwen3", 512, 64, 120, 2, 4, 2, 16, 128, 1e-6, 1e4, qkv_bias=True)
+    made = dummy_fp8_weights(narrower, device="cpu")
     assert isinstance(made["layers.0.mlp.gate_up.weight"], Fp8Matrix)
     assert isinstance(made["layers.0.mlp.down.weight"], Tensor)
     assert "2 matrices stay in bfloat16" in caplog.text

@@ -18,7 +18,7 @@ def test_the_default_model_is_described_exactly(default_model: Path) -> None:
     spec = spec_from_gguf(GgufFile(default_model))
     assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 49152, 576)
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (30, 9, 3, 64)
-    assert (spec.norm_eps, spec.rope_theta, spec.max_model_len) == (1e-5, 100000.0, 8192)
+    assert (spec.norm_eps, spec.rope.theta, spec.max_model_len) == (1e-5, 100000.0, 8192)
     assert spec.tied_embeddings
     assert (spec.bos_id, spec.eos_ids) == (1, (2,))
 
@@ -27,7 +27,7 @@ def test_frequency_factors_of_llama_3_are_read_from_their_tensor(tmp_path: Path)
     factors = np.linspace(1, 8, 8, dtype=np.float32)
     write_gguf(tiny_model("llama"), tmp_path / "m", tensors={"rope_freqs.weight": factors})
     spec = spec_from_gguf(GgufFile(tmp_path / "m"))
-    assert spec.rope_scaling == FactorRope(tuple(factors.tolist()))
+    assert spec.rope.scaling == FactorRope(tuple(factors.tolist()))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
     }
     write_gguf(tiny_model("mistral"), tmp_path / "m", metadata=metadata)
     spec = spec_from_gguf(GgufFile(tmp_path / "m"))
-    assert spec.rope_scaling == LinearRope(4.0)
+    assert spec.rope.scaling == LinearRope(4.0)
     assert spec.windows == (32, 32)
     assert spec.family == "mistral"
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.layer_plan import LinearRope, Llama3Rope
+from quire.spec import ModelSpec, mlp_of
 from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
 
 LLAMA: dict[str, Any] = {
@@ -44,16 +45,23 @@ def family(name: str, **changes: Any) -> dict[str, Any]:
     return {**LLAMA, "architectures": [architecture], "model_type": name, **changes}
 
 
+def biases_and_norms(spec: ModelSpec) -> tuple[bool, bool, bool, bool]:
+    """Of q, k and v, of o, of the feed-forward; and whether heads are normed."""
+    attention = spec.layers[0].attention
+    biases = (attention.qkv_bias, attention.o_bias, mlp_of(spec.layers[0]).bias)
+    return *biases, attention.qk_norm is not None
+
+
 def test_every_field_of_a_plain_llama_is_read() -> None:
     spec = spec_from_hf(LLAMA)
     assert (spec.family, spec.vocab_size, spec.hidden_size) == ("llama", 128, 64)
     assert (spec.intermediate_size, spec.num_layers) == (96, 4)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 2, 16)
-    assert (spec.max_model_len, spec.norm_eps, spec.rope_theta) == (512, 1e-5, 500000.0)
+    assert (spec.max_model_len, spec.norm_eps, spec.rope.theta) == (512, 1e-5, 500000.0)
     assert (spec.eos_ids, spec.bos_id, spec.dtype) == ((2,), 1, "bfloat16")
     assert spec.windows == (None,) * 4
-    assert not (spec.qkv_bias or spec.o_bias or spec.mlp_bias or spec.qk_norm)
-    assert spec.rope_scaling is None
+    assert not any(biases_and_norms(spec))
+    assert spec.rope.scaling is None
     assert not spec.tied_embeddings
 
 
@@ -72,7 +80,7 @@ def test_biases_and_norms_are_those_of_the_family(
     config: dict[str, Any], qkv_bias: bool, o_bias: bool, mlp_bias: bool, qk_norm: bool
 ) -> None:
     spec = spec_from_hf(config)
-    found = (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm)
+    found = biases_and_norms(spec)
     assert found == (qkv_bias, o_bias, mlp_bias, qk_norm)
 
 
@@ -85,8 +93,8 @@ def test_biases_and_norms_are_those_of_the_family(
 )
 def test_llama3_scaling_is_read_in_both_spellings(rope: dict[str, Any]) -> None:
     spec = spec_from_hf({**LLAMA, **rope})
-    assert spec.rope_theta == 500000.0
-    assert spec.rope_scaling == Llama3Rope(8.0, 1.0, 4.0, 128)
+    assert spec.rope.theta == 500000.0
+    assert spec.rope.scaling == Llama3Rope(8.0, 1.0, 4.0, 128)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def test_llama3_scaling_is_read_in_both_spellings(rope: dict[str, Any]) -> None:
 )
 def test_linear_scaling_is_read_with_its_old_and_new_key(scaling: dict[str, Any]) -> None:
     spec = spec_from_hf({**LLAMA, "rope_scaling": scaling})
-    assert spec.rope_scaling == LinearRope(2.0)
+    assert spec.rope.scaling == LinearRope(2.0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,7 @@ def test_windows_are_given_layer_by_layer(
 def test_what_transformers_writes_today_is_read(config_class: Any) -> None:
     config = config_class(num_hidden_layers=3, rope_theta=5e5, eos_token_id=[4, 9]).to_dict()
     spec = spec_from_hf(config)
-    assert spec.rope_theta == config["rope_parameters"]["rope_theta"]
+    assert spec.rope.theta == config["rope_parameters"]["rope_theta"]
     assert spec.head_dim == 128
     assert spec.num_kv_heads == config["num_key_value_heads"]
     assert spec.eos_ids == (4, 9)
@@ -145,7 +153,7 @@ def test_absent_fields_mean_what_they_mean_to_transformers() -> None:
     sparse = {k: v for k, v in LLAMA.items() if k not in ("num_key_value_heads", "rope_theta")}
     spec = spec_from_hf(sparse)
     assert spec.num_kv_heads == 4
-    assert spec.rope_theta == LlamaConfig(**sparse).rope_parameters["rope_theta"]
+    assert spec.rope.theta == LlamaConfig(**sparse).rope_parameters["rope_theta"]
     assert spec_from_hf(family("qwen3")).head_dim == Qwen3Config().head_dim
     no_eos = spec_from_hf({**LLAMA, "eos_token_id": None, "bos_token_id": None})
     assert no_eos.eos_ids == ()
@@ -156,10 +164,10 @@ def test_overrides_win_and_leave_the_config_alone() -> None:
     config = {**LLAMA, "rope_parameters": {**LLAMA3_SCALING, "rope_theta": 1e4}}
     before = json.dumps(config)
     spec = spec_from_hf(config, {"max_position_embeddings": 99, "rope_theta": 7.0})
-    assert (spec.max_model_len, spec.rope_theta) == (99, 7.0)
-    assert spec.rope_scaling is not None
+    assert (spec.max_model_len, spec.rope.theta) == (99, 7.0)
+    assert spec.rope.scaling is not None
     plain = spec_from_hf(config, {"rope_scaling": None})
-    assert (plain.rope_scaling, plain.rope_theta) == (None, 1e4)
+    assert (plain.rope.scaling, plain.rope.theta) == (None, 1e4)
     assert json.dumps(config) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, plain_decoder
 from quire.weights import load
 from quire.weights.gguf_file import GgufFile
 from quire.weights.load import dummy_weights, load_weights
@@ -87,11 +88,7 @@ def test_a_directory_and_a_gguf_file_of_one_model_load_equal(case: str, tmp_path
     assert_same(weights, as_quire_names_them(model.state_dict(), spec))
     assert_same(gguf_weights, weights)
     named = {"family": "llama"} if family == "mistral" else {}
-    assert gguf_spec == ModelSpec(**{**fields_of(spec), **named})
-
-
-def fields_of(spec: ModelSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in spec.__dataclass_fields__}
+    assert gguf_spec == replace(spec, **named)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -257,7 +254,7 @@ def test_config_and_file_that_disagree_are_refused_before_anything_is_allocated(
 
 
 def test_dummy_weights_are_random_repeatable_and_scaled() -> None:
-    spec = ModelSpec(
+    spec = plain_decoder(
         "qwen3", 512, 64, 128, 2, 4, 2, 16, 128, 1e-6, 1e4, qk_norm=True, qkv_bias=True
     )
     weights = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=1)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cpu.scores import merge, partial, scores_of
 from quire.backends.ops import AttentionInputs, HeadShape
 
 Longs = npt.NDArray[np.int64]
@@ -253,15 +254,31 @@ class CpuAttention(KvStore):
         self, piece: Piece, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor
     ) -> None:
         k, v = self._gathered(k_rows, v_rows, piece.index, self.shape.num_kv_heads)
-        attended = F.scaled_dot_product_attention(
-            q[piece.first : piece.last].transpose(0, 1)[None],
-            k[None, :, : piece.num_keys],
-            v[None, :, : piece.num_keys],
-            attn_mask=piece.mask,
-            is_causal=piece.mask is None,
-            enable_gqa=self.shape.group > 1,
+        own = q[piece.first : piece.last].transpose(0, 1)
+        k, v = k[:, : piece.num_keys], v[:, : piece.num_keys]
+        if self.shape.softcap is not None:
+            attended = self._attend_capped(own, k, v, piece.mask)
+        else:
+            attended = F.scaled_dot_product_attention(
+                *(own[None], k[None], v[None]),
+                attn_mask=piece.mask,
+                is_causal=piece.mask is None,
+                scale=self.shape.scale,
+                enable_gqa=self.shape.group > 1,
+            )[0]
+        out[piece.first : piece.last] = attended.transpose(0, 1)
+
+    def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """What torch's attention computes, with scores bounded: q [heads, T, D], k and
+        v [kv_heads, keys, D] -> [heads, T, D]."""
+        shape, count = self.shape, q.shape[1]
+        if mask is None:
+            mask = q.new_full((count, k.shape[1]), -torch.inf).triu_(1)
+        queries = q.reshape(shape.num_kv_heads, shape.group * count, shape.head_dim)
+        part, _ = partial(
+            queries.float(), k.float(), v.float(), shape, mask.float().repeat(shape.group, 1)
         )
-        out[piece.first : piece.last] = attended[0].transpose(0, 1)
+        return part.view(shape.num_heads, count, shape.head_dim).to(q.dtype)
 
     def _attend_decode(self, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor) -> None:
         shape = self.shape
@@ -277,11 +294,11 @@ class CpuAttention(KvStore):
             k, v = self._gathered(k_rows, v_rows, bucket.index, num_heads)
             if bucket.first < self.num_grouped:
                 own = grouped[rows].view(num_heads, shape.group, shape.head_dim)
-                part, weight = partial(own, k.float(), v.float(), shape.scale, bucket.mask)
+                part, weight = partial(own, k.float(), v.float(), shape, bucket.mask)
                 sums[rows], weights[rows] = part.view(-1, *heads), weight.view(-1, *heads[:2])
                 continue
             own = q[rows].view(num_heads, shape.group, shape.head_dim)
-            scores = torch.baddbmm(bucket.mask, own, k.transpose(1, 2), alpha=shape.scale)
+            scores = scores_of(own, k, shape, bucket.mask)
             chances = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
             result[rows] = torch.bmm(chances, v).view(-1, shape.num_heads, shape.head_dim)
         for prefix in self.prefixes:
@@ -303,34 +320,13 @@ class CpuAttention(KvStore):
         queries = q[rows].transpose(0, 1).reshape(shape.num_kv_heads, -1, shape.head_dim)
         for index in prefix.indices:
             k, v = self._gathered(k_rows, v_rows, index, shape.num_kv_heads)
-            part, weight = partial(queries, k.float(), v.float(), shape.scale, None)
+            part, weight = partial(queries, k.float(), v.float(), shape, None)
             # [kv_heads, members * group, ...] -> [members, kv_heads, group, ...]
             members = prefix.last - prefix.first
             sized = (shape.num_kv_heads, members, shape.group)
             part = part.view(*sized, shape.head_dim).transpose(0, 1)
             weight = weight.view(sized).transpose(0, 1)
             merge(sums[rows], weights[rows], part, weight)
-
-
-def partial(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Attention over some of the keys: the result, and the log of the sum of its exponentials."""
-    if mask is None:
-        scores = torch.bmm(q * scale, k.transpose(1, 2))
-    else:
-        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=scale)
-    chances = scores.softmax(-1)
-    # The likeliest key has exp(0) = 1 of the sum of exponentials.
-    return torch.bmm(chances, v), scores.amax(-1) - chances.amax(-1).log_()
-
-
-def merge(sums: Tensor, weights: Tensor, part: Tensor, weight: Tensor) -> None:
-    """Put attention over other keys beside what sums and weights hold, in place."""
-    total = torch.logaddexp(weights, weight)
-    sums *= (weights - total).exp_()[..., None]
-    sums += part * (weight - total).exp_()[..., None]
-    weights.copy_(total)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

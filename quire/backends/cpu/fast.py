@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends import generic
 from quire.backends.cpu.attention import CpuAttention, Scratch
 from quire.backends.cpu.linear import make_linear
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, RowOp
+from quire.layer_plan import Activation
 
 
 class CpuKernels:
@@ -28,17 +30,20 @@ class CpuKernels:
         return F.embedding(token_ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-        return scaled.to(x.dtype).mul_(weight)
+        return generic.rms_norm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return generic.layer_norm(x, weight, bias, eps)
+
+    def gate(self, activation: Activation) -> RowOp:
+        return generic.gate(activation)
+
+    def activate(self, activation: Activation) -> RowOp:
+        return generic.activate(activation)
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
         return CpuAttention(self.shape, self.scratch, inputs, window)

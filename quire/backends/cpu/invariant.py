@@ -24,6 +24,7 @@ from torch import Tensor
 from quire.backends.cpu.attention import KvStore, Scratch
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import make_linear
+from quire.backends.generic import softcapped
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, write_rows
 from quire.errors import NotSupported
 
@@ -114,11 +115,6 @@ class InvariantKernels(CpuKernels):
             if not self.row_counts:
                 raise unkept(f"products with a matrix of {weight.shape[0]} x {weight.shape[1]}")
         return InvariantLinear(op, self)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        wide = gate.float()
-        return (wide / wide.neg().exp_().add_(1)).to(up.dtype).mul_(up)
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
         return InvariantAttention(self.shape, self.scratch, self.query_rows, inputs, window)
@@ -282,7 +278,7 @@ class InvariantAttention(KvStore):
         queries *= shape.scale
         each = queries[:, :, None].expand(*heads, tiles.rows, width).reshape(-1, tiles.rows, width)
         scores = torch.bmm(each, k.transpose(1, 2)).view(*heads, tiles.rows, TILE)
-        scores.masked_fill_(tiles.hidden, UNSEEN)
+        softcapped(scores, shape.softcap).masked_fill_(tiles.hidden, UNSEEN)
         top = scores.amax(-1)
         chances = scores.softmax(-1)
         parts = torch.bmm(chances.view(-1, tiles.rows, TILE), v).view(*heads, tiles.rows, width)

@@ -15,7 +15,6 @@ rows come first, so that the last programs to start are short ones.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from quire.backends.triton.heads import HeadNorms
 from quire.backends.triton.jit import power_of_two, waiting
 from quire.backends.triton.packed_kernels import attend_packed
 from quire.backends.triton.split_kv_kernels import make_items
-from quire.backends.triton.tiles import Tile, attend_constants, decode_tile, padded_width
+from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, decode_tile, padded_width
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from quire.backends.triton.prefix import PrefixWork
 
-LOG2_E = math.log2(math.e)
 # Cutting rows gives two programs on a core where those need read no more than LONG tokens, else
 # as many as that takes, up to _MOST_PER_CORE. Short ones balance better, long ones read faster.
 _PROGRAMS_PER_CORE = 2

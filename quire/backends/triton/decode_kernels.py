@@ -28,6 +28,7 @@ def attend_item(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> Any:
     """(weighted mean of the values of tokens begin .. end, log2-sum of the weights)"""
     if keys.dtype.element_ty == tl.float8e4nv:
@@ -39,7 +40,7 @@ def attend_item(
         m, mass, acc = nothing_yet(QUERIES, PADDED)
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
-            *(False, False, True, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(False, False, True, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         return finished(m, mass, acc)
 
@@ -170,6 +171,7 @@ def attend_items(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> None:
     """One item of one KV head: the row's GROUP queries against a stretch of its keys.
 
@@ -191,7 +193,7 @@ def attend_items(
         mine = tl.load(place, mask=inside, other=0.0)
         mean, log_sum = attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
-            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         leave(
             *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),

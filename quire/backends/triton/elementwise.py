@@ -1,4 +1,4 @@
-"""RMSNorm, alone or after adding to the residual stream, and the gate of an MLP.
+"""RMSNorm, alone or after adding to the residual stream, and the activations of an MLP.
 
 Arithmetic in float32, rounded where the reference rounds.
 """
@@ -14,6 +14,8 @@ from quire.backends.triton.jit import kernel, part, power_of_two, rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quire.layer_plan import Activation
 
 _COLUMNS = 1024
 
@@ -37,12 +39,20 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return out
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2 I] = gate | up -> silu(gate) * up [T, I]."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    grid = (rows, triton.cdiv(width, _COLUMNS))
-    _silu_mul[grid](gate_up, out, gate_up.stride(0), width, **gate_constants())
+def gate_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """[T, 2 I] = gate | up -> activation(gate) * up [T, I]."""
+    return _activated(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """[T, I] -> activation(x)."""
+    return _activated(x, x.shape[1], activation, gated=False)
+
+
+def _activated(x: Tensor, width: int, activation: Activation, *, gated: bool) -> Tensor:
+    out = x.new_empty(x.shape[0], width)
+    grid = (x.shape[0], triton.cdiv(width, _COLUMNS))
+    _activate[grid](x, out, x.stride(0), width, **gate_constants(activation, gated=gated))
     return out
 
 
@@ -52,9 +62,9 @@ def norm_constants(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": warps(block)}
 
 
-def gate_constants() -> dict[str, int]:
+def gate_constants(activation: Activation, *, gated: bool = True) -> dict[str, int | str | bool]:
     """What the gate is compiled for."""
-    return {"BLOCK": _COLUMNS, "num_warps": 4}
+    return {"KIND": activation, "GATED": gated, "BLOCK": _COLUMNS, "num_warps": 4}
 
 
 def warps(block: int) -> int:
@@ -66,16 +76,34 @@ def warps(block: int) -> int:
 def normed(
     x: tl.tensor, weight: tl.tensor, width: tl.tensor, eps: tl.tensor, dtype: tl.constexpr
 ) -> Any:
-    scale = tl.rsqrt(tl.sum(x * x) / width + eps)
-    # Rounded before the weight is applied, as the reference does.
-    return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype)
+    """Rounded before the weight is applied if that is of the same type, as the reference does."""
+    x *= tl.rsqrt(tl.sum(x * x) / width + eps)
+    if weight.dtype == dtype:
+        x = x.to(dtype).to(tl.float32)
+    return (x * weight.to(tl.float32)).to(dtype)
+
+
+@part
+def activated(x: tl.tensor, KIND: tl.constexpr) -> Any:
+    """An activation of float32."""
+    if KIND == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu_tanh":  # x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(KIND == "relu" or KIND == "relu2")
+        x = tl.maximum(x, 0.0)
+        if KIND == "relu2":
+            x = x * x
+    return x
 
 
 @part
 def opened(gate: tl.tensor, up: tl.tensor, dtype: tl.constexpr) -> Any:
     """silu(gate) * up of float32, rounded as the reference does."""
-    gate = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return (gate * up).to(dtype)
+    return (activated(gate, "silu").to(dtype).to(tl.float32) * up).to(dtype)
 
 
 @kernel()
@@ -91,7 +119,7 @@ def _rms_norm(
     at = tl.arange(0, BLOCK)
     inside = at < width
     values = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + at, mask=inside, other=0.0)
     dtype: tl.constexpr = out.dtype.element_ty
     made = normed(values, scale, width, eps, dtype)
     tl.store(out + row * width + at, made, mask=inside)
@@ -116,19 +144,28 @@ def _add_rms_norm(
     before = tl.load(residual + row * width + at, mask=inside, other=0.0).to(tl.float32)
     total = (added + before).to(dtype)
     tl.store(residual + row * width + at, total, mask=inside)
-    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + at, mask=inside, other=0.0)
     made = normed(total.to(tl.float32), scale, width, eps, dtype)
     tl.store(out + row * width + at, made, mask=inside)
 
 
 @kernel()
-def _silu_mul(
-    gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr
+def _activate(
+    x: tl.tensor,
+    out: tl.tensor,
+    stride: tl.tensor,
+    width: tl.tensor,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     dtype: tl.constexpr = out.dtype.element_ty
-    gate = tl.load(gate_up + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, opened(gate, up, dtype), mask=inside)
+    made = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    made = activated(made, KIND).to(dtype)
+    if GATED:
+        up = tl.load(x + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
+        made = (made.to(tl.float32) * up).to(dtype)
+    tl.store(out + row * width + at, made, mask=inside)

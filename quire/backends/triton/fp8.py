@@ -179,7 +179,7 @@ def _norm_rounded(
         total += tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
         total = total.to(dtype).to(tl.float32)
         tl.store(place, total.to(dtype), mask=inside)
-    by = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(weight + at, mask=inside, other=0.0)
     made = normed(total, by, width, eps, dtype).to(tl.float32)
     _store_row(made, out, scales, row, at, width)
 

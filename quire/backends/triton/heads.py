@@ -114,8 +114,11 @@ def _turned(
         scale = tl.rsqrt(squares / WIDTH + eps)[:, None]
         left = tl.load(weight + at, mask=known, other=0.0).to(tl.float32)[None, :]
         right = tl.load(weight + half + at, mask=known, other=0.0).to(tl.float32)[None, :]
-        first = ((first * scale).to(dtype).to(tl.float32) * left).to(dtype).to(tl.float32)
-        second = ((second * scale).to(dtype).to(tl.float32) * right).to(dtype).to(tl.float32)
+        first, second = first * scale, second * scale
+        if weight.dtype.element_ty == dtype:  # else it is applied before rounding: see ops.py
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        first = (first * left).to(dtype).to(tl.float32)
+        second = (second * right).to(dtype).to(tl.float32)
     c, s = cos[None, :], sin[None, :]
     return first * c - second * s, second * c + first * s
 

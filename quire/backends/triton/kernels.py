@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp
+from quire.backends.generic import layer_norm
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import HeadNorms, norm_rope_store, rope_store
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.layer_plan import Activation
 
 
 class TritonKernels:
@@ -41,8 +44,14 @@ class TritonKernels:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         return elementwise.add_rms_norm(x, residual, weight, eps)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.silu_mul(gate_up)
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return layer_norm(x, weight, bias, eps)
+
+    def gate(self, activation: Activation) -> RowOp:
+        return partial(elementwise.gate_mul, activation=activation)
+
+    def activate(self, activation: Activation) -> RowOp:
+        return partial(elementwise.activate, activation=activation)
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> TritonAttention:
         return TritonAttention(self, inputs, window)

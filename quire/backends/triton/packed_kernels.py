@@ -38,8 +38,11 @@ def _turned(
         scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
         mine = tl.load(weight + at, mask=at < WIDTH, other=0.0).to(tl.float32)
         theirs = tl.load(weight + other, mask=at < WIDTH, other=0.0).to(tl.float32)
-        x = ((x * scale).to(dtype).to(tl.float32) * mine).to(dtype).to(tl.float32)
-        y = ((y * scale).to(dtype).to(tl.float32) * theirs).to(dtype).to(tl.float32)
+        x, y = x * scale, y * scale
+        if weight.dtype.element_ty == dtype:  # else it is applied before rounding: see ops.py
+            x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
+        x = (x * mine).to(dtype).to(tl.float32)
+        y = (y * theirs).to(dtype).to(tl.float32)
     return (x * cos + y * sin).to(dtype)
 
 
@@ -129,6 +132,7 @@ def attend_packed(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     NORMED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
@@ -150,7 +154,7 @@ def attend_packed(
             _store_new(*new, k_weight, c, s, eps, KV_HEADS, SLOTS, WIDTH, PADDED, NORMED)
         mean, log_sum = attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
-            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         if OVERLAPS:
             gdc_launch_dependents()

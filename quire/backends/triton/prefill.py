@@ -10,19 +10,17 @@ Worked example, tiles of 4 tokens: query_starts [0, 6, 7] make tiles
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import triton
 
 from quire.backends.ops import HeadShape
 from quire.backends.triton.prefill_kernels import attend_tiles, make_tiles
-from quire.backends.triton.tiles import Tile, attend_constants, prompt_tile
+from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, prompt_tile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG2_E = math.log2(math.e)
 _TILES_AT_ONCE = 16
 
 

@@ -64,6 +64,7 @@ def attend_tiles(
     PADDED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> None:
     """One tile of QUERIES // GROUP tokens of one sequence, for one KV head."""
     # The last tiles of a sequence see the most keys: started first, they do not come late.
@@ -91,7 +92,7 @@ def attend_tiles(
         mean, _ = attend_many(
             *(mine, scale, keys, values, tables + sequence * table_stride, begin, highest),
             *(lowest + 1, position - window + 1, position, head),
-            *(HAS_WINDOW, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(HAS_WINDOW, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         made = mean.to(out.dtype.element_ty)
         tl.store(out + offset * (KV_HEADS * GROUP * WIDTH) + place, made, mask=inside)

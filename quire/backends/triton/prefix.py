@@ -23,12 +23,11 @@ from torch import Tensor
 
 from quire.backends.ops import HeadShape
 from quire.backends.triton.prefix_kernels import attend_prefixes
-from quire.backends.triton.tiles import Tile, attend_constants, many_queries_tile
+from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, many_queries_tile
 
 Ints = npt.NDArray[np.int32]
 
 LEVELS = 2
-_LOG2_E = 1.4426950408889634
 _FIELDS = 8  # of an item; six are used
 _LEAST_STRETCH = 256  # tokens; below, merging costs more than balance gains
 
@@ -164,7 +163,7 @@ class PrefixWork:
         shape = self.shape
         attend_prefixes[(self.size.items, shape.num_kv_heads)](
             *(q, keys, values, *self._work, context_lens, buffers.parts, buffers.sums),
-            *(buffers.num_own, q.stride(0), shape.scale * _LOG2_E, window or 0),
+            *(buffers.num_own, q.stride(0), shape.scale * LOG2_E, window or 0),
             HAS_WINDOW=window is not None,
             **attend_constants(shape, self._tile),
         )

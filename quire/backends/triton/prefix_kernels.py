@@ -32,6 +32,7 @@ def attend_prefixes(
     PADDED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> None:
     """One tile of members x GROUP queries against one stretch of their prefix."""
     item, head = items + tl.program_id(0) * 8, tl.program_id(1)
@@ -52,7 +53,7 @@ def attend_prefixes(
         mean, log_sum = attend_many(
             *(mine, scale, keys, values, block_ids + tl.load(item + 2), 0, num_tokens),
             *(num_tokens, first_seen, row, head),
-            *(HAS_WINDOW, False, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(HAS_WINDOW, False, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         part = part_base + tl.load(item + 5) + number * tl.load(item + 6)
         out = part.to(tl.int64) * (KV_HEADS * GROUP) + heads

@@ -21,7 +21,7 @@ import triton
 
 from quire.backends.triton.jit import overlapping, power_of_two, precision, waiting
 from quire.backends.triton.small_batch_kernels import embed_rows, multiply
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, mlp_of
 
 if TYPE_CHECKING:
     import torch
@@ -101,15 +101,16 @@ class Product:
 
 def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
     """The kinds of products that a pass of this model consists of; none in float16, which might
-    not hold the sums that are normed only afterwards."""
-    if str(dtype) == "torch.float16":
+    not hold the sums that are normed only afterwards, and none of a model with other parts."""
+    if str(dtype) == "torch.float16" or not spec.is_plain:
         return ()
+    attention, mlp = spec.layers[0].attention, mlp_of(spec.layers[0])
     hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    inner, bias = spec.intermediate_size, spec.mlp_bias
+    inner, bias = mlp.width, mlp.bias
     return (
-        Product(heads, hidden, dtype, normed=True, gated=False, has_bias=spec.qkv_bias),
-        Product(hidden, attended, dtype, normed=False, gated=False, has_bias=spec.o_bias),
+        Product(heads, hidden, dtype, normed=True, gated=False, has_bias=attention.qkv_bias),
+        Product(hidden, attended, dtype, normed=False, gated=False, has_bias=attention.o_bias),
         Product(inner, hidden, dtype, normed=True, gated=True, has_bias=bias),
         Product(hidden, inner, dtype, normed=False, gated=False, has_bias=bias),
         Product(spec.vocab_size, hidden, dtype, normed=True, gated=False, has_bias=False),

@@ -7,6 +7,7 @@ from typing import Any
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.backends.triton.elementwise import opened
 from quire.backends.triton.jit import kernel, part
 
 
@@ -88,8 +89,7 @@ def _opened(wide: tl.tensor, dtype: tl.constexpr, ROWS: tl.constexpr, HALF: tl.c
     """silu(gate) * up of columns that are HALF of the gate, then HALF of what it lets through."""
     # A last dimension of two is what can be split.
     gate, up = tl.split(tl.trans(tl.reshape(wide, (ROWS, 2, HALF)), (0, 2, 1)))
-    opened = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return (opened * up).to(dtype)
+    return opened(gate, up, dtype)
 
 
 @part

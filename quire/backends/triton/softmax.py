@@ -92,6 +92,14 @@ def _weighed(scores: tl.tensor, by: tl.tensor, m: tl.tensor, mass: tl.tensor) ->
 
 
 @part
+def _capped(scores: tl.tensor, SOFTCAP: tl.constexpr) -> Any:
+    """SOFTCAP * tanh(scores / SOFTCAP), if there is one."""
+    if SOFTCAP > 0.0:
+        scores = SOFTCAP - 2.0 * SOFTCAP / (1.0 + tl.exp(2.0 * scores / SOFTCAP))
+    return scores
+
+
+@part
 def attend_stretch(
     mine: tl.tensor,
     scale: tl.tensor,
@@ -116,12 +124,13 @@ def attend_stretch(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> Any:
     """m, mass, acc after tokens begin .. end as well, of which a query in `mine` may see only
     some: from its `first_seen` (HAS_FIRST), to its `last_seen` (HAS_LAST).
 
     MASKED: not all queries see all of every tile. BLIND: some may see nothing at all in a tile
-    before they have seen anything.
+    before they have seen anything. SOFTCAP bounds scores, in units of log2; 0: nothing does.
     """
     at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
     # A piece of a tile lies in one block.
@@ -148,8 +157,8 @@ def attend_stretch(
         block = tl.load(table + after // SLOTS + number, mask=after + number * piece < end, other=0)
         scores = tl.dot(mine, k, input_precision=PRECISION)
         by = scale
-        if BLIND:
-            scores *= scale  # before any is hidden: see _weighed
+        if BLIND or SOFTCAP > 0.0:
+            scores = _capped(scores * scale, SOFTCAP)  # before any is hidden: see _weighed
             by = 1.0
         if MASKED:
             scores = _hidden(scores, index, real, first_seen, last_seen, HAS_FIRST, HAS_LAST)
@@ -273,6 +282,7 @@ def attend_many(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr,
 ) -> Any:
     """(weighted mean, log2-sum of the weights) of many queries, for which tokens are hidden from
     `open_end` on, or anywhere with HAS_FIRST; `begin` is a multiple of KEYS. The rest as in
@@ -290,11 +300,11 @@ def attend_many(
             m, mass, acc = attend_stretch(
                 *(mine, scale, keys, values, table, begin, rest, first_seen, last_seen, head),
                 *(m, mass, acc, HAS_FIRST, HAS_LAST, False, False),
-                *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+                *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
             )
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, rest, end, first_seen, last_seen, head),
             *(m, mass, acc, HAS_FIRST, HAS_LAST, True, HAS_FIRST),
-            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION),
+            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
     return finished(m, mass, acc)

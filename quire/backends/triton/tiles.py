@@ -5,12 +5,14 @@ Chosen from measurements on one H200, not searched for at run time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from quire.backends.ops import HeadShape
 from quire.backends.triton.jit import power_of_two, precision
 
+LOG2_E = math.log2(math.e)  # scores are in units of log2
 # Bytes of keys (and as many of values) that a decode program asks for at a time.
 _DECODE_TILE_BYTES = 16 << 10
 _MMA_ROWS = 16  # the fewest rows tl.dot takes
@@ -81,6 +83,7 @@ def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
         "WIDTH": shape.head_dim,
         "PADDED": padded_width(shape),
         "PRECISION": precision(shape.dtype),
+        "SOFTCAP": (shape.softcap or 0.0) * LOG2_E,
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }

@@ -177,7 +177,7 @@ def tally_window(
 
 def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Tensor:
     """The last hidden states of a text on its own, in a cache of its own."""
-    shape, device = model.layers[0].attention.shape, model.rotary.cos.device
+    shape, device = model.layers[0].attention.shape, model.rotary.device
     shared = pass_alone(len(window), model.kernels, shape, model.windows, model.rotary)
     is_int8 = isinstance(model.head.multiply, NativeLinear)
     dtype = cache_dtype_beside_int8(model.kernels, shape) if is_int8 else shape.kv_dtype
@@ -193,7 +193,7 @@ def pass_alone(
     rotary: Rotary,
 ) -> Pass:
     """A pass over one text of `count` tokens, in blocks 0, 1, 2 and so on."""
-    device = rotary.cos.device
+    device = rotary.device
     positions = torch.arange(count, device=device)
     inputs = AttentionInputs(
         query_starts=torch.tensor([0, count], device=device),
@@ -205,7 +205,7 @@ def pass_alone(
         longest_context=count,
     )
     attention = {window: kernels.plan_attention(inputs, window) for window in windows}
-    return Pass(*rotary(positions), positions, attention)
+    return Pass(positions, rotary(positions), positions, attention)
 
 
 def cache_alone(

@@ -23,7 +23,8 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import sampler_for
 from quire.layers.tp import TensorParallel
-from quire.models.decoder import Decoder, Weights, head_shape
+from quire.models.decoder import Decoder, head_shape
+from quire.models.parts import Weights
 from quire.models.registry import build_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult

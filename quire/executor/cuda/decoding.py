@@ -135,7 +135,8 @@ class Decoding:
         """Feed every row's last token, draw the next, judge it."""
         parts = self._parts
         fed = parts.ops.feed(places, key.prefixes)
-        shared = Pass(*parts.model.rotary(fed.positions), fed.slots, fed.attention)
+        turns = parts.model.rotary(fed.positions)
+        shared = Pass(fed.positions, turns, fed.slots, fed.attention)
         logits = parts.logits(fed.token_ids, shared)
         edited = places.edited[: key.num_edited] if key.num_edited else None
         tokens, failed = parts.ops.draw(

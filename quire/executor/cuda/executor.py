@@ -27,9 +27,10 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import sampler_for
 from quire.layers.tp import TensorParallel
-from quire.models.decoder import Decoder, Weights, head_shape
+from quire.models.decoder import Decoder, head_shape
+from quire.models.parts import Weights
 from quire.models.registry import build_model
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, mlp_of
 from quire.step import StepPlan
 from quire.steps.handles import Handles
 
@@ -187,15 +188,15 @@ class CudaExecutor:
         return head_shape(self.spec, config.block_size, DTYPES[config.dtype], fp8_kv=fp8_kv)
 
     def _build(self, weights: Weights) -> Decoder:
-        from quire.layers.fused_attention import FusedAttention
+        from quire.layers.fused_attention import fused
 
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
         model = build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
         model.layers = tuple(
-            replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
+            replace(layer, attention=fused(layer.attention)) for layer in model.layers
         )
-        if config.quantization == "fp8":
+        if config.quantization == "fp8" and self.spec.is_plain:
             from quire.models.fp8 import round_early
 
             round_early(model)
@@ -260,8 +261,8 @@ def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.de
     products = (
         (layer.attention.qkv, spec.hidden_size),
         (layer.attention.out, attended),
-        (layer.mlp.gate_up, spec.hidden_size),
-        (layer.mlp.down, spec.intermediate_size),
+        (layer.mlp.products[0], spec.hidden_size),
+        (layer.mlp.products[1], mlp_of(spec.layers[0]).width),
     )
     few, more = TOUCHED_ROWS
     for linear, width in products:

@@ -86,7 +86,7 @@ def num_cuda_blocks(
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
     """How many blocks of `size` bytes fit beside the tables of the longest sequence that they
     hold: cos and sin of each position in float32, and each row's list of blocks."""
-    positions = config.block_size * 2 * 4 * (spec.head_dim // 2)
+    positions = config.block_size * 2 * 4 * (spec.head_dim // 2) * len(spec.ropes)
     lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1)
     longest = -(-config.max_model_len // config.block_size)
     count = budget // (size + positions + lists)

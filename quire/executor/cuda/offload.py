@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.layers.attention import NormedHeads
-from quire.layers.linear import Linear
+from quire.layers.linear import Linear, PlainRows
 from quire.models.decoder import Decoder
 
 
@@ -42,19 +41,12 @@ class HostCopies:
 
 def _tensors(model: Decoder) -> Iterator[Tensor]:
     """What takes memory on the device: matrices, tables, biases and norms."""
-    if isinstance(model.embedding.table, Tensor):
-        yield model.embedding.table
-    yield model.first_norm.weight
-    yield from _of(model.head)
-    for layer in model.layers:
-        attention, mlp = layer.attention, layer.mlp
-        for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down):
-            yield from _of(linear)
-        yield layer.mlp_norm.weight
-        yield layer.next_norm.weight
-        if isinstance(attention.heads, NormedHeads):
-            yield attention.heads.q_norm.weight
-            yield attention.heads.k_norm.weight
+    for places in model.places.values():
+        for place in places:
+            if isinstance(place, PlainRows):
+                yield place.tensor
+            elif isinstance(place, Linear):
+                yield from _of(place)
 
 
 def _of(linear: Linear) -> Iterator[Tensor]:
@@ -66,5 +58,3 @@ def _of(linear: Linear) -> Iterator[Tensor]:
         yield from (op.matrix.numbers, op.matrix.scales)
     elif isinstance(op, PlainLinear):
         yield op.weight
-    if linear.bias is not None:
-        yield linear.bias

@@ -21,8 +21,10 @@ from quire.layers.attention import Pass
 from quire.layers.fused_attention import FusedAttention
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
+from quire.layers.norm import Norm as AnyNorm
 from quire.layers.norm import RMSNorm
-from quire.models.decoder import Decoder, Layer
+from quire.models.decoder import Decoder
+from quire.models.layers import Layer, PlainLayer
 from quire.spec import ModelSpec
 
 
@@ -64,9 +66,10 @@ class SmallBatchPass:
         table, head = model.embedding.table, model.head.multiply
         if len(layers) < len(model.layers) or model.tp.size > 1:
             return None
-        if not isinstance(head, PlainLinear) or not isinstance(table, Tensor):
+        first = _norm(model.first_norm)
+        if not isinstance(head, PlainLinear) or not isinstance(table, Tensor) or first is None:
             return None
-        return SmallBatchPass(table, _norm(model.first_norm), layers, head)
+        return SmallBatchPass(table, first, layers, head)
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
         """The logits [rows, V]."""
@@ -92,7 +95,7 @@ def _attended(
     Whatever attention reads but `qkv` and the cache was made before the stream's tokens were
     embedded, by a kernel that begins when all before it is done; see jit.waiting.
     """
-    step, turn = shared.attention[attention.window], (shared.cos, shared.sin, shared.slots)
+    step, turn = shared.attention[attention.window], (*shared.turns[attention.rope], shared.slots)
     if isinstance(step, PlannedDecode) and step.attention.takes_packed:
         return step.attention.attend_packed(qkv, *turn, keys, values, attention.norms)
     heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
@@ -104,18 +107,22 @@ def _small_batch(layer: Layer) -> _ThinLayer | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(attention, FusedAttention) or not isinstance(mlp, GatedMLP):
         return None
+    if not isinstance(layer, PlainLayer):
+        return None
+    norms = [_norm(norm) for norm in (layer.mlp_norm, layer.next_norm)]
     linears = [_plain(x) for x in (attention.qkv, attention.out, mlp.gate_up, mlp.down)]
     qkv, out, gate_up, down = linears
     if qkv is None or out is None or gate_up is None or down is None:
         return None
-    return _ThinLayer(
-        attention, qkv, out, _norm(layer.mlp_norm), gate_up, down, _norm(layer.next_norm)
-    )
+    mlp_norm, next_norm = norms
+    if mlp_norm is None or next_norm is None:
+        return None
+    return _ThinLayer(attention, qkv, out, mlp_norm, gate_up, down, next_norm)
 
 
 def _plain(linear: Linear) -> PlainLinear | None:
     return linear.multiply if isinstance(linear.multiply, PlainLinear) else None
 
 
-def _norm(norm: RMSNorm) -> Norm:
-    return Norm(norm.weight, norm.eps)
+def _norm(norm: AnyNorm) -> Norm | None:
+    return Norm(norm.weight, norm.eps) if isinstance(norm, RMSNorm) else None

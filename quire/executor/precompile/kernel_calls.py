@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,9 +25,13 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import make_cache
+from quire.layer_plan import NormPlan
 from quire.models.decoder import head_shape
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, mlp_of
 from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
+
+if TYPE_CHECKING:
+    from quire.backends.triton.heads import HeadNorms
 
 ROWS = 16
 
@@ -39,7 +44,7 @@ class Calls:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         fp8_kv = config.kv_cache_dtype == "fp8"
         self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
-        self.windows = frozenset(spec.windows) or frozenset({None})
+        self.windows = frozenset(spec.windows)
 
     def all(self) -> list[Callable[[], object]]:
         """What the first steps call of ours, the slowest to compile first."""
@@ -53,7 +58,6 @@ class Calls:
             partial(self.sample, truncated=False),
             *(self.rounding() if self.config.quantization == "fp8" else self.small_batch()),
             self.heads,
-            self.sums_and_norms,
             self.norms,
             self.gates,
             self.ends_of_a_step,
@@ -101,7 +105,7 @@ class Calls:
 
     def caches(self) -> Tensor:
         """One block of one layer."""
-        one = replace(self.spec, num_layers=1)
+        one = replace(self.spec, layers=self.spec.layers[:1])
         return make_cache(one, 1, self.shape.block_size, self.shape.kv_dtype, self.device)
 
     def columns(self) -> DeviceColumns:
@@ -149,7 +153,6 @@ class Calls:
 
     def packed(self) -> None:
         """Attention of few rows straight from the packed projection."""
-        from quire.backends.triton.heads import HeadNorms
         from quire.executor.cuda.triton_ops import PlannedDecode, TritonOps
 
         columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
@@ -160,9 +163,22 @@ class Calls:
         step, width = fed.attention[window], shape.head_dim
         qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
-        norms = HeadNorms(self.empty(width), self.empty(width), 1e-6) if self.spec.qk_norm else None
+        norms = self.head_norms()
         if isinstance(step, PlannedDecode):
             step.attention.attend_packed(qkv, turn, turn, fed.slots, *self.cache(), norms)
+
+    def head_norms(self) -> HeadNorms | None:
+        """Norms of heads, where the kernel that turns those norms them, too."""
+        from quire.backends.triton.heads import HeadNorms
+
+        plan = self.spec.layers[0].attention.head_norm
+        if plan is None:
+            return None
+        weight = self.norm_weight(plan, self.spec.head_dim)
+        return HeadNorms(weight, weight, plan.eps)
+
+    def norm_weight(self, plan: NormPlan, width: int) -> Tensor:
+        return self.empty(width, dtype=torch.float32 if plan.is_wide else None)
 
     def rounding(self) -> list[Callable[[], object]]:
         """Activations in fp8: after attention, norms and gates."""
@@ -177,7 +193,9 @@ class Calls:
         attended = self.empty(ROWS, spec.num_heads * spec.head_dim)
         lines = self.empty(max(ROWS, spec.hidden_size), 1, dtype=torch.float32)
         x, opened = (self.empty(ROWS, n) for n in (spec.hidden_size, 2 * spec.intermediate_size))
-        biases = [None, x[0]] if spec.qkv_bias or spec.o_bias or spec.mlp_bias else [None]
+        layer = spec.layers[0]
+        has_bias = layer.attention.qkv_bias or layer.attention.o_bias or mlp_of(layer).bias
+        biases = [None, x[0]] if has_bias else [None]
         return [
             partial(round_rows, attended),
             partial(rms_norm_rounded, x, None, x[0], spec.norm_eps),
@@ -212,32 +230,33 @@ class Calls:
         ops.score(logits, nobody, drawn, drawn.bool(), out, torch.zeros_like(nobody[:1]))
 
     def heads(self) -> None:
-        from quire.backends.triton.heads import HeadNorms, norm_rope_store
+        from quire.backends.triton.heads import norm_rope_store
 
         shape, width = self.shape, self.shape.head_dim
         num_all = shape.num_heads + 2 * shape.num_kv_heads
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         slots = torch.full((ROWS,), -1, device=self.device)
-        norms = HeadNorms(self.empty(width), self.empty(width), 1e-6) if self.spec.qk_norm else None
+        norms = self.head_norms()
         qkv = self.empty(ROWS, num_all, width)
         norm_rope_store(qkv, turn, turn, slots, *self.cache(), shape, norms)
 
     def norms(self) -> None:
-        from quire.backends.triton.elementwise import rms_norm
+        from quire.backends.triton.elementwise import add_rms_norm, rms_norm
 
-        x = self.empty(ROWS, self.spec.hidden_size)
-        rms_norm(x, x[0], self.spec.norm_eps)
-
-    def sums_and_norms(self) -> None:
-        from quire.backends.triton.elementwise import add_rms_norm
-
-        x = self.empty(ROWS, self.spec.hidden_size)
-        add_rms_norm(x, x.clone(), x[0], self.spec.norm_eps)
+        x, plan = self.empty(ROWS, self.spec.hidden_size), self.spec.norm
+        if plan.kind == "rms":
+            weight = self.norm_weight(plan, x.shape[1])
+            add_rms_norm(x, x.clone(), weight, plan.eps)
+            rms_norm(x, weight, plan.eps)
 
     def gates(self) -> None:
-        from quire.backends.triton.elementwise import silu_mul
+        from quire.backends.triton.elementwise import activate, gate_mul
 
-        silu_mul(self.empty(ROWS, 2 * self.spec.intermediate_size))
+        for mlp in dict.fromkeys(mlp_of(layer) for layer in self.spec.layers):
+            if mlp.gated:
+                gate_mul(self.empty(ROWS, 2 * mlp.width), mlp.activation)
+            else:
+                activate(self.empty(ROWS, mlp.width), mlp.activation)
 
     def a_plan(self) -> None:
         """What torch itself computes around a pass: it loads a kernel when that is first used."""

@@ -18,14 +18,13 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from quire.base.home import quire_home, why_not_private
 from quire.base.notes import note
 from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import Options
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, spec_as_json
 
 # The device files of a machine that has a GPU, and those of Windows' Linux.
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
@@ -96,8 +95,7 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
     keep_triton_private()
     what = json.dumps(
         {
-            # How positions turn is nothing that a kernel is compiled for.
-            "spec": asdict(spec) | {"rope_scaling": None},
+            "spec": spec_as_json(spec),
             "options": {name: getattr(options, name) for name in DECIDING},
         }
     )

@@ -32,7 +32,8 @@ from quire.backends.triton.tiles import (
 )
 from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
-from quire.spec import ModelSpec
+from quire.layer_plan import NormPlan
+from quire.spec import ModelSpec, mlp_of
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,17 @@ class Steps:
         spec, config = self.spec, self.config
         fp8_kv = config.kv_cache_dtype == "fp8"
         sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size)
-        return HeadShape(*sizes, self.dtype, fp8_kv)
+        attention = spec.layers[0].attention
+        return HeadShape(*sizes, self.dtype, fp8_kv, attention.scale, attention.softcap)
+
+    @property
+    def normed_by(self) -> Pointer | None:
+        """To the weights that heads are normed with where they are turned, if they are."""
+        norm = self.spec.layers[0].attention.head_norm
+        return None if norm is None else self._weight_of(norm)
+
+    def _weight_of(self, norm: NormPlan) -> Pointer:
+        return F32 if norm.is_wide else self._own()
 
     def first(self) -> list[Variant]:
         """What the first steps call, the slowest to compile first."""
@@ -141,7 +152,7 @@ class Steps:
 
     def _windows(self) -> list[bool]:
         """Whether layers have a window, as far as they differ in it."""
-        return sorted({one is not None for one in self.spec.windows} or {False})
+        return sorted({one is not None for one in self.spec.windows})
 
     def _own(self) -> Pointer:
         return Pointer(self.config.dtype)
@@ -252,14 +263,15 @@ class Steps:
 
     def _packed(self) -> Variant:
         own, shape = self._own(), self.shape
+        by = self.normed_by or own
         return Variant(
             attend_packed,
             (
-                *(own, F32, F32, I64, own, own, own, own, I32, I32, I32, F32, F32, I32, own),
+                *(own, F32, F32, I64, by, by, own, own, I32, I32, I32, F32, F32, I32, own),
                 *(SOME, A_FRACTION, A_FRACTION),
             ),
             {
-                "NORMED": self.spec.qk_norm,
+                "NORMED": self.normed_by is not None,
                 **decode.packed_constants(shape, decode_tile(shape, ROWS)),
             },
         )
@@ -267,20 +279,24 @@ class Steps:
     def _heads(self) -> Variant:
         own, kept, spec = self._own(), self._kept(), self.spec
         stride = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        by = self.normed_by or own
         return Variant(
             heads._rope_store,
-            (own, own, F32, F32, I64, own, kept, kept, own, own, stride, stride, SOME, A_FRACTION),
-            {"NORMED": spec.qk_norm, **heads.store_constants(self.shape)},
+            (own, own, F32, F32, I64, own, kept, kept, by, by, stride, stride, SOME, A_FRACTION),
+            {"NORMED": self.normed_by is not None, **heads.store_constants(self.shape)},
         )
 
     def _elementwise(self) -> Iterator[Variant]:
-        own, width, inner = self._own(), self.spec.hidden_size, self.spec.intermediate_size
-        constants = elementwise.norm_constants(width)
-        given = (own, own, own, own, width, width, A_FRACTION)
-        yield Variant(elementwise._add_rms_norm, given, constants)
-        yield Variant(elementwise._rms_norm, (own, own, own, width, A_FRACTION), constants)
-        constants = elementwise.gate_constants()
-        yield Variant(elementwise._silu_mul, (own, own, 2 * inner, inner), constants)
+        own, width, norm = self._own(), self.spec.hidden_size, self.spec.norm
+        if norm.kind == "rms":
+            by, constants = self._weight_of(norm), elementwise.norm_constants(width)
+            given = (own, own, by, own, width, width, A_FRACTION)
+            yield Variant(elementwise._add_rms_norm, given, constants)
+            yield Variant(elementwise._rms_norm, (own, by, own, width, A_FRACTION), constants)
+        for mlp in dict.fromkeys(mlp_of(layer) for layer in self.spec.layers):
+            kind = elementwise.gate_constants(mlp.activation, gated=mlp.gated)
+            stride = (1 + mlp.gated) * mlp.width
+            yield Variant(elementwise._activate, (own, own, stride, mlp.width), kind)
 
     def _ends_of_a_step(self) -> Iterator[Variant]:
         spec, size = self.spec, self.config.block_size

@@ -32,7 +32,7 @@ from quire.executor.driver import Gpu, first_gpu
 from quire.executor.precompile.parent import hash_triton
 from quire.executor.precompile.signatures import Steps, Variant
 from quire.options import Options, resolve
-from quire.spec import ModelSpec
+from quire.spec import spec_from_json
 
 SECONDS = 120  # nobody waits for longer
 DONE = b"."  # a stage is over
@@ -86,8 +86,7 @@ def main(what: str, marker: str) -> int:
 
 def steps_of(what: dict[str, Any], gpu: Gpu) -> Steps:
     """Of the model and the options that an engine was given."""
-    given = what["spec"]
-    spec = ModelSpec(**{**given, "windows": tuple(given["windows"])})
+    spec = spec_from_json(what["spec"])
     config = resolve(Options(**what["options"]), spec, gpu.facts())
     return Steps(config, spec, gpu.shared_memory)
 

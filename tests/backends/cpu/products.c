@@ -73,7 +73,7 @@ int main(void)
     }
     /* The other kernels only have to run: their roundings may differ between processors. */
     quire_norm(QUIRE_FLOAT32, 1, CHANNELS, NULL, 0, x, CHANNELS, bias, 1e-5f, y);
-    quire_gate(QUIRE_FLOAT32, 1, K / 2, x, K, y);
+    quire_gate(QUIRE_FLOAT32, QUIRE_SILU, 1, K / 2, x, K, y);
     puts("end");
     return 0;
 }

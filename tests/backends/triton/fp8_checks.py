@@ -113,7 +113,7 @@ def check_fused(place: Place, num_rows: int, width: int) -> None:
         ),
     ]
     if width % 2 == 0:
-        pairs.append((silu_mul_rounded(x), elementwise.silu_mul(x)))
+        pairs.append((silu_mul_rounded(x), elementwise.gate_mul(x)))
     assert torch.equal(residual, before)
     for made, plain in pairs:
         expected = round_rows(plain)

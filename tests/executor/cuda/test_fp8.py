@@ -32,6 +32,7 @@ from tests.executor.cuda.plain import (
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
 from tests.executor.harness import small_config
+from tests.specs import changed
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -185,7 +186,7 @@ def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
     with pytest.raises(NotSupported, match="block_size 1"):
         resolve(parse_options({"kv_cache_dtype": "fp8", "block_size": 1}), SPEC, GPU)
     with pytest.raises(NotSupported, match="head_dim 18"):
-        resolve(parse_options({"kv_cache_dtype": "fp8"}), replace(SPEC, head_dim=18), GPU)
+        resolve(parse_options({"kv_cache_dtype": "fp8"}), changed(SPEC, head_dim=18), GPU)
 
 
 def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,7 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
     from quire.executor.precompile.kernel_calls import Calls
 
     config = small_config(block_size=16, dtype="float16", kv_cache_dtype="fp8", quantization="fp8")
-    calls = Calls(config, replace(SPEC, qk_norm=True), DEVICE)
+    calls = Calls(config, changed(SPEC, qk_norm=True), DEVICE)
     with torch.inference_mode():
         for call in calls.all():
             call()

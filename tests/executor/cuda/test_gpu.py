@@ -24,6 +24,7 @@ from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_scoring import check_scores, scoring_requests
 from tests.executor.harness import small_config, told
+from tests.specs import changed
 
 pytestmark = pytest.mark.gpu
 
@@ -213,7 +214,7 @@ def test_bf16_logprobs_stay_close_to_fp32(name: str) -> None:
 
 def test_a_model_of_real_width_draws_the_same_with_and_without_graphs() -> None:
     """bf16, head_dim 128, the vocabulary of a real model; equal lengths, so equal batches."""
-    spec = replace(
+    spec = changed(
         SPEC, vocab_size=50_000, hidden_size=512, intermediate_size=1024, head_dim=128, qk_norm=True
     )
     weights = dummy_weights(spec, dtype=torch.bfloat16, device="cuda")

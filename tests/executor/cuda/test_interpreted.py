@@ -11,6 +11,7 @@ import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work
 from quire.config import EngineConfig
 from quire.executor.cuda.device_rows import FAILED, RESTS, Column, DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
+from quire.layer_plan import NormPlan
 from quire.request import Request
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
@@ -71,13 +72,13 @@ class InterpretedExecutor(PlainExecutor):
     def __post_init__(self) -> None:
         from quire.backends.triton.kernels import TritonKernels
         from quire.executor.cuda.triton_ops import TritonOps
-        from quire.layers.fused_attention import FusedAttention
+        from quire.layers.fused_attention import fused
 
         self.make_kernels, self.make_ops = TritonKernels, TritonOps  # type: ignore[assignment]
         super().__post_init__()
         model = self.runner.model
         model.layers = tuple(
-            replace(layer, attention=FusedAttention(layer.attention)) for layer in model.layers
+            replace(layer, attention=fused(layer.attention)) for layer in model.layers
         )
 
 
@@ -106,9 +107,9 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> N
 def test_every_kernel_is_warmed_up_without_an_error() -> None:
     from quire.executor.precompile.kernel_calls import Calls
 
-    calls = Calls(
-        small_config(block_size=16), replace(SPEC, qk_norm=True, windows=(8, None)), DEVICE
-    )
+    normed = NormPlan(1e-6)
+    spec = SPEC.with_windows(8, None).with_attention(lambda one: replace(one, qk_norm=normed))
+    calls = Calls(small_config(block_size=16), spec, DEVICE)
     with torch.inference_mode():
         for call in (*calls.all(), *calls.later(), *calls.features()):
             call()

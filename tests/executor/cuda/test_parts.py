@@ -19,6 +19,7 @@ from quire.sampling_params import SamplingParams
 from quire.step import RowSampling
 from tests.executor.cuda.test_runner import SPEC
 from tests.executor.harness import ints, row_start, small_config
+from tests.specs import changed
 
 GIB = 1 << 30
 
@@ -48,10 +49,10 @@ def test_every_number_of_rows_has_a_bucket(max_rows: int) -> None:
 
 
 def test_large_models_capture_no_large_passes() -> None:
-    small = replace(SPEC, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16)
-    large = replace(SPEC, num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32)
-    assert most_captured(replace(small, num_kv_heads=8, head_dim=128)) > 16384
-    assert 512 < most_captured(replace(large, num_kv_heads=8, head_dim=128)) < 4096
+    small = changed(SPEC, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16)
+    large = changed(SPEC, num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32)
+    assert most_captured(changed(small, num_kv_heads=8, head_dim=128)) > 16384
+    assert 512 < most_captured(changed(large, num_kv_heads=8, head_dim=128)) < 4096
 
 
 @pytest.mark.parametrize("max_model_len", [256, 10_000_000, 2_000_000_000])

@@ -17,12 +17,12 @@ from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
-from quire.spec import ModelSpec
+from quire.spec import plain_decoder
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.harness import small_config, told
 
-SPEC = ModelSpec(
+SPEC = plain_decoder(
     family="llama",
     vocab_size=200,
     hidden_size=32,

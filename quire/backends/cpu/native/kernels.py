@@ -7,6 +7,7 @@ between them are matrix products in fewer bits than float32.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,10 @@ from quire.backends.cpu.native import attention, linear
 from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, Kernels, LinearOp
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, Kernels, LinearOp, RowOp
+from quire.layer_plan import Activation
+
+GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
 
 _WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
@@ -39,6 +43,7 @@ def fits(shape: HeadShape) -> bool:
         and shape.head_dim % 2 == 0
         and shape.head_dim <= LARGEST_HEAD
         and shape.num_heads % shape.num_kv_heads == 0
+        and shape.softcap is None
     )
 
 
@@ -66,7 +71,7 @@ class NativeOps(CpuKernels):
             _POINTER,
         ]  # fmt: skip
         library.quire_norm.restype = None
-        library.quire_gate.argtypes = [_WORD, _WORD, _WORD, _POINTER, _WORD, _POINTER]
+        library.quire_gate.argtypes = [*[_WORD] * 4, _POINTER, _WORD, _POINTER]
         library.quire_gate.restype = None
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
@@ -75,10 +80,14 @@ class NativeOps(CpuKernels):
         return super().make_linear(weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype != x.dtype:  # C has one type for both
+            return super().rms_norm(x, weight, eps)
         rows = x if x.is_contiguous() else x.contiguous()
         return self._norm(None, rows, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype != x.dtype:
+            return super().add_rms_norm(x, residual, weight, eps)
         return self._norm(x.contiguous(), residual, weight, eps)
 
     def _norm(self, added: Tensor | None, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -99,11 +108,16 @@ class NativeOps(CpuKernels):
         )
         return out
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def gate(self, activation: Activation) -> RowOp:
+        kind = GATES.get(activation)
+        return super().gate(activation) if kind is None else partial(self._gate, kind)
+
+    def _gate(self, kind: int, gate_up: Tensor) -> Tensor:
         count, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(count, width)
         self.library.quire_gate(
             TYPES[gate_up.dtype],
+            kind,
             count,
             width,
             gate_up.data_ptr(),

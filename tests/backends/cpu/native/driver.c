@@ -68,7 +68,7 @@ int main(void)
     void *normed = malloc(n[TOKENS] * hidden * size), *gated = malloc(n[TOKENS] * hidden * size);
     quire_norm(n[TYPE], n[TOKENS], hidden, NULL, 0, a.out, hidden, weight, 1e-5f, normed);
     give(normed, n[TOKENS] * hidden * size);
-    quire_gate(n[TYPE], n[TOKENS], n[WIDTH] / 2, qkv, all, gated);
+    quire_gate(n[TYPE], QUIRE_SILU, n[TOKENS], n[WIDTH] / 2, qkv, all, gated);
     give(gated, n[TOKENS] * n[WIDTH] / 2 * size);
 
     if (n[TYPE] == QUIRE_FLOAT32) { /* the norms times some of what was attended */

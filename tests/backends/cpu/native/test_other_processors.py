@@ -133,7 +133,7 @@ def test_every_kernel_computes_the_same_there(
     normed = reader.take(dtype, count, hidden)
     assert close(normed, judge.rms_norm(attended, weight, 1e-5))
     gated = reader.take(dtype, count, half)
-    assert close(gated, judge.silu_mul(qkv[:, 0]))
+    assert close(gated, judge.gate("silu")(qkv[:, 0]))
     if dtype == torch.float32:
         product = reader.take(dtype, count, 50)
         assert torch.allclose(product, normed @ attended[:50].t(), atol=1e-4, rtol=1e-4)

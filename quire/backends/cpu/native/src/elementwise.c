@@ -11,7 +11,7 @@ struct norm {
 };
 
 struct gate {
-    int64_t type, width, stride;
+    int64_t type, kind, width, stride;
     const void *gate_up;
     void *out;
 };
@@ -54,10 +54,10 @@ void quire_norm(int64_t type, int64_t count, int64_t width, const void *added, i
     for_rows((row_kernel *)PICK(norm_rows), &norm, count, width);
 }
 
-void quire_gate(int64_t type, int64_t count, int64_t width, const void *gate_up, int64_t stride,
-                void *out)
+void quire_gate(int64_t type, int64_t kind, int64_t count, int64_t width, const void *gate_up,
+                int64_t stride, void *out)
 {
-    struct gate gate = {type, width, stride, gate_up, out};
+    struct gate gate = {type, kind, width, stride, gate_up, out};
     for_rows((row_kernel *)PICK(gate_rows), &gate, count, width);
 }
 

@@ -74,12 +74,22 @@ TARGET static void NAMED(norm_rows)(const struct norm *n, int64_t first, int64_t
     }
 }
 
-INLINE void NAMED(gate_row_as)(int type, int64_t width, const void *gate_up, void *out)
+/* x / (1 + exp(-t)), where t is x for silu, and for gelu (by tanh) twice what its tanh is of. */
+INLINE V NAMED(activated)(int64_t kind, V x)
+{
+    V t = x;
+    if (kind == QUIRE_GELU_TANH)
+        t = 1.5957691216057308f * (x + 0.044715f * x * x * x);
+    return x * inverse(1.0f + exponential(-t));
+}
+
+INLINE void NAMED(gate_row_as)(
+    int type, int64_t kind, int64_t width, const void *gate_up, void *out)
 {
     for (int64_t i = 0; i < width; i += LANES) {
         const V x = load_some(type, gate_up, i, width - i);
         const V up = load_some(type, gate_up, width + i, width - i);
-        const V opened = as_stored(type, x * inverse(1.0f + exponential(-x)));
+        const V opened = as_stored(type, NAMED(activated)(kind, x));
         store_some(type, out, i, width - i, opened * up);
     }
 }
@@ -88,7 +98,7 @@ TARGET static void NAMED(gate_rows)(const struct gate *g, int64_t first, int64_t
 {
     const int64_t size = BYTES(g->type);
     for (int64_t i = first; i < last; i++)
-        BY_TYPE(g->type, NAMED(gate_row_as), g->width,
+        BY_TYPE(g->type, NAMED(gate_row_as), g->kind, g->width,
                 (const char *)g->gate_up + i * g->stride * size,
                 (char *)g->out + i * g->width * size);
 }

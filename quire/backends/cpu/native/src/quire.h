@@ -67,9 +67,12 @@ QUIRE_EXPORT void quire_norm(
     int64_t type, int64_t count, int64_t width, const void *added, int64_t added_stride, void *rows,
     int64_t rows_stride, const void *weight, float eps, void *out);
 
-/* count rows of gate | up, each `width` wide: out = silu(gate) * up. */
+enum { QUIRE_SILU = 0, QUIRE_GELU_TANH = 1 };
+
+/* count rows of gate | up, each `width` wide: out = activation(gate) * up. */
 QUIRE_EXPORT void quire_gate(
-    int64_t type, int64_t count, int64_t width, const void *gate_up, int64_t stride, void *out);
+    int64_t type, int64_t kind, int64_t count, int64_t width, const void *gate_up, int64_t stride,
+    void *out);
 
 /* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
  * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored

@@ -1,0 +1,73 @@
+"""Ops in plain torch that every device has: what serves where no kernel of its own is made.
+
+Written so that a number has the same bits wherever it stands in a tensor: torch's own silu and
+gelu round otherwise in the last few numbers, which do not fill a vector.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.ops import RowOp
+from quire.layer_plan import Activation
+
+_TWICE_ROOT_2_OVER_PI = 1.5957691216057308
+_CUBE = 0.044715
+_ROOT_HALF = 0.7071067811865476
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """An activation of float32, which may be made of `x` itself."""
+    match activation:
+        case "silu":
+            return x / x.neg().exp_().add_(1)
+        case "gelu_tanh":  # x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))
+            u = x.square().mul_(x).mul_(_CUBE).add_(x)
+            return x / u.mul_(-_TWICE_ROOT_2_OVER_PI).exp_().add_(1)
+        case "gelu":
+            return (x * _ROOT_HALF).erf_().add_(1).mul_(x).mul_(0.5)
+        case "relu":
+            return x.relu()
+        case "relu2":
+            return x.relu().square_()
+
+
+def gate(activation: Activation) -> RowOp:
+    """[T, 2 I] = gate | up -> activation(gate) * up [T, I]."""
+
+    def gated(gate_up: Tensor) -> Tensor:
+        first, up = gate_up.chunk(2, dim=-1)
+        return activated(first.float(), activation).to(up.dtype).mul_(up)
+
+    return gated
+
+
+def activate(activation: Activation) -> RowOp:
+    """[T, I] -> activation of each number."""
+
+    def activate(x: Tensor) -> Tensor:
+        return activated(x.float(), activation).to(x.dtype)
+
+    return activate
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the last dimension, in float32 as weight and bias are, rounded once."""
+    return F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last dimension. A weight of x's type is applied after rounding to it, as in most
+    models; one of float32 before."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    if weight.dtype == x.dtype:
+        return scaled.to(x.dtype).mul_(weight)
+    return scaled.mul_(weight).to(x.dtype)
+
+
+def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
+    """softcap * tanh(scores / softcap), in place."""
+    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)

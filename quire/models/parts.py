@@ -1,0 +1,156 @@
+"""Makes the layers of a decoder out of named weights, by the plans of its spec."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.backends.cpu.native.kernels import NativeOps
+from quire.backends.ops import HeadShape, Kernels
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layers.attention import Attention, Heads, NormedHeads, NormedWidths, PlainHeads
+from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
+from quire.layers.linear import Linear, Matrix, PlainRows
+from quire.layers.mlp import GatedMLP, PlainMLP
+from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from quire.layers.norming_attention import NormingAttention
+from quire.layers.tp import TensorParallel
+from quire.models.layers import Finish, FinishingLayer, Layer, Mlp, ParallelLayer, PlainLayer
+from quire.models.places import Places
+from quire.spec import ModelSpec
+
+Weights = dict[str, Tensor] | dict[str, Matrix]
+
+
+class Parts:
+    """Takes weights out of their dict, checks their shapes, and makes parts of them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        kernels: Kernels,
+        shape: HeadShape,
+        tp: TensorParallel,
+    ) -> None:
+        self.spec, self.weights, self.kernels = spec, weights, kernels
+        self.shape, self.tp = shape, tp
+        self.places: Places = {}  # of the weights that were made into parts so far
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A weight that is kept as it is."""
+        weight = self.matrix(name, *shape)
+        if not isinstance(weight, Tensor):
+            raise CorruptModel(f"the weight {name!r} is a packed matrix, not plain numbers.")
+        self.places[name] = (PlainRows(weight),)
+        return weight
+
+    def matrix(self, name: str, *shape: int) -> Matrix:
+        weight = self.weights.pop(name, None)
+        if weight is None:
+            raise CorruptModel(f"the weight {name!r} is missing.")
+        if tuple(weight.shape) != shape:
+            raise CorruptModel(
+                f"the weight {name!r} has shape {list(weight.shape)}, not {list(shape)}."
+            )
+        return weight
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
+        weight = self.matrix(f"{name}.weight", rows, columns)
+        made = Linear(self.kernels, weight, self.tensor(f"{name}.bias", rows) if bias else None)
+        self.places[f"{name}.weight"] = (made,)
+        return made
+
+    def embedding(self, table: Matrix | Rows) -> Embedding:
+        spec, learned = self.spec, self.spec.learned_positions
+        if learned is not None:
+            if spec.embedding_scale != 1.0:
+                raise UnsupportedModel("learned positions beside a scaled embedding.")
+            rows = self.tensor("positions.weight", learned.count, spec.hidden_size)
+            return PositionedEmbedding(self.kernels, table, rows, learned.offset)
+        if spec.embedding_scale != 1.0:
+            return ScaledEmbedding(self.kernels, table, spec.embedding_scale)
+        return Embedding(self.kernels, table)
+
+    def norm(self, name: str, plan: NormPlan, size: int) -> RMSNorm | LayerNorm:
+        weight = self.tensor(f"{name}.weight", size)
+        bias = self.tensor(f"{name}.bias", size) if plan.bias else None
+        if plan.kind == "layer":
+            return LayerNorm(self.kernels, weight, bias, plan.eps)
+        if bias is not None:
+            raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
+        return RMSNorm(self.kernels, weight, plan.eps)
+
+    def norm_before(self, index: int) -> Norm:
+        """What stands before layer `index`, and behind the one before it; the last is the norm
+        after all layers."""
+        spec = self.spec
+        if index == spec.num_layers:
+            return self.norm("norm", spec.norm, spec.hidden_size)
+        if spec.layers[index].norms == "after":
+            return NoNorm()
+        return self._layer_norm(index, "attn_norm")
+
+    def _layer_norm(self, index: int, name: str) -> Norm:
+        plan = self.spec.layers[index].norm
+        return self.norm(f"layers.{index}.{name}", plan, self.spec.hidden_size)
+
+    def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
+        attention = self.attention(f"layers.{index}.attn", plan.attention)
+        mlp = self.mlp(f"layers.{index}.mlp", plan.mlp)
+        scale, norms = plan.branch_scale, plan.norms
+        if norms in ("parallel", "parallel_two"):
+            own = self._layer_norm(index, "mlp_norm") if norms == "parallel_two" else None
+            return ParallelLayer(attention, own, mlp, scale, next_norm)
+        mlp_norm = NoNorm() if norms == "after" else self._layer_norm(index, "mlp_norm")
+        if norms == "before":
+            if scale == 1.0:
+                return PlainLayer(attention, mlp_norm, mlp, next_norm)
+            after: list[Norm | None] = [None, None]
+        else:
+            names = ("attn_post_norm", "mlp_post_norm")
+            after = [self._layer_norm(index, name) for name in names]
+        first, second = (Finish(norm, scale) for norm in after)
+        return FinishingLayer(attention, first, mlp_norm, mlp, second, next_norm)
+
+    def attention(self, name: str, plan: AttentionPlan) -> Attention:
+        hidden, width = self.spec.hidden_size, plan.head_dim
+        num_all = plan.num_heads + 2 * plan.num_kv_heads
+        heads = self._heads(name, plan)
+        attention = Attention(
+            self.shape,
+            self.linear(f"{name}.qkv", num_all * width, hidden, bias=plan.qkv_bias),
+            heads,
+            self.linear(f"{name}.o", hidden, plan.num_heads * width, bias=plan.o_bias),
+            window=plan.window,
+            rope=self.spec.ropes.index(plan.rope),
+            tp=self.tp,
+        )
+        if isinstance(heads, NormedHeads) and isinstance(self.kernels, NativeOps):
+            norms = heads.rms_norms()
+            if norms is not None and norms[0].weight.dtype == self.shape.dtype:
+                return NormingAttention(attention, *norms)
+        return attention
+
+    def _heads(self, name: str, plan: AttentionPlan) -> Heads:
+        if plan.qk_norm is None:
+            return PlainHeads()
+        over_width = plan.qk_norm_over == "width"
+        sizes = [n * plan.head_dim if over_width else plan.head_dim for n in self._counts(plan)]
+        named = zip("qk", sizes, strict=True)
+        norms = [self.norm(f"{name}.{x}_norm", plan.qk_norm, size) for x, size in named]
+        return (NormedWidths if over_width else NormedHeads)(self.shape, *norms)
+
+    def _counts(self, plan: AttentionPlan) -> tuple[int, int]:
+        return plan.num_heads, plan.num_kv_heads
+
+    def mlp(self, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
+        if not isinstance(plan, MlpPlan):
+            raise UnsupportedModel(f"a mixture of {plan.count} experts: quire has none yet.")
+        hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels
+        first = "gate_up" if plan.gated else "up"
+        up = self.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
+        down = self.linear(f"{name}.down", hidden, inner, bias=bias)
+        if plan.gated:
+            return GatedMLP(kernels.gate(plan.activation), up, down, self.tp)
+        return PlainMLP(kernels.activate(plan.activation), up, down, self.tp)

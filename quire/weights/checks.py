@@ -1,0 +1,119 @@
+"""What is checked of a model's files before the first weight is read: that each is there, with its
+shape, in a format we read, and that there is memory for all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from quire.backends.fp8 import FP8, MULTIPLE, Fp8Matrix
+from quire.base.notes import note
+from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
+from quire.spec import ModelSpec
+from quire.weights.dequantise import PLAIN
+from quire.weights.formats import READABLE, StoredTensor
+from quire.weights.names import Part, Weight, weights_of
+from quire.weights.source import ModelFiles
+
+_IGNORED = (
+    *("rotary_emb.inv_freq", "rope_freqs.weight"),
+    *("rope_factors_long.weight", "rope_factors_short.weight"),
+)
+
+
+def sources_of(
+    weight: Weight, stored: Mapping[str, StoredTensor], files: ModelFiles
+) -> list[StoredTensor]:
+    found = []
+    for part in weight.parts:
+        name = _stored_name(part, stored, files)
+        if name not in stored:
+            raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
+        source, expected = stored[name], (part.rows, *weight.shape[1:])
+        if source.shape != expected:
+            raise CorruptModel(
+                f"{files.path}: tensor {name!r} has the shape {source.shape}; "
+                f"the model's config asks for {expected}"
+            )
+        if source.format.name not in READABLE:
+            raise UnsupportedModel(
+                f"{files.path}: tensor {name!r} is stored as {source.format.name}; "
+                f"quire reads {', '.join(PLAIN)} from safetensors"
+            )
+        found.append(source)
+    return found
+
+
+def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles) -> str:
+    if files.kind == "gguf":
+        return part.gguf
+    # A checkpoint of the bare model, without its head, leaves the prefix out.
+    bare = part.hf.removeprefix("model.")
+    return bare if bare in stored else part.hf
+
+
+def check_unused(
+    plan: list[tuple[Weight, list[StoredTensor]]],
+    stored: Mapping[str, StoredTensor],
+    spec: ModelSpec,
+    files: ModelFiles,
+) -> None:
+    """Say which tensors nothing was made of. In a layer of a GGUF file there are no such: they are
+    a part that the model has and quire does not know."""
+    used = {source.name for _, sources in plan for source in sources}
+    ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
+    unused = [name for name in stored if name not in used and not name.endswith(ignored)]
+    if not unused:
+        return
+    names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
+    if files.kind == "gguf" and any(name.startswith("blk.") for name in unused):
+        raise UnsupportedModel(
+            f"{files.path}: {len(unused)} tensors that quire has no part for: {names}. It is "
+            "another model than its architecture says."
+        )
+    note(f"{len(unused)} tensors of the model's files are not used: {names}")
+
+
+def check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:
+    needed = sum(math.prod(weight.shape) * _itemsize(weight, dtype) for weight in weights)
+    available = _available(device)
+    if available is not None and needed > available:
+        raise NotEnoughMemory(
+            f"the weights take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
+            f"{available / 1e9:.1f} GB are free on {device}. "
+            "A 16-bit dtype or a smaller model takes less."
+        )
+
+
+def _itemsize(weight: Weight, dtype: torch.dtype) -> int:
+    return torch.bfloat16.itemsize if dtype == FP8 and not is_rounded(weight) else dtype.itemsize
+
+
+def note_unrounded(spec: ModelSpec) -> None:
+    """Say which matrices torch does not multiply in fp8."""
+    layers = (w for w in weights_of(spec) if w.name.startswith("layers.") and len(w.shape) == 2)
+    if left := [f"{w.name} {list(w.shape)}" for w in layers if not is_rounded(w)]:
+        note(
+            f"fp8: {len(left)} matrices stay in bfloat16, since their sizes are not multiples of "
+            f"{MULTIPLE}; the first is {left[0]}"
+        )
+
+
+def _available(device: torch.device) -> int | None:
+    """Free bytes of a device, None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if device.type != "cpu" or not meminfo.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    kilobytes = lines.get("MemAvailable", "").split()
+    return int(kilobytes[0]) * 1024 if kilobytes else None
+
+
+def is_rounded(weight: Weight) -> bool:
+    """Whether fp8 keeps this weight: a matrix of a layer, of a shape that torch multiplies."""
+    return weight.name.startswith("layers.") and Fp8Matrix.fits(weight.shape)
