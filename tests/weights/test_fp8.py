@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.backends.fp8 import Fp8Matrix, round_lines
 from quire.errors import NotEnoughMemory
 from quire.spec import plain_decoder
-from quire.weights import load
+from quire.weights import checks, load
 from quire.weights.load import (
     dummy_fp8_weights,
     dummy_weights,
@@ -89,8 +89,8 @@ def test_memory_is_counted_by_what_each_weight_takes(monkeypatch: pytest.MonkeyP
     needed = sum(
         torch.Size(w.shape).numel() * (1 if is_rounded(w) else 2) for w in weights_of(SPEC)
     )
-    monkeypatch.setattr(load, "_available", lambda device: needed)
+    monkeypatch.setattr(checks, "_available", lambda device: needed)
     dummy_fp8_weights(SPEC, device="cpu")
-    monkeypatch.setattr(load, "_available", lambda device: needed - 1)
+    monkeypatch.setattr(checks, "_available", lambda device: needed - 1)
     with pytest.raises(NotEnoughMemory, match="GB in float8_e4m3fn"):
         dummy_fp8_weights(SPEC, device="cpu")

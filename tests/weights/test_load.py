@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
 from quire.spec import ModelSpec, plain_decoder
-from quire.weights import load
+from quire.weights import checks, load
 from quire.weights.gguf_file import GgufFile
 from quire.weights.load import dummy_weights, load_weights
 from quire.weights.names import weights_of
@@ -220,7 +220,7 @@ def test_tensors_nobody_asked_for_are_noted_and_known_buffers_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(load, "note", notes.append)
+    monkeypatch.setattr(checks, "note", notes.append)
     tiny_model("llama").save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
@@ -238,7 +238,7 @@ def test_a_model_larger_than_memory_is_refused_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(load, "_available", lambda device: 1000)
+    monkeypatch.setattr(checks, "_available", lambda device: 1000)
     with pytest.raises(NotEnoughMemory, match=r"weights take .* GB in float32"):
         read(tmp_path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.backends.fp8 import wide_keys, wide_values
 from quire.backends.ops import AttentionInputs, HeadShape
 from quire.backends.reference import ReferenceKernels
+from quire.layer_plan import Activation
 
 if TYPE_CHECKING:
     from quire.backends.triton.heads import HeadNorms
@@ -53,6 +54,8 @@ def check_norms(place: Place, rows: int, width: int) -> None:
     reference = ReferenceKernels(HeadShape(1, 1, width, 16, place.dtype))
     x, weight = place.random(rows, width, seed=0), place.random(width, seed=1)
     assert_close(elementwise.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    wide = weight.float() + 1e-4  # a weight of float32 is applied before rounding
+    assert_close(elementwise.rms_norm(x, wide, 1e-5), reference.rms_norm(x, wide, 1e-5))
     residual = place.random(rows, width, seed=2)
     expected_residual = residual.clone()
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-5)
@@ -60,12 +63,15 @@ def check_norms(place: Place, rows: int, width: int) -> None:
     assert_close(residual, expected_residual)
 
 
-def check_silu_mul(place: Place, rows: int, width: int) -> None:
+def check_activations(place: Place, rows: int, width: int) -> None:
     from quire.backends.triton import elementwise
 
     reference = ReferenceKernels(HeadShape(1, 1, 16, 16, place.dtype))
     gate_up = place.random(rows, 2 * width, seed=0)
-    assert_close(elementwise.gate_mul(gate_up), reference.gate("silu")(gate_up))
+    for kind in get_args(Activation):
+        gated, alone = reference.gate(kind)(gate_up), reference.activate(kind)(gate_up)
+        assert_close(elementwise.gate_mul(gate_up, kind), gated)
+        assert_close(elementwise.activate(gate_up, kind), alone)
 
 
 @dataclass(frozen=True, slots=True)

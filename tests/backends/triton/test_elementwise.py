@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.backends.ops import HeadShape
-from tests.backends.triton.checks import Place, check_heads, check_norms, check_silu_mul
+from tests.backends.triton.checks import Place, check_activations, check_heads, check_norms
 from tests.backends.triton.places import GPU_DTYPES, small_places
 
 
@@ -18,8 +18,8 @@ def test_norms_agree_with_their_reference(place: Place, width: int) -> None:
 
 @pytest.mark.parametrize("place", small_places())
 @pytest.mark.parametrize("width", [40, 1100])
-def test_the_gate_agrees_with_its_reference(place: Place, width: int) -> None:
-    check_silu_mul(place, 3, width)
+def test_gates_and_activations_agree_with_their_reference(place: Place, width: int) -> None:
+    check_activations(place, 3, width)
 
 
 @pytest.mark.parametrize("place", small_places())
@@ -36,6 +36,6 @@ def test_heads_are_normed_turned_and_stored(
 def test_elementwise_at_real_shapes(dtype: torch.dtype) -> None:
     place = Place(torch.device("cuda"), dtype)
     check_norms(place, 700, 4096)
-    check_silu_mul(place, 700, 14336)
+    check_activations(place, 700, 14336)
     check_heads(place, HeadShape(16, 8, 128, 16, dtype), 1000, normed=True)
     check_heads(place, HeadShape(32, 8, 64, 16, dtype), 1000, normed=False)

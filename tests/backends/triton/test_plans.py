@@ -1,0 +1,62 @@
+"""Models of every kind of plan by the kernels of a GPU, in the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.executor.cpu.accuracy import hidden_states
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layers.tp import TensorParallel
+from quire.models.decoder import head_shape
+from quire.models.registry import build_model
+from quire.spec import LogitsPlan, ModelSpec
+from tests.models.plan_oracle import PlanOracle
+from tests.models.test_plans import random_weights
+
+NORM = NormPlan(1e-3, one_plus=True)
+LOCAL = AttentionPlan(4, 2, 16, 0.2, Rope(100.0, 16), window=5, softcap=2.0, qk_norm=NORM)
+GLOBAL = replace(LOCAL, window=None, rope=Rope(9.0, 8))
+GATED = MlpPlan(24, "gelu_tanh")
+LAYER = NormPlan(1e-3, "layer", bias=True)
+PLAIN_MLP = MlpPlan(24, "relu2", gated=False, bias=True)
+SIDE = AttentionPlan(4, 1, 16, 0.25, None, qkv_bias=True, o_bias=True, qk_norm=LAYER)
+WIDTH = replace(SIDE, rope=Rope(100.0, 16), qk_norm=NORM, qk_norm_over="width")
+SPECS = {
+    "norms around, two ropes, softcaps": ModelSpec(
+        *("llama", 60, 32, 64),
+        layers=tuple(LayerPlan(one, GATED, NORM, "both") for one in (LOCAL, GLOBAL)),
+        norm=NORM,
+        tied_embeddings=True,
+        embedding_scale=5.7,
+        logits=LogitsPlan(0.5, 9.0),
+    ),
+    "side by side, after": ModelSpec(
+        *("llama", 60, 32, 64),
+        layers=(
+            LayerPlan(SIDE, PLAIN_MLP, LAYER, "parallel", 0.5),
+            LayerPlan(WIDTH, PLAIN_MLP, LAYER, "after"),
+        ),
+        norm=LAYER,
+    ),
+}
+TEXT = [(7 * i + i * i) % 60 for i in range(11)]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_plan_is_computed_as_it_says(name: str) -> None:
+    from quire.backends.triton.kernels import TritonKernels
+    from quire.layers.fused_attention import fused
+
+    spec, shape = SPECS[name], head_shape(SPECS[name], 8, torch.float32)
+    weights = random_weights(spec)
+    model = build_model(
+        spec, dict(weights), TritonKernels(shape), shape, max_len=64, tp=TensorParallel()
+    )
+    model.layers = tuple(replace(one, attention=fused(one.attention)) for one in model.layers)
+    with torch.inference_mode():
+        logits = model.logits(hidden_states(model, spec, TEXT))
+    expected = PlanOracle(spec, weights).logits(TEXT)
+    assert float((logits - expected).abs().max()) < 1e-4 * float(expected.abs().max())

@@ -1,0 +1,116 @@
+"""What the plans of a spec mean: a whole text at once, in float64 and plain torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layers.rotary import attention_factor, frequencies
+from quire.spec import ModelSpec
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
+}
+
+
+class PlanOracle:
+    """Logits of a text, from weights by quire's names."""
+
+    def __init__(self, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
+        self.spec, self.weights = spec, {name: w.double() for name, w in weights.items()}
+
+    def logits(self, text: list[int]) -> Tensor:
+        spec, w = self.spec, self.weights
+        x = w["embed.weight"][text] * spec.embedding_scale
+        if spec.learned_positions is not None:
+            x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
+        for index, plan in enumerate(spec.layers):
+            x = self._layer(f"layers.{index}.", plan, x)
+        x = self._normed("norm", spec.norm, x)
+        logits = x @ w["embed.weight" if spec.tied_embeddings else "head.weight"].T
+        if spec.logits.bias:
+            logits = logits + w["head.bias"]
+        return capped(logits * spec.logits.scale, spec.logits.softcap)
+
+    def _layer(self, name: str, plan: LayerPlan, x: Tensor) -> Tensor:
+        def before(branch: str) -> Tensor:
+            if plan.norms == "after":
+                return x
+            norm = "attn" if plan.norms == "parallel" else branch
+            return self._normed(f"{name}{norm}_norm", plan.norm, x)
+
+        def after(branch: str, made: Tensor) -> Tensor:
+            if plan.norms in ("after", "both"):
+                made = self._normed(f"{name}{branch}_post_norm", plan.norm, made)
+            return made * plan.branch_scale
+
+        assert isinstance(plan.mlp, MlpPlan)
+        attended = after("attn", self._attention(f"{name}attn.", plan.attention, before("attn")))
+        if plan.norms.startswith("parallel"):
+            return x + attended + after("mlp", self._mlp(f"{name}mlp.", plan.mlp, before("mlp")))
+        x = x + attended
+        return x + after("mlp", self._mlp(f"{name}mlp.", plan.mlp, before("mlp")))
+
+    def _attention(self, name: str, plan: AttentionPlan, x: Tensor) -> Tensor:
+        count, size = len(x), plan.head_dim
+        qkv = self._linear(f"{name}qkv", x).view(count, -1, size).transpose(0, 1)
+        q, k, v = qkv.split([plan.num_heads, plan.num_kv_heads, plan.num_kv_heads])
+        if plan.qk_norm is not None:
+            q, k = (self._heads(f"{name}{n}_norm", plan, y) for n, y in (("q", q), ("k", k)))
+        q, k = turned(q, plan.rope), turned(k, plan.rope)
+        k, v = (y.repeat_interleave(plan.num_heads // plan.num_kv_heads, 0) for y in (k, v))
+        scores = capped(q @ k.transpose(1, 2) * plan.scale, plan.softcap)
+        at = torch.arange(count)
+        apart = at[:, None] - at[None]
+        seen = (apart >= 0) & (apart < (plan.window or count))
+        made = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+        return self._linear(f"{name}o", made.transpose(0, 1).flatten(1))
+
+    def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
+        assert plan.qk_norm is not None
+        if plan.qk_norm_over == "head":
+            return self._normed(name, plan.qk_norm, y)
+        wide = self._normed(name, plan.qk_norm, y.transpose(0, 1).flatten(1))
+        return wide.view(len(wide), -1, plan.head_dim).transpose(0, 1)
+
+    def _mlp(self, name: str, plan: MlpPlan, x: Tensor) -> Tensor:
+        activation = ACTIVATIONS[plan.activation]
+        if not plan.gated:
+            return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
+        gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
+        return self._linear(f"{name}down", activation(gate) * up)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def _normed(self, name: str, plan: NormPlan, x: Tensor) -> Tensor:
+        if plan.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + plan.eps)
+        bias = self.weights.get(f"{name}.bias")
+        x = x * self.weights[f"{name}.weight"]
+        return x if bias is None else x + bias
+
+
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    return x if softcap is None else softcap * (x / softcap).tanh()
+
+
+def turned(x: Tensor, rope: Rope | None) -> Tensor:
+    """Heads [heads, T, D] as kernels have them: number i and number i + D / 2 are a pair."""
+    if rope is None:
+        return x
+    half, turning = x.shape[-1] // 2, rope.dims // 2
+    angles = torch.arange(x.shape[1])[:, None] * frequencies(rope).double()
+    angles = F.pad(angles, (0, half - turning))
+    by = torch.ones(half, dtype=torch.float64)
+    by[:turning] = attention_factor(rope)
+    cos, sin = angles.cos() * by, angles.sin() * by
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

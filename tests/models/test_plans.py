@@ -1,0 +1,182 @@
+"""Every field of every plan is computed, on every set of kernels, and none of them does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.backends.choose import kernels_for, torch_kernels
+from quire.backends.ops import Kernels
+from quire.backends.reference import ReferenceKernels
+from quire.errors import UnsupportedModel
+from quire.executor.cpu.accuracy import hidden_states
+from quire.layer_plan import (
+    AttentionPlan,
+    ExpertsPlan,
+    LayerPlan,
+    LinearRope,
+    MlpPlan,
+    NormPlan,
+    Rope,
+)
+from quire.layers.tp import TensorParallel
+from quire.models.decoder import Decoder, head_shape
+from quire.models.registry import build_model
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
+from quire.weights.names import weights_of
+from tests.models.plan_oracle import PlanOracle
+
+NORM = NormPlan(1e-3)
+PLAIN = LayerPlan(AttentionPlan(4, 2, 16, 0.25, Rope(100.0, 16)), MlpPlan(40), NORM)
+SPEC = ModelSpec("llama", 60, 32, 64, (PLAIN,) * 2, NORM)
+TEXT = [(7 * i + i * i) % 60 for i in range(23)]
+
+# Another value for every field of a plan, and what it is a field of.
+ATTENTION: dict[str, list[Any]] = {
+    "num_heads": [6],
+    "num_kv_heads": [1, 4],
+    "head_dim": [24],
+    "scale": [0.1],
+    "softcap": [1.5],
+    "rope": [None, Rope(100.0, 8), Rope(9.0, 16), Rope(100.0, 16, LinearRope(3.0))],
+    "window": [5],
+    "qkv_bias": [True],
+    "o_bias": [True],
+    "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
+}
+MLP: dict[str, list[Any]] = {
+    "width": [48],
+    "activation": ["gelu_tanh", "gelu", "relu", "relu2"],
+    "gated": [False],
+    "bias": [True],
+}
+LAYER: dict[str, list[Any]] = {
+    "norm": [
+        NormPlan(0.5),
+        NormPlan(1e-3, "layer"),
+        NormPlan(1e-3, "layer", bias=True),
+        NormPlan(1e-3, rounds_last=True),
+    ],
+    "norms": ["after", "both", "parallel", "parallel_two"],
+    "branch_scale": [0.3],
+}
+MODEL: dict[str, list[Any]] = {
+    "tied_embeddings": [True],
+    "embedding_scale": [5.7],
+    "learned_positions": [LearnedPositions(40), LearnedPositions(40, 2)],
+    "logits": [LogitsPlan(0.3), LogitsPlan(softcap=9.0), LogitsPlan(bias=True)],
+    "norm": [NormPlan(1e-3, "layer", bias=True)],
+}
+
+
+def changes() -> dict[str, ModelSpec]:
+    """Specs that differ from the plain one in one field, and a few that differ in many."""
+    made: dict[str, ModelSpec] = {}
+
+    def add(name: str, value: Any, *layers: LayerPlan) -> None:
+        made[f"{name}: {value}"] = replace(SPEC, layers=layers)
+
+    for name, values in ATTENTION.items():
+        for value in values:
+            layer = replace(PLAIN, attention=replace(PLAIN.attention, **{name: value}))
+            same = name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap")
+            add(name, value, layer if same else PLAIN, layer)
+    over = replace(PLAIN.attention, qk_norm=NORM, qk_norm_over="width")
+    add("qk_norm_over", "width", replace(PLAIN, attention=over), PLAIN)
+    wide = replace(over, qk_norm=NormPlan(1e-3, "layer"))
+    add("qk_norm_over", "width, layer", replace(PLAIN, attention=wide), PLAIN)
+    for name, values in MLP.items():
+        for value in values:
+            add(name, value, PLAIN, replace(PLAIN, mlp=replace(PLAIN.mlp, **{name: value})))
+    plain_mlp = MlpPlan(40, "gelu_tanh", gated=False, bias=True)
+    add("mlp", "plain", replace(PLAIN, mlp=plain_mlp, norms="parallel"), PLAIN)
+    for name, values in LAYER.items():
+        for value in values:
+            add(name, value, replace(PLAIN, **{name: value}), PLAIN)
+    scaled = replace(PLAIN, norms="both", branch_scale=0.3)
+    add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
+    for name, values in MODEL.items():
+        made |= {f"{name}: {v}": replace(SPEC, **{name: v}) for v in values}
+    return made
+
+
+SPECS = {"plain": SPEC, **changes()}
+
+
+def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
+    """By name, so that two specs share what both have; nothing is 0 or 1."""
+    made = {}
+    for weight in weights_of(spec):
+        seed = sum(ord(c) * 31**i for i, c in enumerate(weight.name)) % 2**31
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(weight.shape, generator=generator)
+        norm = weight.name.endswith("norm.weight")
+        made[weight.name] = 1 + 0.3 * values if norm else 0.3 * values
+    return made
+
+
+def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
+    shape = head_shape(spec, 4, torch.float32)
+    makers: dict[str, Any] = {
+        "reference": lambda: ReferenceKernels(shape),
+        "torch": lambda: torch_kernels(shape, batch_invariant=False),
+        "invariant": lambda: torch_kernels(shape, batch_invariant=True),
+        "native": lambda: kernels_for("cpu", shape, batch_invariant=False),
+    }
+    kernels: Kernels = makers[kind]()
+    return build_model(spec, dict(weights), kernels, shape, max_len=64, tp=TensorParallel())
+
+
+def test_every_field_has_another_value_here() -> None:
+    """What this file goes through is everything that a plan can say."""
+    known = {**ATTENTION, **MLP, **LAYER, **MODEL}.keys() | {"qk_norm_over", "attention", "mlp"}
+    around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
+    around |= {"eos_ids", "bos_id", "dtype"}
+    kinds = (AttentionPlan, MlpPlan, LayerPlan, ModelSpec)
+    assert {field.name for kind in kinds for field in fields(kind)} == known | around
+
+
+@pytest.mark.parametrize("kind", ["reference", "torch", "invariant", "native"])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_plan_is_computed_as_it_says(name: str, kind: str) -> None:
+    spec = SPECS[name]
+    weights = random_weights(spec)
+    expected = PlanOracle(spec, weights).logits(TEXT)
+    with torch.inference_mode():
+        model = built(spec, weights, kind)
+        rows = model.kernels.padded(len(TEXT))
+        hidden = hidden_states(model, spec, TEXT + TEXT[:1] * (rows - len(TEXT)))[: len(TEXT)]
+        pad = model.kernels.padded(len(hidden)) - len(hidden)
+        logits = model.logits(torch.cat([hidden, hidden[:1].expand(pad, -1)]))[: len(TEXT)]
+    assert float((logits - expected).abs().max()) < 2e-5 * float(expected.abs().max())
+
+
+def test_no_field_does_nothing() -> None:
+    """Each change gives other logits than the plain spec does, and than every other."""
+    logits = {
+        name: PlanOracle(spec, random_weights(spec)).logits(TEXT)
+        for name, spec in SPECS.items()
+        if "rounds_last" not in name  # which says how 16 bits are rounded
+    }
+    names = list(logits)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            assert float((logits[one] - logits[other]).abs().max()) > 1e-3, (one, other)
+
+
+def test_experts_are_refused_by_name() -> None:
+    spec = replace(SPEC, layers=(PLAIN, replace(PLAIN, mlp=ExpertsPlan(8, 2, MlpPlan(16)))))
+    with pytest.raises(UnsupportedModel, match="mixture of 8 experts"):
+        list(weights_of(spec))
+    assert spec.body_weights < SPEC.body_weights
+
+
+def test_layers_with_other_heads_are_refused_by_name() -> None:
+    other = replace(PLAIN, attention=replace(PLAIN.attention, num_kv_heads=1))
+    spec = replace(SPEC, layers=(PLAIN, other))
+    with pytest.raises(UnsupportedModel, match="2 kinds of heads"):
+        built(spec, random_weights(spec), "torch")
