@@ -61,9 +61,9 @@ class Family:
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     read: Callable[[Fields], ModelSpec]
-    # What GGUF files call it, and whether a window is in there for it. Of two families with one
-    # name the first that has what the file says is taken.
-    gguf: str
+    # What GGUF files call it (None: quire reads none of it yet), and whether a window is in there
+    # for it. Of two families with one name the first that has what the file says is taken.
+    gguf: str | None = None
     gguf_windows: bool = False
     # Whether the converter to GGUF puts the rows of a q or k head in another order: the first of
     # either half, then the second of either half, and so on.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def read_decoder(
     usual: dict[str, Any] = {
         "norm": layers[-1].norm,
         "tied_embeddings": fields.flag("tie_word_embeddings", False),
+        "eos_ids": fields.ids("eos_token_id"),
     }
     return ModelSpec(
         family=family,
@@ -70,7 +71,6 @@ def read_decoder(
         hidden_size=fields.count("hidden_size"),
         max_model_len=max_len,
         layers=tuple(layers),
-        eos_ids=fields.ids("eos_token_id"),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
         **{**usual, **facts},
@@ -84,29 +84,31 @@ def read_plain_decoder(
     *,
     rope: RopeSettings | None = None,
     windows: Sequence[int | None] | None = None,
+    norm: NormPlan | None = None,
     norm_eps: float = 1e-6,
     qk_norm: bool = False,
+    mlp: MlpPlan | None = None,
     mlp_bias: bool = False,
+    layer: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
     **attention: Any,
 ) -> ModelSpec:
     """The same of a decoder whose layers differ in their windows alone: RMSNorm before both
-    branches, a gate of silu. `norm_eps` and `rope` are those of a config that does not say them;
-    `attention` are other fields of its plan."""
+    branches, a gate of silu, unless `norm`, `mlp` and fields of a `layer` say otherwise. `norm_eps`
+    is that of a config that does not say it; `facts` are other fields of the spec, `attention` of
+    the plan of attention."""
     rope = rope or read_rope(fields, heads.head_dim)
-    norm = NormPlan(fields.positive("rms_norm_eps", norm_eps))
-    mlp = MlpPlan(fields.count("intermediate_size"), bias=mlp_bias)
-    plan = AttentionPlan(
-        num_heads=heads.heads,
-        num_kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=rope.rope,
-        qk_norm=norm if qk_norm else None,
-        **attention,
-    )
+    norm = norm or NormPlan(fields.positive("rms_norm_eps", norm_eps))
+    mlp = mlp or MlpPlan(fields.count("intermediate_size"), bias=mlp_bias)
+    usual = {
+        "scale": heads.head_dim**-0.5,
+        "rope": rope.rope,
+        "qk_norm": norm if qk_norm else None,
+    }
+    plan = AttentionPlan(heads.heads, heads.kv_heads, heads.head_dim, **{**usual, **attention})
     seen = windows or (None,) * num_layers(fields)
-    layers = [LayerPlan(replace(plan, window=window), mlp, norm) for window in seen]
-    return read_decoder(family, fields, layers, max_len=rope.max_len)
+    layers = [LayerPlan(replace(plan, window=w), mlp, norm, **(layer or {})) for w in seen]
+    return read_decoder(family, fields, layers, max_len=rope.max_len, **(facts or {}))
 
 
 def num_layers(fields: Fields) -> int:
@@ -163,3 +165,12 @@ def _dtype(fields: Fields) -> str:
             f"{fields.source}: weights in {name[:40]!r}; quire reads {', '.join(_DTYPES)}"
         )
     return name
+
+
+def with_pairs_side_by_side(spec: ModelSpec) -> ModelSpec:
+    """The same model, in whose files numbers 2 i and 2 i + 1 of a head are turned as a pair."""
+
+    def apart(one: AttentionPlan) -> AttentionPlan:
+        return replace(one, rope=one.rope and replace(one.rope, interleaved=True))
+
+    return spec.with_attention(apart)

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from quire.errors import UnsupportedModel
-from quire.families import llama, mistral, phi3, qwen2, qwen3
+from quire.families import (
+    cohere,
+    cohere2,
+    glm,
+    glm4,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
 from quire.families.family import Family
 
 FAMILIES: tuple[Family, ...] = (
@@ -12,6 +28,16 @@ FAMILIES: tuple[Family, ...] = (
     qwen2.FAMILY,
     qwen3.FAMILY,
     phi3.FAMILY,
+    granite.FAMILY,
+    olmo2.FAMILY,
+    smollm3.FAMILY,
+    glm.FAMILY,
+    glm4.FAMILY,
+    cohere.FAMILY,
+    cohere2.FAMILY,
+    stablelm.FAMILY,
+    starcoder2.FAMILY,
+    opt.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
@@ -30,7 +56,7 @@ def families_of_gguf(architecture: str, source: str) -> tuple[Family, ...]:
     """The families whose GGUF files have this architecture."""
     found = tuple(family for family in FAMILIES if family.gguf == architecture)
     if not found:
-        known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES))
+        known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
         raise UnsupportedModel(
             f"{source}: GGUF architecture {architecture[:40]!r} is not supported; quire runs "
             f"{known}"

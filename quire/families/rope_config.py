@@ -40,18 +40,21 @@ def read_rope(
     kinds: Mapping[str, str] | None = None,
     original: int | None = None,
     partial: bool = False,
+    factor: float = 1.0,
+    theta: float = DEFAULT_THETA,
 ) -> RopeSettings:
     """The settings of a config whose heads have `head_dim` numbers.
 
     `kinds`: the words that a family has for a scaling, and ours, where they are others than
     usual. `original`: the original length of a config that does not say it; else its length.
-    `partial`: whether the family has heads of which only a part is turned."""
+    `partial`: whether the family has heads of which only a part is turned; `factor` and `theta`
+    are the part and the base of a config that does not say them."""
     written = fields.inner("rope_scaling").values and "rope_scaling"
     rope = fields.inner(written or "rope_parameters")
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
-    dims = _dims(fields, rope, head_dim, partial=partial)
-    theta = rope.positive("rope_theta", fields.positive("rope_theta", DEFAULT_THETA))
+    dims = _dims(fields, rope, head_dim, partial=partial, unsaid=factor)
+    theta = rope.positive("rope_theta", fields.positive("rope_theta", theta))
     _refuse_a_second_theta(fields, rope, theta)
     max_len = fields.count("max_position_embeddings")
     kind = rope.word("rope_type", rope.values.get("type") or "default")
@@ -71,10 +74,10 @@ def read_rope(
     return _KINDS[known[kind]](rope, _Sizes(theta, max_len, original, dims))
 
 
-def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool) -> int:
+def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool, unsaid: float) -> int:
     """How many numbers of a head are turned."""
     where = fields if rope.values.get("partial_rotary_factor") is None else rope
-    factor = where.positive("partial_rotary_factor", 1.0)
+    factor = where.positive("partial_rotary_factor", unsaid)
     if factor == 1.0:
         return head_dim
     if not partial:

@@ -1,0 +1,39 @@
+"""Cohere: both branches behind one LayerNorm without bias, pairs side by side. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder, with_pairs_side_by_side
+from quire.families.rope_config import read_rope
+from quire.layer_plan import NormPlan
+from quire.spec import LogitsPlan, ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads, biased = read_heads(fields), fields.flag("attention_bias", False)
+    spec = read_plain_decoder(
+        "cohere",
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, theta=500_000.0),
+        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "parallel"},
+        facts={
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+            "logits": LogitsPlan(scale=fields.positive("logit_scale", 0.0625)),
+        },
+    )
+    return with_pairs_side_by_side(spec)
+
+
+FAMILY = Family(
+    name="cohere",
+    architectures=("CohereForCausalLM",),
+    model_types=("cohere",),
+    read=read,
+    # With norms of q and k every head has weights of its own there, which quire has not.
+    only={"use_qk_norm": (False,)},
+)

@@ -1,0 +1,51 @@
+"""Cohere2: both branches behind one LayerNorm; windows in three of four layers, and positions in
+these alone, as pairs side by side. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+    with_pairs_side_by_side,
+)
+from quire.layer_plan import NormPlan
+from quire.spec import LogitsPlan, ModelSpec
+
+PERIOD = 4
+
+
+def read(fields: Fields) -> ModelSpec:
+    window, biased = read_window(fields), fields.flag("attention_bias", False)
+    period = fields.count("sliding_window_pattern", PERIOD)
+    usual = tuple(window if (i + 1) % period else None for i in range(num_layers(fields)))
+    spec = read_plain_decoder(
+        "cohere2",
+        fields,
+        read_heads(fields),
+        windows=windows_by_kind(fields, window) or usual,
+        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "parallel"},
+        facts={
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+            "logits": LogitsPlan(scale=fields.positive("logit_scale", 0.0625)),
+        },
+    )
+    spec = spec.with_attention(lambda one: one if one.window else replace(one, rope=None))
+    return with_pairs_side_by_side(spec)
+
+
+FAMILY = Family(
+    name="cohere2",
+    architectures=("Cohere2ForCausalLM",),
+    model_types=("cohere2",),
+    read=read,
+)

@@ -1,0 +1,34 @@
+"""Granite 3: factors on embeddings, scores, branches and logits. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.spec import LogitsPlan, ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    return read_plain_decoder(
+        "granite",
+        fields,
+        read_heads(fields),
+        scale=fields.positive("attention_multiplier", 1.0),
+        qkv_bias=biased,
+        o_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+        layer={"branch_scale": fields.positive("residual_multiplier", 1.0)},
+        facts={
+            "embedding_scale": fields.positive("embedding_multiplier", 1.0),
+            "logits": LogitsPlan(scale=1 / fields.positive("logits_scaling", 1.0)),
+        },
+    )
+
+
+FAMILY = Family(
+    name="granite",
+    architectures=("GraniteForCausalLM",),
+    model_types=("granite",),
+    read=read,
+)

@@ -1,0 +1,32 @@
+"""OLMo 2: norms behind the branches alone, q and k normed over all heads. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.layer_plan import NormPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    return read_plain_decoder(
+        "olmo2",
+        fields,
+        read_heads(fields),
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
+        qk_norm=True,
+        qk_norm_over="width",
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "after"},
+    )
+
+
+FAMILY = Family(
+    name="olmo2",
+    architectures=("Olmo2ForCausalLM",),
+    model_types=("olmo2",),
+    read=read,
+)

@@ -1,0 +1,68 @@
+"""OPT: learned positions, LayerNorm, a feed-forward of relu without gate, biases. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import num_layers, read_decoder, read_heads
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
+from quire.spec import LearnedPositions, ModelSpec
+
+OFFSET = 2  # rows of the table of positions before that of the first token
+EPS = 1e-5
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads, max_len = read_heads(fields), fields.count("max_position_embeddings", 2048)
+    biased = fields.flag("enable_bias", True)
+    if fields.count("word_embed_proj_dim", hidden := fields.count("hidden_size")) != hidden:
+        raise fields.wrong("word_embed_proj_dim", f"{hidden}, the hidden size: quire has no other")
+    attention = AttentionPlan(
+        heads.heads,
+        heads.kv_heads,
+        heads.head_dim,
+        scale=heads.head_dim**-0.5,
+        rope=None,
+        qkv_bias=biased,
+        o_bias=biased,
+    )
+    mlp = MlpPlan(fields.count("ffn_dim"), activation="relu", gated=False, bias=biased)
+    norm = NormPlan(EPS, kind="layer", bias=True)
+    layers = [LayerPlan(attention, mlp, norm)] * num_layers(fields)
+    return read_decoder(
+        "opt",
+        fields,
+        layers,
+        max_len=max_len,
+        learned_positions=LearnedPositions(max_len + OFFSET, OFFSET),
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+FAMILY = Family(
+    name="opt",
+    architectures=("OPTForCausalLM",),
+    model_types=("opt",),
+    read=read,
+    outer_names=ModelNames(
+        layer=Name("model.decoder.layers.{}", "blk.{}"),
+        embed=Name("model.decoder.embed_tokens", "token_embd"),
+        positions=Name("model.decoder.embed_positions", "position_embd"),
+        norm=Name("model.decoder.final_layer_norm", "output_norm"),
+    ),
+    names=LayerNames(
+        attn_norm=Name("self_attn_layer_norm", "attn_norm"),
+        o=Name("self_attn.out_proj", "attn_output"),
+        mlp_norm=Name("final_layer_norm", "ffn_norm"),
+        up=Name("fc1", "ffn_up"),
+        down=Name("fc2", "ffn_down"),
+    ),
+    without_effect={"dropout": "training", "layerdrop": "training", "init_std": "training"},
+    only={
+        "activation_function": ("relu",),
+        # The smallest of them but one has its norms behind the branches.
+        "do_layer_norm_before": (True,),
+        "_remove_final_layer_norm": (False,),
+        "layer_norm_elementwise_affine": (True,),
+    },
+)

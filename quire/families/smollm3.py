@@ -1,0 +1,65 @@
+"""SmolLM3: every fourth layer has no positions. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+)
+from quire.families.rope_config import read_rope
+from quire.layer_plan import LayerPlan
+from quire.spec import ModelSpec
+
+INTERVAL, THETA = 4, 2_000_000.0
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads = read_heads(fields, kv_heads=4)
+    biased = fields.flag("attention_bias", False)
+    turned = _turned(fields)
+    windowed = fields.flag("use_sliding_window", False)
+    window = read_window(fields, unsaid=None) if windowed else None
+    unturned = tuple(None if each else window for each in turned)
+    spec = read_plain_decoder(
+        "smollm3",
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, theta=THETA),
+        windows=windows_by_kind(fields, window) or unturned,
+        qkv_bias=biased,
+        o_bias=biased,
+        mlp_bias=fields.flag("mlp_bias", False),
+        facts={"tied_embeddings": fields.flag("tie_word_embeddings", True)},
+    )
+    pairs = zip(spec.layers, turned, strict=True)
+    return replace(spec, layers=tuple(one if yes else _unturned(one) for one, yes in pairs))
+
+
+def _unturned(layer: LayerPlan) -> LayerPlan:
+    return replace(layer, attention=replace(layer.attention, rope=None))
+
+
+def _turned(fields: Fields) -> list[bool]:
+    """Which layers have positions: those the config marks with 1."""
+    count, marks = num_layers(fields), fields.values.get("no_rope_layers")
+    interval = fields.count("no_rope_layer_interval", INTERVAL)
+    if marks is None:
+        return [(layer + 1) % interval != 0 for layer in range(count)]
+    if not isinstance(marks, list) or len(marks) < count or set(marks) - {0, 1}:
+        raise fields.wrong("no_rope_layers", f"a list of {count} numbers, each 0 or 1")
+    return [bool(mark) for mark in marks[:count]]
+
+
+FAMILY = Family(
+    name="smollm3",
+    architectures=("SmolLM3ForCausalLM",),
+    model_types=("smollm3",),
+    read=read,
+)

@@ -1,0 +1,36 @@
+"""StableLM: LayerNorm, a quarter of each head turned, branches in turn or parallel. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.rope_config import read_rope
+from quire.layer_plan import NormPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads = read_heads(fields, kv_heads=32)
+    parallel = fields.flag("use_parallel_residual", False)
+    return read_plain_decoder(
+        "stablelm",
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, partial=True, factor=0.25),
+        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer", bias=True),
+        qkv_bias=fields.flag("use_qkv_bias", False),
+        layer={"norms": "parallel" if parallel else "before"},
+    )
+
+
+FAMILY = Family(
+    name="stablelm",
+    architectures=("StableLmForCausalLM",),
+    model_types=("stablelm",),
+    read=read,
+    partial_rotary=True,
+    without_effect={"hidden_dropout": "training"},
+    # With norms of q and k every head has weights of its own there, which quire has not.
+    only={"qk_layernorm": (False,)},
+)

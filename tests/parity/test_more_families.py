@@ -1,0 +1,152 @@
+"""Families that differ by names and parts, from a directory through LLM, against Transformers.
+
+Every parameter is random, so that no zero bias, unit norm or factor of 1 hides a part left out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.cohere import CohereConfig
+from transformers.models.cohere2 import Cohere2Config
+from transformers.models.glm import GlmConfig
+from transformers.models.glm4 import Glm4Config
+from transformers.models.granite import GraniteConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.opt import OPTConfig
+from transformers.models.smollm3 import SmolLM3Config
+from transformers.models.stablelm import StableLmConfig
+from transformers.models.starcoder2 import Starcoder2Config
+
+from quire import LLM, SamplingParams
+from quire.families.registry import BY_MODEL_TYPE
+from quire.weights import hf_config
+from quire.weights.hf_config import spec_from_hf
+from tests.parity.families import LINEAR, SIZES, YARN
+from tests.parity.test_families import check_against
+from tests.weights.test_config_keys import Watched
+
+BY_HIDDEN = {key: value for key, value in SIZES.items() if key != "head_dim"} | {"hidden_size": 96}
+MORE: dict[str, PretrainedConfig] = {
+    "granite, every factor and bias": GraniteConfig(
+        **BY_HIDDEN,
+        attention_multiplier=0.3,
+        residual_multiplier=0.7,
+        embedding_multiplier=3.0,
+        logits_scaling=2.5,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "granite, tied, linear rope": GraniteConfig(
+        **BY_HIDDEN, attention_multiplier=0.25, tie_word_embeddings=True, rope_parameters=LINEAR
+    ),
+    "olmo2": Olmo2Config(**BY_HIDDEN),
+    "olmo2, every bias": Olmo2Config(**BY_HIDDEN, attention_bias=True, rope_parameters=YARN),
+    "smollm3": SmolLM3Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 5, "pad_token_id": 0}, no_rope_layer_interval=2
+    ),
+    "smollm3, windows, untied": SmolLM3Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 4, "pad_token_id": 0},
+        no_rope_layers=[1, 0, 0, 1],
+        use_sliding_window=True,
+        sliding_window=7,
+        tie_word_embeddings=False,
+    ),
+    "glm": GlmConfig(**SIZES, pad_token_id=0),
+    "glm4": Glm4Config(**SIZES, pad_token_id=0),
+    "glm4, no bias, all turned": Glm4Config(
+        **SIZES,
+        pad_token_id=0,
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
+    "cohere": CohereConfig(**BY_HIDDEN, logit_scale=0.4, layer_norm_eps=1e-3),
+    "cohere, every bias, untied": CohereConfig(
+        **BY_HIDDEN, attention_bias=True, tie_word_embeddings=False
+    ),
+    "cohere2": Cohere2Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 5}, sliding_window=9, logit_scale=0.5
+    ),
+    "stablelm": StableLmConfig(**BY_HIDDEN, use_qkv_bias=True),
+    "stablelm, side by side": StableLmConfig(
+        **BY_HIDDEN, use_parallel_residual=True, tie_word_embeddings=True
+    ),
+    "opt": OPTConfig(
+        vocab_size=96,
+        hidden_size=96,
+        word_embed_proj_dim=96,
+        ffn_dim=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        max_position_embeddings=128,
+    ),
+    "starcoder2": Starcoder2Config(**BY_HIDDEN),
+    "starcoder2, window, no bias, untied": Starcoder2Config(
+        **BY_HIDDEN, sliding_window=9, use_bias=False, tie_word_embeddings=False
+    ),
+}
+
+
+def random_model(config: PretrainedConfig) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.2 if parameter.dim() == 1 else 0.05
+            parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
+    oracle = random_model(MORE[name])
+    oracle.save_pretrained(tmp_path)
+    rng = random.Random(name)
+    shared = [rng.randrange(96) for _ in range(40)]
+    prompts = [
+        shared[: rng.choice([0, 40])] + [rng.randrange(96) for _ in range(rng.randint(1, 30))]
+        for _ in range(8)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
+    with LLM(
+        str(tmp_path),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=4 << 20,
+        max_num_batched_tokens=37,
+        max_num_seqs=8,
+    ) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        answer = output.outputs[0]
+        assert answer.logprobs is not None
+        lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
+        check_against(oracle, prompt, list(answer.token_ids), lps)
+
+
+def keys_read(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    watched = Watched(config)
+    monkeypatch.setattr(hf_config, "_overridden", lambda *_: watched)
+    spec_from_hf(config)
+    return watched.seen
+
+
+@pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
+def test_every_key_of_a_config_class_is_accounted_for(
+    kind: type[PretrainedConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read in one of the models above, known to change nothing, or refused at another value."""
+    mine = [config for config in MORE.values() if type(config) is kind]
+    family = BY_MODEL_TYPE[kind.model_type]
+    read: set[str] = set()
+    for config in mine:
+        named = {**config.to_dict(), "architectures": [family.architectures[0]]}
+        read |= keys_read(named, monkeypatch)
+    without_effect = {*hf_config.WITHOUT_EFFECT, *family.without_effect}
+    assert {field.name for field in fields(kind)} - read - without_effect == set()
