@@ -130,12 +130,17 @@ class MlpPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
-    """A mixture of experts, of which each token takes some. Declared for the families that have
-    it; building such a layer is refused by name until it can be computed."""
+    """A mixture of experts: a router scores them by softmax, each token takes the best
+    `per_token`, and what they make is added up, each times its score.
+
+    `renormalise`: the scores of those taken are made to add up to 1. `shared`: one more expert,
+    which every token takes, times the sigmoid of a product of its own."""
 
     count: int
     per_token: int
     expert: MlpPlan
+    renormalise: bool = False
+    shared: MlpPlan | None = None
 
 
 # Where the norms of a layer stand: before both branches; after them, on what is added to the

@@ -155,8 +155,9 @@ def mlp_of(layer: LayerPlan) -> MlpPlan:
     """The feed-forward of a layer; of one with experts, the part that each token takes."""
     if isinstance(layer.mlp, MlpPlan):
         return layer.mlp
-    expert = layer.mlp.expert
-    return replace(expert, width=layer.mlp.per_token * expert.width)
+    expert, shared = layer.mlp.expert, layer.mlp.shared
+    width = layer.mlp.per_token * expert.width + (0 if shared is None else shared.width)
+    return replace(expert, width=width)
 
 
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
@@ -183,7 +184,13 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     attention, mlp = given["attention"], given["mlp"]
     qk_norm = attention["qk_norm"]
-    experts = "expert" in mlp and ExpertsPlan(**{**mlp, "expert": MlpPlan(**mlp["expert"])})
+    experts = "expert" in mlp and ExpertsPlan(
+        **{
+            **mlp,
+            "expert": MlpPlan(**mlp["expert"]),
+            "shared": mlp["shared"] and MlpPlan(**mlp["shared"]),
+        }
+    )
     return LayerPlan(
         **{
             **given,

@@ -9,7 +9,7 @@ keys and values, each [N, kv_heads, S, D]; slot = block * S + offset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
+# (x [T, H], chosen int64 [T, k], scores float32 [T, k]) -> [T, H]
+ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
 
 
@@ -115,6 +117,11 @@ class Kernels(Protocol):
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         """x [T, K] -> x weight^T + bias [T, N], for a weight [N, K] that may be repacked."""
+
+    def make_experts(
+        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
+    ) -> ExpertsOp:
+        """What the experts that tokens chose make of them (experts.py), of products made here."""
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of table [V, H] -> [T, H]."""

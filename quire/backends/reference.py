@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, RowOp
+from quire.backends.experts import LoopedExperts
+from quire.backends.ops import AttentionInputs, ExpertsOp, HeadShape, LinearOp, RowOp
 from quire.layer_plan import Activation
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
@@ -35,6 +36,11 @@ class ReferenceKernels:
             return F.linear(x.float(), weight.float(), wide).to(x.dtype)
 
         return linear
+
+    def make_experts(
+        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
+    ) -> ExpertsOp:
+        return LoopedExperts(gate, ups, downs, self.padded)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return table[token_ids]

@@ -50,6 +50,19 @@ class LayerNames:
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
     up: Name = Name("mlp.up_proj", "ffn_up")  # where there is no gate
     down: Name = Name("mlp.down_proj", "ffn_down")
+    # Of expert {}; a GGUF file has those of all experts as one tensor.
+    router: Name = Name("mlp.gate", "ffn_gate_inp")
+    expert_gate_up: tuple[Name, ...] = (
+        Name("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
+        Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
+    )
+    expert_down: Name = Name("mlp.experts.{}.down_proj", "ffn_down_exps")
+    shared_gate_up: tuple[Name, ...] = (
+        Name("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+        Name("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    )
+    shared_down: Name = Name("mlp.shared_expert.down_proj", "ffn_down_shexp")
+    shared_gate: Name = Name("mlp.shared_expert_gate", "ffn_gate_inp_shexp")
 
 
 @dataclass(frozen=True, slots=True)

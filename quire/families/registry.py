@@ -11,11 +11,15 @@ from quire.families import (
     granite,
     llama,
     mistral,
+    mixtral,
     olmo2,
+    olmoe,
     opt,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     smollm3,
     stablelm,
     starcoder2,
@@ -38,6 +42,10 @@ FAMILIES: tuple[Family, ...] = (
     stablelm.FAMILY,
     starcoder2.FAMILY,
     opt.FAMILY,
+    qwen3_moe.FAMILY,
+    qwen2_moe.FAMILY,
+    mixtral.FAMILY,
+    olmoe.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}

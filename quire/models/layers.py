@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.layers.attention import Attention, Pass
+from quire.layers.experts import Experts
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import Norm
 
-Mlp = GatedMLP | PlainMLP
+Mlp = GatedMLP | PlainMLP | Experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.layers.attention import Attention, Heads, NormedHeads, NormedWidths, PlainHeads
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
+from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.linear import Linear, Matrix, PlainRows
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
@@ -145,8 +146,35 @@ class Parts:
         return plan.num_heads, plan.num_kv_heads
 
     def mlp(self, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
-        if not isinstance(plan, MlpPlan):
-            raise UnsupportedModel(f"a mixture of {plan.count} experts: quire has none yet.")
+        if isinstance(plan, ExpertsPlan):
+            return self.experts(name, plan)
+        return self.feed_forward(name, plan)
+
+    def experts(self, name: str, plan: ExpertsPlan) -> Experts:
+        hidden, kernels, one = self.spec.hidden_size, self.kernels, plan.expert
+        if not one.gated or one.bias:
+            raise UnsupportedModel("experts without a gate, or with biases.")
+        pairs = [
+            (
+                self.linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=False),
+                self.linear(f"{name}.experts.{i}.down", hidden, one.width, bias=False),
+            )
+            for i in range(plan.count)
+        ]
+        ups, downs = ([pair[side].multiply for pair in pairs] for side in (0, 1))
+        shared = None
+        if plan.shared is not None:
+            gate = self.tensor(f"{name}.shared_gate.weight", 1, hidden)
+            shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
+        return Experts(
+            Router(self.tensor(f"{name}.router.weight", plan.count, hidden), plan),
+            kernels.make_experts(kernels.gate(one.activation), ups, downs),
+            pairs[0],
+            shared,
+            self.tp,
+        )
+
+    def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
         hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels
         first = "gate_up" if plan.gated else "up"
         up = self.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,6 +34,8 @@ def sources_of(
         if name not in stored:
             raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
         source, expected = stored[name], (part.rows, *weight.shape[1:])
+        if files.kind == "gguf" and part.gguf_expert is not None:
+            source = _of_expert(source, part.gguf_expert, files)
         if source.shape != expected:
             raise CorruptModel(
                 f"{files.path}: tensor {name!r} has the shape {source.shape}; "
@@ -45,6 +48,21 @@ def sources_of(
             )
         found.append(source)
     return found
+
+
+def _of_expert(source: StoredTensor, expert: int, files: ModelFiles) -> StoredTensor:
+    """What a tensor of all experts holds of one."""
+    if len(source.shape) != 3 or expert >= source.shape[0]:
+        raise CorruptModel(
+            f"{files.path}: tensor {source.name!r} has the shape {source.shape}; it has no matrix "
+            f"for expert {expert}"
+        )
+    return replace(
+        source,
+        shape=source.shape[1:],
+        offset=source.offset + expert * source.row_bytes,
+        num_bytes=source.row_bytes,
+    )
 
 
 def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles) -> str:

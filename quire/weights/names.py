@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from quire.errors import UnsupportedModel
 from quire.families.family import Family, Name
 from quire.families.registry import family_named
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
@@ -32,6 +31,7 @@ class Part:
     gguf_order: RowOrder | None = None
     order: RowOrder | None = None
     hf_less: float = 0.0
+    gguf_expert: int | None = None  # which of the tensors that a GGUF file has as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,9 @@ class _LayerWeights:
         )
 
     def _mlp(self, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
-        if not isinstance(plan, MlpPlan):
-            raise UnsupportedModel(f"a mixture of {plan.count} experts: quire has none yet.")
+        if isinstance(plan, ExpertsPlan):
+            yield from self._experts(plan)
+            return
         names, rows = self.family.names, (plan.width,)
         first, up = ("mlp.up", self._parts((names.up,), rows))
         if plan.gated:
@@ -144,12 +145,37 @@ class _LayerWeights:
         down = self._parts((names.down,), (self.hidden,))
         yield from self._linear("mlp.down", plan.width, down, bias=plan.bias)
 
-    def _parts(self, names: tuple[Name, ...], rows: tuple[int, ...]) -> tuple[Part, ...]:
+    def _experts(self, plan: ExpertsPlan) -> Iterator[Weight]:
+        names, inner = self.family.names, plan.expert.width
+        router = self._parts((names.router,), (plan.count,))
+        for weight in self._linear("mlp.router", self.hidden, router, bias=False):
+            yield replace(weight, is_wide=True)
+        for i in range(plan.count):
+            up = self._parts(names.expert_gate_up, (inner, inner), expert=i)
+            yield from self._linear(f"mlp.experts.{i}.gate_up", self.hidden, up, bias=False)
+            down = self._parts((names.expert_down,), (self.hidden,), expert=i)
+            yield from self._linear(f"mlp.experts.{i}.down", inner, down, bias=False)
+        if plan.shared is not None:
+            width = plan.shared.width
+            up = self._parts(names.shared_gate_up, (width, width))
+            yield from self._linear("mlp.shared.gate_up", self.hidden, up, bias=False)
+            down = self._parts((names.shared_down,), (self.hidden,))
+            yield from self._linear("mlp.shared.down", width, down, bias=False)
+            gate = self._parts((names.shared_gate,), (1,))
+            for weight in self._linear("mlp.shared_gate", self.hidden, gate, bias=False):
+                yield replace(weight, is_wide=True)
+
+    def _parts(
+        self, names: tuple[Name, ...], rows: tuple[int, ...], *, expert: int | None = None
+    ) -> tuple[Part, ...]:
         """The stored tensors of so many rows each, or the one that has all of them."""
         if len(names) == 1:
             rows = (sum(rows),)
         stored = [self._stored(name) for name in names]
-        return tuple(Part(n.hf, n.gguf, count) for n, count in zip(stored, rows, strict=True))
+        return tuple(
+            Part(n.hf.format(expert), n.gguf, count, gguf_expert=expert)
+            for n, count in zip(stored, rows, strict=True)
+        )
 
     def _stored(self, name: Name) -> Name:
         layer = self.family.outer_names.layer

@@ -19,7 +19,7 @@ ALSO = {"llama": {"families/mistral.py"}}
 
 def mentions(name: str) -> set[str]:
     """Files that have the word, but for names of programs that begin with it."""
-    word = re.compile(rf"(?<![a-z]){name}(?!\.cpp|-gguf|[a-z0-9])", re.IGNORECASE)
+    word = re.compile(rf"(?<![a-z]){name}(?!\.cpp|-gguf|[-_]moe|[a-z0-9])", re.IGNORECASE)
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan, Rope
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
 
@@ -50,12 +50,12 @@ class PlanOracle:
                 made = self._normed(f"{name}{branch}_post_norm", plan.norm, made)
             return made * plan.branch_scale
 
-        assert isinstance(plan.mlp, MlpPlan)
+        feed_forward = self._mlp if isinstance(plan.mlp, MlpPlan) else self._experts
         attended = after("attn", self._attention(f"{name}attn.", plan.attention, before("attn")))
         if plan.norms.startswith("parallel"):
-            return x + attended + after("mlp", self._mlp(f"{name}mlp.", plan.mlp, before("mlp")))
+            return x + attended + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
         x = x + attended
-        return x + after("mlp", self._mlp(f"{name}mlp.", plan.mlp, before("mlp")))
+        return x + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
 
     def _attention(self, name: str, plan: AttentionPlan, x: Tensor) -> Tensor:
         count, size = len(x), plan.head_dim
@@ -85,6 +85,20 @@ class PlanOracle:
             return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
         gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
         return self._linear(f"{name}down", activation(gate) * up)
+
+    def _experts(self, name: str, plan: ExpertsPlan, x: Tensor) -> Tensor:
+        scores = self._linear(f"{name}router", x).softmax(-1)
+        best, chosen = scores.topk(plan.per_token, -1)
+        if plan.renormalise:
+            best = best / best.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in range(plan.count):
+            made = self._mlp(f"{name}experts.{expert}.", plan.expert, x)
+            out = out + made * (best * (chosen == expert)).sum(-1, keepdim=True)
+        if plan.shared is not None:
+            opened = self._linear(f"{name}shared_gate", x).sigmoid()
+            out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)
+        return out
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))

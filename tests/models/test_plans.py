@@ -54,6 +54,14 @@ MLP: dict[str, list[Any]] = {
     "gated": [False],
     "bias": [True],
 }
+EXPERTS: dict[str, list[Any]] = {
+    "count": [7],
+    "per_token": [3],
+    "expert": [MlpPlan(24), MlpPlan(16, "gelu")],
+    "renormalise": [True],
+    "shared": [MlpPlan(20)],
+}
+MIXTURE = replace(PLAIN, mlp=ExpertsPlan(5, 2, MlpPlan(16)))
 LAYER: dict[str, list[Any]] = {
     "norm": [
         NormPlan(0.5),
@@ -92,6 +100,11 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in MLP.items():
         for value in values:
             add(name, value, PLAIN, replace(PLAIN, mlp=replace(PLAIN.mlp, **{name: value})))
+    add("experts", "", PLAIN, MIXTURE)
+    for name, values in EXPERTS.items():
+        for value in values:
+            layer = replace(MIXTURE, mlp=replace(MIXTURE.mlp, **{name: value}))
+            add(f"experts, {name}", value, PLAIN, layer)
     plain_mlp = MlpPlan(40, "gelu_tanh", gated=False, bias=True)
     add("mlp", "plain", replace(PLAIN, mlp=plain_mlp, norms="parallel"), PLAIN)
     for name, values in LAYER.items():
@@ -133,10 +146,11 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
-    known = {**ATTENTION, **MLP, **LAYER, **MODEL}.keys() | {"qk_norm_over", "attention", "mlp"}
+    tables = (ATTENTION, MLP, EXPERTS, LAYER, MODEL)
+    known = {name for table in tables for name in table} | {"qk_norm_over", "attention", "mlp"}
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}
-    kinds = (AttentionPlan, MlpPlan, LayerPlan, ModelSpec)
+    kinds = (AttentionPlan, MlpPlan, ExpertsPlan, LayerPlan, ModelSpec)
     assert {field.name for kind in kinds for field in fields(kind)} == known | around
 
 
@@ -166,13 +180,6 @@ def test_no_field_does_nothing() -> None:
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             assert float((logits[one] - logits[other]).abs().max()) > 1e-3, (one, other)
-
-
-def test_experts_are_refused_by_name() -> None:
-    spec = replace(SPEC, layers=(PLAIN, replace(PLAIN, mlp=ExpertsPlan(8, 2, MlpPlan(16)))))
-    with pytest.raises(UnsupportedModel, match="mixture of 8 experts"):
-        list(weights_of(spec))
-    assert spec.body_weights < SPEC.body_weights
 
 
 def test_layers_with_other_heads_are_refused_by_name() -> None:

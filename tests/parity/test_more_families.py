@@ -18,8 +18,12 @@ from transformers.models.cohere2 import Cohere2Config
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.granite import GraniteConfig
+from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmoe import OlmoeConfig
 from transformers.models.opt import OPTConfig
+from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_moe import Qwen3MoeConfig
 from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
@@ -33,7 +37,36 @@ from tests.parity.test_families import check_against
 from tests.weights.test_config_keys import Watched
 
 BY_HIDDEN = {key: value for key, value in SIZES.items() if key != "head_dim"} | {"hidden_size": 96}
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 MORE: dict[str, PretrainedConfig] = {
+    "qwen3 moe": Qwen3MoeConfig(**SIZES, **EXPERTS),
+    "qwen3 moe, renormalised, some layers dense, window": Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        **EXPERTS,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=9,
+        attention_bias=True,
+    ),
+    "qwen2 moe": Qwen2MoeConfig(**BY_HIDDEN, **EXPERTS, shared_expert_intermediate_size=48),
+    "qwen2 moe, every second layer, windows": Qwen2MoeConfig(
+        **{**BY_HIDDEN, "num_hidden_layers": 4},
+        **EXPERTS,
+        shared_expert_intermediate_size=40,
+        decoder_sparse_step=2,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=3,
+        norm_topk_prob=True,
+        qkv_bias=False,
+    ),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=6, num_experts_per_tok=2),
+    "mixtral, window": MixtralConfig(**SIZES, num_local_experts=4, sliding_window=9),
+    "olmoe": OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3),
+    "olmoe, renormalised, every bias": OlmoeConfig(
+        **BY_HIDDEN, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, attention_bias=True
+    ),
     "granite, every factor and bias": GraniteConfig(
         **BY_HIDDEN,
         attention_multiplier=0.3,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,15 @@ from torch import Tensor
 from quire.backends import generic
 from quire.backends.cpu.attention import CpuAttention, Scratch
 from quire.backends.cpu.linear import make_linear
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, RowOp
+from quire.backends.experts import LoopedExperts
+from quire.backends.ops import (
+    AttentionInputs,
+    AttentionStep,
+    ExpertsOp,
+    HeadShape,
+    LinearOp,
+    RowOp,
+)
 from quire.layer_plan import Activation
 
 
@@ -25,6 +35,11 @@ class CpuKernels:
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return make_linear(weight, bias)
+
+    def make_experts(
+        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
+    ) -> ExpertsOp:
+        return LoopedExperts(gate, ups, downs, self.padded)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.generic import layer_norm
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, RowOp
+from quire.backends.ops import AttentionInputs, ExpertsOp, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import HeadNorms, norm_rope_store, rope_store
@@ -34,6 +36,14 @@ class TritonKernels:
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return PlainLinear(weight, bias)
+
+    def make_experts(
+        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
+    ) -> ExpertsOp:
+        stacks = [_stacked(products) for products in (ups, downs)]
+        if stacks[0] is None or stacks[1] is None:
+            return EveryExpert(gate, ups, downs)
+        return GroupedExperts(gate, stacks[0], stacks[1])
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
@@ -92,7 +102,24 @@ class TritonKernels:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
 
 
-@dataclass(frozen=True, slots=True)
+def _stacked(products: Sequence[LinearOp]) -> Tensor | None:
+    """The weights of products as one tensor, of which each keeps its part; None where grouped
+    products do not take them."""
+    plain = [one for one in products if isinstance(one, PlainLinear) and one.bias is None]
+    if len(plain) < len(products) or plain[0].weight.dtype != torch.bfloat16:
+        return None
+    if any(size % 8 for size in plain[0].weight.shape):  # lines of 16 bytes
+        return None
+    stack = torch.empty(
+        len(plain), *plain[0].weight.shape, dtype=torch.bfloat16, device=plain[0].weight.device
+    )
+    for one, part in zip(plain, stack, strict=True):
+        part.copy_(one.weight)
+        one.weight = part
+    return stack
+
+
+@dataclass(slots=True)
 class PlainLinear:
     """x weight^T + bias by the vendor's library; its tensors are there for small_batch.py, too."""
 

@@ -1,0 +1,92 @@
+"""The experts of a layer over the tokens that chose them, on any device.
+
+x [T, H], chosen int64 [T, k] (experts of each token) and scores float32 [T, k] -> [T, H]: the sum
+of what the chosen experts make of a token, each times its score. Sums are added in the order of
+the experts, so a token gets the same bits whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.ops import LinearOp, RowOp
+
+
+class LoopedExperts:
+    """One expert after the other, over its own tokens: for a host that knows how many they are.
+
+    `padded` tells how many rows to run for so many tokens."""
+
+    def __init__(
+        self,
+        gate: RowOp,
+        ups: Sequence[LinearOp],
+        downs: Sequence[LinearOp],
+        padded: Callable[[int], int],
+    ) -> None:
+        self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
+        self._padded = padded
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        flat, per_token = chosen.flatten(), chosen.shape[1]
+        by_expert = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=len(self._pairs)).tolist()
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        first = 0
+        for (up, down), count in zip(self._pairs, counts, strict=True):
+            pairs, first = by_expert[first : first + count], first + count
+            if count:
+                tokens = pairs // per_token
+                taken = x.index_select(0, tokens)
+                if more := self._padded(count) - count:
+                    taken = torch.cat([taken, taken[:1].expand(more, -1)])
+                made = down(self._gate(up(taken)))[:count]
+                out.index_add_(0, tokens, made.float() * scores.view(-1)[pairs, None])
+        return out.to(x.dtype)
+
+
+class GroupedExperts:
+    """All experts by grouped products, without asking the device who chose what: every launch is
+    the same for every routing, so passes can be captured."""
+
+    def __init__(self, gate: RowOp, ups: Tensor, downs: Tensor) -> None:
+        """ups [E, 2 I, H] (or I without a gate) and downs [E, H, I], in bfloat16."""
+        self._gate, self._ups, self._downs = gate, ups, downs
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        # A token's experts in ascending order: what is summed below is summed in that order.
+        chosen, order = chosen.sort(-1)
+        flat, per_token = chosen.flatten(), chosen.shape[1]
+        by_expert = flat.argsort(stable=True)
+        counts = torch.zeros(len(self._ups), dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+        ends = counts.cumsum(0, dtype=torch.int32)
+        taken = x.index_select(0, by_expert // per_token)
+        made = self._gate(F.grouped_mm(taken, self._ups.mT, offs=ends))
+        made = F.grouped_mm(made, self._downs.mT, offs=ends)
+        back = torch.empty_like(made).index_copy_(0, by_expert, made)
+        weighed = back.view(len(x), per_token, -1).float() * scores.gather(1, order)[..., None]
+        total = weighed[:, 0]
+        for i in range(1, per_token):
+            total = total + weighed[:, i]
+        return total.to(x.dtype)
+
+
+class EveryExpert:
+    """Every expert over every token, with a score of 0 where it was not chosen: for types that
+    grouped products do not take. As many times the work as there are experts."""
+
+    def __init__(self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]) -> None:
+        self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        weights = torch.zeros(len(x), len(self._pairs), device=x.device)
+        weights.scatter_(1, chosen, scores)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert, (up, down) in enumerate(self._pairs):
+            out += down(self._gate(up(x))).float() * weights[:, expert, None]
+        return out.to(x.dtype)

@@ -1,0 +1,53 @@
+"""Mixtral: eight experts in place of each feed-forward, two for a token. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.mixtures import read_count, with_experts
+from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.rope_config import read_rope
+from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.spec import ModelSpec
+
+THETA = 1_000_000.0
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads = read_heads(fields, kv_heads=8)
+    spec = read_plain_decoder(
+        "mixtral",
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, theta=THETA),
+        windows=(read_window(fields, unsaid=None),) * num_layers(fields),
+        norm_eps=1e-5,
+    )
+    experts = ExpertsPlan(
+        read_count(fields, 8),
+        fields.count("num_experts_per_tok", 2),
+        MlpPlan(fields.count("intermediate_size")),
+        renormalise=True,
+    )
+    return with_experts(spec, fields, experts)
+
+
+FAMILY = Family(
+    name="mixtral",
+    architectures=("MixtralForCausalLM",),
+    model_types=("mixtral",),
+    read=read,
+    names=LayerNames(
+        router=Name("block_sparse_moe.gate", "ffn_gate_inp"),
+        expert_gate_up=(
+            Name("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
+            Name("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),
+        ),
+        expert_down=Name("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
+    ),
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+        "router_jitter_noise": "training",
+    },
+)

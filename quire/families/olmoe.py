@@ -1,0 +1,45 @@
+"""OLMoE: q and k normed over all heads, experts in place of feed-forwards. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.mixtures import read_count, with_experts
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    if fields.values.get("clip_qkv") is not None:
+        raise fields.wrong("clip_qkv", "null: quire does not clip q, k and v")
+    spec = read_plain_decoder(
+        "olmoe",
+        fields,
+        read_heads(fields),
+        norm_eps=1e-5,
+        qk_norm=True,
+        qk_norm_over="width",
+        qkv_bias=biased,
+        o_bias=biased,
+    )
+    experts = ExpertsPlan(
+        read_count(fields, 64),
+        fields.count("num_experts_per_tok", 8),
+        MlpPlan(fields.count("intermediate_size")),
+        renormalise=fields.flag("norm_topk_prob", False),
+    )
+    return with_experts(spec, fields, experts)
+
+
+FAMILY = Family(
+    name="olmoe",
+    architectures=("OlmoeForCausalLM",),
+    model_types=("olmoe",),
+    read=read,
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+    },
+)

@@ -1,0 +1,56 @@
+"""Qwen2-MoE: biases of q, k and v; experts, and one that every token takes. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.mixtures import read_count, with_experts
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+)
+from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    spec = read_plain_decoder(
+        "qwen2_moe",
+        fields,
+        read_heads(fields, kv_heads=16),
+        qkv_bias=fields.flag("qkv_bias", True),
+        windows=_windows(fields),
+    )
+    experts = ExpertsPlan(
+        read_count(fields, 60),
+        fields.count("num_experts_per_tok", 4),
+        MlpPlan(fields.count("moe_intermediate_size", 1408)),
+        renormalise=fields.flag("norm_topk_prob", False),
+        shared=MlpPlan(fields.count("shared_expert_intermediate_size", 5632)),
+    )
+    return with_experts(spec, fields, experts)
+
+
+def _windows(fields: Fields) -> tuple[int | None, ...]:
+    """In every second of the first layers, unless the config says which."""
+    window = read_window(fields) if fields.flag("use_sliding_window", False) else None
+    first = fields.values.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise fields.wrong("max_window_layers", "a whole number from 0")
+    usual = (window if i < first and i % 2 == 0 else None for i in range(num_layers(fields)))
+    return windows_by_kind(fields, window) or tuple(usual)
+
+
+FAMILY = Family(
+    name="qwen2_moe",
+    architectures=("Qwen2MoeForCausalLM",),
+    model_types=("qwen2_moe",),
+    read=read,
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+    },
+)
