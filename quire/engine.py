@@ -65,7 +65,9 @@ class Engine:
 
     def step(self) -> StepReport:
         """Submit a plan, or wait for the oldest result; says what happened."""
-        if len(self._in_flight) < self.depth:
+        # A plan that waits behind another is one that a newcomer waits for.
+        depth = 1 if self.scheduler.lanes.is_hurried else self.depth
+        if len(self._in_flight) < depth:
             plan = self.scheduler.schedule()
             if plan is not None:
                 before = time.perf_counter()

@@ -74,6 +74,13 @@ class Admission:
             most = 0
         return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
 
+    def takes(self, sequence: Sequence, num_rows: int, budget: int) -> bool:
+        """Whether this one could begin now, with so many rows free for it and others."""
+        self.begin()
+        wanted = min(num_rows, self.rows.capacity)
+        has_rows = self.has_rows(sequence) and self.num_unclaimed_rows() >= wanted
+        return has_rows and self.has_room(sequence, self.cached_blocks(sequence), budget)
+
     def has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
         """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
         pool, rows, size = self.pool, self.rows, self.pool.block_size

@@ -29,9 +29,11 @@ _IN_VAIN = RowSampling(temperature=0.0)
 
 @dataclass(slots=True)
 class Draft:
-    """A StepPlan while it is being made."""
+    """A StepPlan while it is being made. Of the `budget` of tokens the background may have what
+    is `spare`."""
 
     budget: int
+    spare: int
     starts: list[RowStart] = field(default_factory=list)
     changes: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)

@@ -54,13 +54,24 @@ class Preemption:
             self._committer.fail(self._beams.take_out(running[0]), error)
             return
 
-        def reluctance(place: int) -> tuple[bool, int, int]:
+        def reluctance(place: int) -> tuple[bool, bool, int, int]:
             victim = _lead(rows.sequence(running[place]))
             tired = victim.num_preemptions >= MOST_PREEMPTIONS
-            return (tired, -victim.request.priority, -place)
+            return (not victim.request.background, tired, -victim.request.priority, -place)
 
         # Never the first admitted: someone must get to the end.
-        victim = self._beams.take_out(running[min(range(1, len(running)), key=reluctance)])
+        self._preempt(running[min(range(1, len(running)), key=reluctance)])
+
+    def make_way(self) -> None:
+        """Preempt what came last of the background, where any of it runs."""
+        rows = self._placements.rows
+        for row in reversed(self._first_rows()):
+            if rows.background[row]:
+                self._preempt(row)
+                return
+
+    def _preempt(self, row: int) -> None:
+        victim = self._beams.take_out(row)
         victim.num_preemptions += 1
         self.count += 1
         self._waiting.add(victim, again=True)

@@ -67,6 +67,7 @@ class Rows:
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
         self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
         self.watched = np.zeros(capacity, bool)  # each of its steps is reported
+        self.background = np.zeros(capacity, bool)  # it yields to others
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
@@ -111,6 +112,7 @@ class Rows:
         self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
         self.guided[row] = sequence.guide is not None
         self.watched[row] = request.watched
+        self.background[row] = request.background
         is_beam = sequence.group is not None
         self.paced[row] = is_beam or sequence.guide is not None or bool(request.processors)
         self.visited[row] = (

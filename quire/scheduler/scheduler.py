@@ -23,8 +23,10 @@ from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.commit import Committer, SentPlan, StepReport
+from quire.scheduler.forking import Forking
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
+from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Draft, Placements
@@ -58,6 +60,7 @@ class Scheduler:
         self.pool, self.limits = pool, limits
         self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
         self.waiting = Waiting()
+        self.lanes = Lanes(self.rows, self.waiting, clock)
         self._placements = Placements(pool, self.rows)
         self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
@@ -70,6 +73,9 @@ class Scheduler:
             self._placements, self._scoring, self._beams, self.guesses, clock
         )
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
+        self._forking = Forking(
+            self._placements, self._scoring, self.waiting, expected_output, clock
+        )
         self._groups = PrefixGroups(self.rows, pool.block_size)
 
     def fresh(self) -> Scheduler:
@@ -127,8 +133,11 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can be done before a result comes back."""
+        budget = self.limits.max_num_batched_tokens
+        self._make_way(budget)
+        spare = self.lanes.spare(budget)
         while True:
-            draft = Draft(self.limits.max_num_batched_tokens)
+            draft = Draft(budget, spare)
             before = self.num_preemptions
             decode = self._plan_decode(draft)
             self._plan_prefill(draft)
@@ -139,8 +148,19 @@ class Scheduler:
                 return self._take_off(draft, decode, released)
             if self._sent or self.num_held or not self.num_running:
                 return None
+            if spare < budget:  # nobody of those for whom it was to yield can go on
+                spare = budget
+                continue
             # Prompts only, none with room for its next chunk.
             self._preemption.make_room()
+
+    def _make_way(self, budget: int) -> None:
+        """Rows and blocks for who waits in the foreground, from the background's."""
+        first = self.waiting.first_in_foreground
+        while first is not None and self.lanes.can_yield:
+            if self._admission.takes(first, self.waiting.num_foreground, budget):
+                return
+            self._preemption.make_way()
 
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
@@ -148,7 +168,8 @@ class Scheduler:
         if alone:
             decode = self.guesses.plan(decode, draft, awaited=len(self.waiting) > 0)
         at = decode.rows
-        most = self.limits.max_repeat if alone and not draft.prefill else 1
+        is_long = alone and not draft.prefill and not self.lanes.is_hurried
+        most = self.limits.max_repeat if is_long else 1
         repeat = plan_repeat(self._placements, at, most, draft, awaited=len(self.waiting) > 0)
         searched = self._beams.searched(draft, at)
         plan = StepPlan(
@@ -166,6 +187,7 @@ class Scheduler:
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
         )
+        self.lanes.sent(plan)
         self._placements.ended.clear()
         steps = np.minimum(repeat, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
@@ -182,7 +204,7 @@ class Scheduler:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
             at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
-            at = self.guesses.ready(at)
+            at, spare = self.lanes.within(self.guesses.ready(at), draft.spare)
             lacking, shared = placements.lacking(at, 1), placements.shared_tails(at)
             if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
                 break
@@ -193,6 +215,7 @@ class Scheduler:
         placements.resend_table(at, draft)
         rows.forked[at] = False
         draft.budget -= len(at)
+        draft.spare = min(spare, draft.budget)
         return DecodeRows(at, rows.computed[at])
 
     def _masks(self, draft: Draft, at: Ints) -> Masks | None:
@@ -205,9 +228,10 @@ class Scheduler:
         return self._make_masks(np.array(drawing, np.int32), [g for g in guides if g is not None])
 
     def _plan_prefill(self, draft: Draft) -> None:
-        """Prompts that were begun go on, in order of admission."""
+        """Prompts that were begun go on, in order of admission, the background's last."""
         rows = self.rows
-        for row in rows.running[~rows.drawn[rows.running]].tolist():
+        begun = rows.running[~rows.drawn[rows.running]]
+        for row in begun[np.argsort(rows.background[begun], kind="stable")].tolist():
             self._plan_chunk(row, draft)
 
     def _plan_chunk(self, row: int, draft: Draft) -> None:
@@ -220,7 +244,8 @@ class Scheduler:
             spare = self.pool.num_free - self._placements.num_shared_tails(at)
             room = (int(rows.num_blocks[at]) + spare) * self.pool.block_size
             left = int(rows.planned[at] - rows.computed[at])
-            chunk = min(left, draft.budget, room - int(rows.computed[at]))
+            budget = draft.spare if rows.background[at] else draft.budget
+            chunk = min(left, budget, room - int(rows.computed[at]))
             if chunk <= 0 or spare < 0:
                 return
             self._plan_slice(at, chunk, draft)
@@ -258,45 +283,27 @@ class Scheduler:
         targets = targets_of(sequence, start, end)
         draft.prefill.append(Slice(row, start, known[start:end], drawing, targets))
         draft.budget -= end - start
+        draft.spare = min(draft.spare - (end - start) * int(rows.background[row]), draft.budget)
 
     def _fork_siblings(self, lead: int, draft: Draft) -> list[int]:
         """Rows for the siblings that leave here; those that find none queue by themselves."""
         sequence = self.rows.sequence(lead)
         forked = []
-        while self._leaves_here(lead) and self.rows.num_free:
-            forked.append(self._fork(lead, draft))
+        while self._forking.leaves_here(lead) and self.rows.num_free:
+            forked.append(self._forking.fork(lead, draft))
         # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
         if sequence.tree is None or self.num_running == 1:
-            self._queue_siblings(lead)
+            self._forking.queue(lead)
         self.rows.num_siblings[lead] = len(sequence.siblings)
         return forked
 
-    def _leaves_here(self, lead: int) -> bool:
-        """Whether the next sibling forks off where the lead is computed to."""
-        sequence = self.rows.sequence(lead)
-        return bool(sequence.siblings) and (sequence.tree is None or self._scoring.is_waiting(lead))
-
-    def _queue_siblings(self, lead: int) -> None:
-        while self._leaves_here(lead):
-            self.waiting.add(self.rows.sequence(lead).siblings.pop(0), again=True)
-
-    def _fork(self, lead: int, draft: Draft) -> int:
-        sibling = self.rows.sequence(lead).siblings.pop(0)
-        sibling.timings.scheduled = self._clock()
-        unfold(sibling)
-        return self._placements.fork(lead, sibling, self._expected_output(sibling.request), draft)
-
     def _fork_late(self, lead: int, draft: Draft) -> None:
         """Paths that found no row before, each with its first tokens."""
-        while (
-            self._leaves_here(lead)
-            and self.rows.num_free
-            and self.pool.num_free
-            and draft.budget > 0
-        ):
-            self._plan_chunk(self._fork(lead, draft), draft)
+        rows, pool = self.rows, self.pool
+        while self._forking.leaves_here(lead) and rows.num_free and pool.num_free and draft.budget:
+            self._plan_chunk(self._forking.fork(lead, draft), draft)
         if self.num_running == 1 and draft.budget > 0:
-            self._queue_siblings(lead)  # nobody else will leave a row or a block
+            self._forking.queue(lead)  # nobody else will leave a row or a block
             self._plan_chunk(lead, draft)
         self.rows.num_siblings[lead] = len(self.rows.sequence(lead).siblings)
 
@@ -305,13 +312,14 @@ class Scheduler:
         max_wait = self._committer.long_wait(self.limits.max_wait)
         self._admission.begin()
         while draft.budget > 0:
-            sequence = self.waiting.next(self._clock(), max_wait)
+            sequence = self.waiting.next(self._clock(), max_wait, background=draft.spare > 0)
             if sequence is None or not self._admission.has_rows(sequence):
                 return
+            budget = draft.spare if sequence.request.background else draft.budget
             unfold(sequence)
             cached = self._admission.cached_blocks(sequence)
             cached = cached[: self._scoring.readable(sequence, cached)]
-            if not self._admission.has_room(sequence, cached, draft.budget):
+            if not self._admission.has_room(sequence, cached, budget):
                 if not self.num_running and not self._sent:
                     self.waiting.remove(sequence)
                     self._committer.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
@@ -332,6 +340,7 @@ class Scheduler:
         """Digest the oldest plan's result, which took so long."""
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
+        self.lanes.observe(sent.plan, seconds)
         self._committer.commit(sent, result)
         return self._committer.take_report()
 

@@ -1,18 +1,21 @@
 """Who is admitted next: the plan's order within a priority, and nobody waits for ever.
 
-A sequence that has waited longer than `max_wait` goes before all others, whatever the
-priorities say, the longest waiting first.
+A sequence that has waited longer than `max_wait` goes before all others of its lane, whatever the
+priorities say, the longest waiting first. The background comes after everyone else, but has every
+tenth turn.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterator
 
 from quire.scheduler.sequence import Sequence
 
 Key = tuple[int, int, int, int]
+TURNS = 10  # of so many turns the background has one
 
 
 def _key(sequence: Sequence) -> Key:
@@ -20,8 +23,8 @@ def _key(sequence: Sequence) -> Key:
     return (request.priority, sequence.order, request.number, sequence.sample)
 
 
-class Waiting:
-    """The sequences that want a row."""
+class _Lane:
+    """The sequences of one lane that want a row."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int, Sequence]] = []
@@ -35,8 +38,7 @@ class Waiting:
     def __iter__(self) -> Iterator[Sequence]:
         return (s for s in {id(s): s for _, _, s in self._heap}.values() if s.waiting)
 
-    def add(self, sequence: Sequence, *, again: bool = False) -> None:
-        """`again`: it was here before (preempted), so it is among the oldest."""
+    def add(self, sequence: Sequence, *, again: bool) -> None:
         sequence.waiting = True
         self._count += 1
         self._entries += 1
@@ -45,9 +47,6 @@ class Waiting:
             self._by_age.appendleft(sequence)
         else:
             self._by_age.append(sequence)
-
-    def add_again(self, sequence: Sequence) -> None:
-        self.add(sequence, again=True)
 
     def remove(self, sequence: Sequence) -> None:
         """Take it out; its entries in both queues die when they come to the front."""
@@ -68,3 +67,56 @@ class Waiting:
         if now - oldest.timings.queued > max_wait:
             return oldest
         return self._heap[0][2]
+
+
+class Waiting:
+    """The sequences that want a row."""
+
+    def __init__(self) -> None:
+        self._foreground, self._background = _Lane(), _Lane()
+        self._turns = 0  # that the background let others have since it last had one
+
+    def __len__(self) -> int:
+        return len(self._foreground) + len(self._background)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._foreground
+        yield from self._background
+
+    @property
+    def num_foreground(self) -> int:
+        return len(self._foreground)
+
+    @property
+    def num_background(self) -> int:
+        return len(self._background)
+
+    def _lane(self, sequence: Sequence) -> _Lane:
+        return self._background if sequence.request.background else self._foreground
+
+    def add(self, sequence: Sequence, *, again: bool = False) -> None:
+        """`again`: it was here before (preempted), so it is among the oldest."""
+        self._lane(sequence).add(sequence, again=again)
+
+    def add_again(self, sequence: Sequence) -> None:
+        self.add(sequence, again=True)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out."""
+        self._lane(sequence).remove(sequence)
+        is_turn = sequence.request.background or not self._background
+        self._turns = 0 if is_turn else self._turns + 1
+
+    def next(self, now: float, max_wait: float, *, background: bool = True) -> Sequence | None:
+        """The one to admit next, left in the queue; None if nobody waits, of the background too
+        if that may be."""
+        is_turn = self._turns >= TURNS - 1 and bool(self._background)
+        lane = self._foreground
+        if background and (is_turn or not self._foreground):
+            lane = self._background
+        return lane.next(now, max_wait)
+
+    @property
+    def first_in_foreground(self) -> Sequence | None:
+        """By priority alone; None if nobody waits there."""
+        return self._foreground.next(0.0, math.inf)

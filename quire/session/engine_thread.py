@@ -107,10 +107,12 @@ class EngineThread:
         hand_over: Callable[[list[News]], None],
         *,
         on_idle: Callable[[], None] = lambda: None,
+        hurried: bool = False,
     ) -> None:
         """`hand_over` is called on the thread with what a step made: an output for each request
-        that has one, or the error that ended it; `on_idle` before it waits for requests."""
-        self._on_idle = on_idle
+        that has one, or the error that ended it; `on_idle` before it waits for requests.
+        `hurried`: whoever asks, and is not in the background, waits for the first token."""
+        self._on_idle, self._hurried = on_idle, hurried
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
@@ -177,6 +179,8 @@ class EngineThread:
                     self._news.append((asked, item))
                     continue
                 asked.number = item.number
+                if self._hurried and not asked.background:
+                    engine.scheduler.lanes.attend()
                 self._running[place] = asked
                 place += 1
                 window.append(item)

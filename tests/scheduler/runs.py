@@ -69,6 +69,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: obj
     stops = frozenset(options.pop("stop_ids", ()))  # type: ignore[call-overload]
     salt = "guided" if options.pop("guided", False) else ""
     priority = int(options.pop("priority", 0))  # type: ignore[call-overload]
+    background = bool(options.pop("background", False))
     return Request(
         number=number,
         prompt_ids=np.array(prompt, np.int32),
@@ -78,6 +79,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: obj
         stop_ids=stops,
         priority=priority,
         cache_salt=salt,
+        background=background,
     )
 
 
@@ -126,6 +128,7 @@ def random_setting(rng: random.Random, longest: int) -> Setting:
 
 
 def random_requests(rng: random.Random) -> list[Request]:
+    background = rng.choice([0.0, 0.5, 0.9])  # the share of those who yield
     preambles = [[rng.randrange(5) for _ in range(rng.randint(1, 24))] for _ in range(3)]
     requests = []
     for number in range(rng.randint(1, 12)):
@@ -142,6 +145,7 @@ def random_requests(rng: random.Random) -> list[Request]:
                 min_tokens=rng.choice([0, 0, 0, rng.randint(0, max_tokens)]),
                 priority=rng.choice([0, 0, 1]),
                 guided=rng.random() < 0.2,
+                background=rng.random() < background,
             )
         )
     return requests

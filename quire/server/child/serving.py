@@ -57,7 +57,7 @@ class ServingEngine:
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
         self._engine = EngineThread(
-            session, self._hand_over, on_idle=lambda: board.move(Phase.IDLE)
+            session, self._hand_over, on_idle=lambda: board.move(Phase.IDLE), hurried=True
         )
         Heartbeat(board, self._engine.thread)
 

@@ -1,0 +1,43 @@
+"""Samples and paths that leave a row where it is computed to, each into a row of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.request import Request
+from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.scoring import Scoring, unfold
+from quire.scheduler.waiting import Waiting
+
+
+class Forking:
+    """Gives siblings their rows, or a place in the queue."""
+
+    def __init__(
+        self,
+        placements: Placements,
+        scoring: Scoring,
+        waiting: Waiting,
+        expected_output: Callable[[Request], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._placements, self._rows = placements, placements.rows
+        self._scoring, self._waiting = scoring, waiting
+        self._expected_output, self._clock = expected_output, clock
+
+    def leaves_here(self, lead: int) -> bool:
+        """Whether the next sibling forks off where the lead is computed to."""
+        sequence = self._rows.sequence(lead)
+        return bool(sequence.siblings) and (sequence.tree is None or self._scoring.is_waiting(lead))
+
+    def queue(self, lead: int) -> None:
+        """Siblings that find no row queue by themselves."""
+        while self.leaves_here(lead):
+            self._waiting.add(self._rows.sequence(lead).siblings.pop(0), again=True)
+
+    def fork(self, lead: int, draft: Draft) -> int:
+        """The row of the next sibling."""
+        sibling = self._rows.sequence(lead).siblings.pop(0)
+        sibling.timings.scheduled = self._clock()
+        unfold(sibling)
+        return self._placements.fork(lead, sibling, self._expected_output(sibling.request), draft)

@@ -1,0 +1,93 @@
+"""Two lanes: those who wait for an answer now, and the background, which yields and fills the gaps.
+
+While somebody waits for a first token the passes are for prompts of the foreground alone. While
+somebody reads, background rows join a pass as far as it does not take twice as long for them. The
+background still gets one pass in ten, and a tenth of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.request import Ints
+from quire.scheduler.pass_times import PassTimes
+from quire.scheduler.rows import Rows
+from quire.scheduler.waiting import TURNS, Waiting
+from quire.step import StepPlan
+
+HURRY_SECONDS = 10.0  # after somebody came, others are likely to follow: plans stay short
+MOST_STRETCH = 2.0  # times what a pass takes without background rows
+LEAST_SPARE = 16  # tokens of a background prompt in a hurried pass
+
+
+class Lanes:
+    """How much of the next pass the background may have."""
+
+    def __init__(self, rows: Rows, waiting: Waiting, clock: Callable[[], float]) -> None:
+        self._rows, self._waiting, self._clock = rows, waiting, clock
+        self._times = PassTimes()
+        self._hurry_until = 0.0
+        self._num_alone = 0  # passes in a row without the background, which had work to do
+
+    def attend(self) -> None:
+        """Somebody came who waits for the answer."""
+        self._hurry_until = self._clock() + HURRY_SECONDS
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether plans are to be short, and one at a time."""
+        return self._hurry_until > 0.0 and self._clock() < self._hurry_until
+
+    @property
+    def num_background(self) -> int:
+        """Rows of the background that run."""
+        return int(self._rows.background[self._rows.running].sum())
+
+    @property
+    def can_yield(self) -> bool:
+        """Whether the background has more rows than it keeps, whoever waits."""
+        capacity = self._rows.capacity
+        return self.num_background > min(max(1, capacity // TURNS), capacity - 1)
+
+    def spare(self, budget: int) -> int:
+        """Tokens of the next pass that background rows may have, of `budget` in all."""
+        rows, running = self._rows, self._rows.running
+        background = rows.background[running]
+        foreground = running[~background]
+        drawn = int(rows.drawn[foreground].sum())
+        is_awaited = drawn < len(foreground) or self._waiting.num_foreground > 0
+        if not (is_awaited or drawn or self.is_hurried):
+            return budget
+        if not (background.any() or self._waiting.num_background):
+            return budget
+        if is_awaited and self._num_alone < TURNS - 1:
+            return 0
+        fixed, each = self._times.line()
+        if drawn:
+            stretch = (MOST_STRETCH - 1) * (fixed + each * drawn) / each
+            return min(budget, max(1, int(stretch)))
+        decoding = int(rows.drawn[running[background]].sum())
+        return min(budget, decoding + max(LEAST_SPARE, int(fixed / each)))
+
+    def within(self, at: Ints, spare: int) -> tuple[Ints, int]:
+        """Those of the decode rows `at` that join the pass, and what is left of `spare`."""
+        background = self._rows.background[at]
+        count = int(background.sum())
+        if count <= spare:
+            return at, spare - count
+        chosen = ~background | (background.cumsum() <= spare)
+        return at[chosen], 0
+
+    def sent(self, plan: StepPlan) -> None:
+        """A plan is made: whether the background has part in it."""
+        rows = self._rows
+        has_part = rows.background[plan.decode.rows].any() or any(
+            rows.background[one.row] for one in plan.prefill
+        )
+        is_left = self.num_background > 0 or self._waiting.num_background > 0
+        self._num_alone = self._num_alone + 1 if is_left and not has_part else 0
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A pass took so long."""
+        if plan.repeat == 1:
+            self._times.observe(plan.num_tokens, seconds)

@@ -1,0 +1,183 @@
+"""The official client against a real server with the default model: what people will run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+from quire.server.serve import Serving
+from tests.server.serving import KEY, serving
+
+MODEL = "smollm2"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK = [{"role": "user", "content": "What is the capital of France? One word."}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("server")
+    options = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8}
+    with serving(folder, MODEL, options=options) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{server.address}/v1",
+        api_key=KEY,
+        max_retries=0,
+        _strict_response_validation=True,
+    ) as made:
+        yield made
+
+
+def ask(client: OpenAI, **more: Any) -> Any:
+    return client.chat.completions.create(
+        model=MODEL, messages=ASK, **{"temperature": 0, "max_tokens": 8, **more}
+    )
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/model")
+    assert caught.value.code == "model_not_found"
+
+
+def test_a_chat(client: OpenAI) -> None:
+    made = ask(client)
+    assert "Paris" in made.choices[0].message.content
+    assert made.usage.prompt_tokens > 10
+    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=ASK, max_tokens=1)
+    assert raw.headers["x-request-id"].startswith("req_")
+
+
+def test_a_stream_with_usage_and_two_choices(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=ASK,
+        n=2,
+        temperature=1,
+        seed=5,
+        max_tokens=8,
+        stream_options={"include_usage": True},
+    ) as stream:
+        final: Any = stream.until_done().current_completion_snapshot
+    whole = ask(client, n=2, temperature=1, seed=5)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.message.content for choice in final.choices] == texts
+    assert final.usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_logprobs(client: OpenAI) -> None:
+    made = ask(client, logprobs=True, top_logprobs=3)
+    content = made.choices[0].logprobs.content
+    assert len(content) == made.usage.completion_tokens or content[-1].token
+    assert all(len(one.top_logprobs) == 3 for one in content)
+    assert content[0].token == content[0].top_logprobs[0].token
+    assert content[0].logprob == content[0].top_logprobs[0].logprob
+    chunks = list(ask(client, logprobs=True, top_logprobs=3, stream=True))
+    streamed = [
+        one
+        for chunk in chunks
+        if chunk.choices[0].logprobs
+        for one in chunk.choices[0].logprobs.content
+    ]
+    assert [one.token for one in streamed] == [one.token for one in content]
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_tools_by_grammar(client: OpenAI, choice: Any, stream: bool) -> None:
+    asked: dict[str, Any] = {"tools": [TOOL], "tool_choice": choice, "max_tokens": 60}
+    asked["parallel_tool_calls"] = False
+    if stream:
+        with client.chat.completions.stream(
+            model=MODEL, messages=ASK, temperature=0, **asked
+        ) as made:
+            final = made.get_final_completion()
+    else:
+        final = ask(client, **asked)
+    [call] = final.choices[0].message.tool_calls
+    assert call.function.name == "get_weather" and call.id
+    assert set(json.loads(call.function.arguments)) == {"city", "unit"}
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+class City(BaseModel):
+    name: str
+    big: bool
+
+
+def test_parse(client: OpenAI) -> None:
+    made = client.chat.completions.parse(
+        model=MODEL, messages=ASK, temperature=0, max_tokens=60, response_format=City
+    )
+    assert isinstance(made.choices[0].message.parsed, City)
+
+
+def test_completions_with_echo_and_logprobs(client: OpenAI) -> None:
+    made = client.with_options().completions.create(
+        model=MODEL, prompt="The sea is", max_tokens=3, temperature=0, logprobs=2
+    )
+    scores = made.choices[0].logprobs
+    assert len(scores.tokens) == len(scores.token_logprobs) == len(scores.top_logprobs) == 3
+    assert "".join(scores.tokens) == made.choices[0].text
+    assert scores.text_offset[0] == 0 and scores.text_offset[1] == len(scores.tokens[0])
+
+
+def test_what_is_wrong_is_said_in_the_clients_own_errors(client: OpenAI, server: Serving) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, extra_body={"guided_jsn": {}})
+    assert caught.value.code == "unknown_parameter" and "guided_json" in caught.value.message
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x y " * 2000}]
+        )
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.message.find("This model's maximum context length is 1024 tokens") >= 0
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-4", messages=ASK)
+    with (
+        pytest.raises(openai.AuthenticationError),
+        OpenAI(base_url=f"{server.address}/v1", api_key="sk-none") as stranger,
+    ):
+        stranger.models.list()
+
+
+def test_the_async_client_streams_many_at_once(server: Serving) -> None:
+    async def one(client: AsyncOpenAI, number: int) -> str:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=8, temperature=0, stream=True, user=str(number)
+        )
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def many() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.address}/v1", api_key=KEY) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(12)))
+
+    texts = asyncio.run(many())
+    assert len(set(texts)) == 1 and "Paris" in texts[0]
