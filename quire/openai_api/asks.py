@@ -59,7 +59,7 @@ def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) ->
         raise bad("the body is a JSON object")
     given = checked_fields(endpoint, body)
     check_model(given.get("model"), names)
-    asked = _read_chat(given) if endpoint == CHAT else _read_completion(given)
+    asked = read_chat(given) if endpoint == CHAT else _read_completion(given)
     if asked.num_samples > MOST_SAMPLES:
         raise bad(
             f"n times the prompts is at most {MOST_SAMPLES}, not {asked.num_samples}", param="n"
@@ -80,7 +80,8 @@ def check_model(model: str | None, names: Collection[str] | None) -> None:
         )
 
 
-def _read_chat(given: Mapping[str, Any]) -> Asked:
+def read_chat(given: Mapping[str, Any]) -> Asked:
+    """What the checked fields of a chat ask for."""
     if not given.get("messages"):
         raise bad("the body has no messages", param="messages")
     tools = read_tools(given)

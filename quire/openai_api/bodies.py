@@ -8,7 +8,8 @@ from typing import Any
 
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.asks import Asked
-from quire.openai_api.outputs import Answer, Call, Output, TokenScore
+from quire.openai_api.outputs import Answer, Call, Output, TokenScore, calls_of
+from quire.outputs import ToolCall
 
 
 def response_body(
@@ -100,10 +101,10 @@ def forced_calls(asked: Asked, text: str) -> tuple[Call, ...]:
     except (ValueError, RecursionError):
         return ()
     if asked.tools.forced:
-        return (Call(asked.tools.forced, read),) if isinstance(read, dict) else ()
+        return (Call(asked.tools.forced, text.strip()),) if isinstance(read, dict) else ()
     if not isinstance(read, list):
         return ()
-    return tuple(Call(one["name"], one["arguments"]) for one in read)
+    return calls_of(ToolCall(one["name"], one["arguments"]) for one in read) or ()
 
 
 def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:
@@ -112,11 +113,9 @@ def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ..
         return text, None, ()
     try:
         parsed = parse_tool_calls(text)
-        calls = tuple(Call(call.name, call.arguments) for call in parsed.tool_calls)
-        for call in calls:
-            arguments_text(call)
     except (ValueError, RecursionError):  # what does not come out as calls is the model's text
         return text, None, ()
+    calls = calls_of(parsed.tool_calls)
     return (parsed.content, parsed.reasoning, calls) if calls else (text, None, ())
 
 
@@ -124,16 +123,12 @@ def call_body(call: Call, choice: int, i: int) -> dict[str, Any]:
     return {
         "id": call_id(choice, i),
         "type": "function",
-        "function": {"name": call.name, "arguments": arguments_text(call)},
+        "function": {"name": call.name, "arguments": call.arguments},
     }
 
 
 def call_id(choice: int, i: int) -> str:
     return f"call_{choice}_{i}"
-
-
-def arguments_text(call: Call) -> str:
-    return json.dumps(call.arguments, allow_nan=False, ensure_ascii=False)
 
 
 def chat_score(score: TokenScore) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from quire.openai_api.asks import Asked
 from quire.openai_api.bodies import (
-    arguments_text,
     call_id,
     chat_score,
     finish_reason,
@@ -154,11 +153,11 @@ class _ChatChoice(_Choice):
 
     def _call(self, call: Call) -> Chunk:
         i, self._num_calls = self._num_calls, self._num_calls + 1
-        function = {"name": call.name, "arguments": arguments_text(call)}
+        function = {"name": call.name, "arguments": call.arguments}
         return {"index": i, "id": call_id(self._index, i), "type": "function", "function": function}
 
     def _ended(self, answer: Answer) -> Iterator[Chunk]:
-        made_calls = (Call("", {}),) * self._num_calls
+        made_calls = (Call("", "{}"),) * self._num_calls
         reason = finish_reason(answer, made_calls)
         yield {**self._choice({}), "finish_reason": reason, "stop_reason": answer.stop_reason}
 

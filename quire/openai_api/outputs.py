@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from quire.outputs import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,22 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call that the model wrote."""
+    """A tool call that the model wrote; its arguments are the JSON text of an object."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: str
+
+
+def calls_of(read: Iterable[ToolCall]) -> tuple[Call, ...] | None:
+    """Calls as they leave here; None where one holds what JSON has no word for, or too deep a
+    nest: a model may write anything."""
+    try:
+        return tuple(
+            Call(call.name, json.dumps(call.arguments, allow_nan=False, ensure_ascii=False))
+            for call in read
+        )
+    except (ValueError, RecursionError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.inputs.reasoning import TAGS
 from quire.inputs.tool_calls import parse_tool_calls
-from quire.openai_api.outputs import Answer, Call
+from quire.openai_api.outputs import Answer, Call, calls_of
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MARKS = (_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>")
@@ -32,9 +32,9 @@ class SplitStream:
     def __init__(self, *, began_reasoning: bool, tools: bool) -> None:
         self._tools = tools
         self._held = ""  # not shown yet
-        self._closing = TAGS[0][1] if began_reasoning else ""  # ends the reasoning that runs
         self._began_in_prompt = began_reasoning
-        self._state = "reasoning" if began_reasoning else "start"
+        self._closings = [closing for _, closing in TAGS]  # any may end what a prompt began
+        self._state = "start"
         self._after_reasoning = False
         self._content: list[str] = []
         self.num_calls = 0
@@ -58,7 +58,7 @@ class SplitStream:
         calls = answer.calls[self.num_calls : at_most]
         self.num_calls += len(calls)
         held, self._held = self._held, ""
-        if self._state == "reasoning":
+        if self._state == "reasoning" or (self._state == "start" and self._began_in_prompt):
             return Parts(reasoning=held.rstrip(), calls=calls)
         if self._state in ("content", "start") and not answer.calls:
             return self._show(held, calls)
@@ -75,14 +75,14 @@ class SplitStream:
         body = self._held.lstrip()
         for opening, closing in TAGS:
             if body.startswith(opening):
-                self._held, self._closing = body[len(opening) :].lstrip(), closing
+                self._held, self._closings = body[len(opening) :].lstrip(), [closing]
                 self._state = "reasoning"
                 return
         if body and not any(opening.startswith(body) for opening, _ in TAGS):
-            self._state = "content"
+            self._state = "reasoning" if self._began_in_prompt else "content"
 
     def _reason(self) -> str:
-        closings = [closing for _, closing in TAGS] if self._began_in_prompt else [self._closing]
+        closings = self._closings
         ends = [(self._held.find(one), one) for one in closings if one in self._held]
         if ends:
             at, closing = min(ends)
@@ -118,11 +118,12 @@ class SplitStream:
             return ()
         end += len(_CALL_END)
         read = parse_tool_calls(self._held[:end], "hermes")
-        if not read.tool_calls or read.content:
+        calls = calls_of(read.tool_calls)
+        if not calls or read.content:
             return ()  # not all of it is calls: the end will tell
         self._held = self._held[end:].lstrip()
-        self.num_calls += len(read.tool_calls)
-        return tuple(Call(call.name, call.arguments) for call in read.tool_calls)
+        self.num_calls += len(calls)
+        return calls
 
 
 def _num_open(text: str, marks: tuple[str, ...] | list[str]) -> int:

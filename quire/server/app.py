@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire.openai_api.errors import ApiError, server_error
-from quire.server import batch_routes, generation, health
+from quire.server import batch_routes, generation, health, responses, tokens
 from quire.server.guard import Guard
 from quire.server.replies import error_response
 from quire.server.services import Services
@@ -32,7 +32,9 @@ def make_app(services: Services) -> ASGIApp:
     app = Starlette(
         routes=[
             *generation.routes(services),
+            *responses.routes(services),
             *health.routes(services),
+            *tokens.routes(services),
             *batch_routes.routes(services),
         ],
         exception_handlers={

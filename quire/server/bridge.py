@@ -18,6 +18,7 @@ from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
 from quire.openai_api.outputs import Output
 from quire.server.engine_life import COMMAND, EngineLife
+from quire.server.metrics import Metrics
 from quire.server.queueing import Queueing
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
@@ -51,6 +52,7 @@ class Bridge:
         self.state: State = "loading"
         self.facts: Mapping[str, Any] = {}
         self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
+        self.metrics = Metrics(settings.names[0])
         self._told: Mapping[str, Any] = {}  # what the engine said last of itself
         self._life: EngineLife | None = None
         self._readings: dict[int, _Reading] = {}
@@ -205,7 +207,9 @@ class Bridge:
                     one = await reading.came.get()
                     if isinstance(one, ApiError):
                         raise one
-                    self.queueing.observe(lane, one)
+                    if one.finished:
+                        self.queueing.observe(lane, one)
+                        self.metrics.observe(one)
                     yield one
                     if one.finished:
                         return
@@ -261,8 +265,13 @@ class Bridge:
             waiting_batch=max(num_batch - running_batch, 0),
             kv_use=float(told.get("kv_use", 0.0)),
             restarts=self._restarts,
+            preemptions=int(told.get("preemptions", 0)),
             **queueing.totals(),
         )
+
+    def metrics_text(self) -> bytes:
+        """See EngineClient."""
+        return self.metrics.text(self.stats(), for_vllm=self._settings.vllm_metrics)
 
 
 def salt_of(row: Row, key_id: str) -> str:

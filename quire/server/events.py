@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from quire.openai_api.errors import ApiError, server_error
 from quire.server.limits import SLOW_READER_SECONDS
 from quire.server.replies import error_response, json_bytes
 
-PING_SECONDS = 15.0
+DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -24,13 +25,19 @@ _HEADERS = [
 ]
 
 
+def event_of(data: Any, name: str = "") -> bytes:
+    """One event; clients that go by `name` get it too."""
+    named = f"event: {name}\n".encode() if name else b""
+    return named + b"data: " + json_bytes(data) + b"\n\n"
+
+
 class EventResponse:
-    """An ASGI response of the events that an iterator yields: the bytes after "data: ".
+    """An ASGI response of the events that an iterator yields, and a last one.
 
     What fails before the first event is an ordinary refusal with its own status."""
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        self._events = events
+    def __init__(self, events: AsyncIterator[bytes], last: bytes = DONE) -> None:
+        self._events, self._last = events, last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(scope, receive, send))
@@ -56,24 +63,20 @@ class EventResponse:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         try:
             async with asyncio.timeout(None) as patience:
-                await self._send_event(send, patience, first)
+                await _write(send, patience, first)
                 async for event in self._events:
-                    await self._send_event(send, patience, event)
-                await _write(send, patience, b"data: [DONE]\n\n")
+                    await _write(send, patience, event)
+                await _write(send, patience, self._last)
         except TimeoutError:
             scope.get("quire.cut", lambda: None)()
             return
         except ApiError as error:
-            await send(_body(b"data: " + json_bytes(error.body()) + b"\n\n", more=True))
+            await send(_body(event_of(error.body()), more=True))
         except Exception:  # the headers are out: an event is all that can still be told
             failed = server_error("the server failed on this request", code="internal_error")
-            await send(_body(b"data: " + json_bytes(failed.body()) + b"\n\n", more=False))
+            await send(_body(event_of(failed.body()), more=False))
             raise
         await send(_body(b"", more=False))
-
-    async def _send_event(self, send: Send, patience: asyncio.Timeout, event: bytes) -> None:
-        if event:
-            await _write(send, patience, b"data: " + event + b"\n\n")
 
 
 async def _write(send: Send, patience: asyncio.Timeout, data: bytes) -> None:

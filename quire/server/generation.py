@@ -19,9 +19,9 @@ from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import CHAT, COMPLETIONS
 from quire.openai_api.outputs import Output
 from quire.server.answering import whole_outputs
-from quire.server.events import EventResponse, until_gone
+from quire.server.events import EventResponse, event_of, until_gone
 from quire.server.reading import read_json
-from quire.server.replies import json_bytes, json_response
+from quire.server.replies import json_response
 from quire.server.services import Lane, Services, key_of
 
 Made = TypeVar("Made")
@@ -76,19 +76,19 @@ async def _events(
     """The chunks of a stream as bytes. The first comes with the engine's first word, so that
     what is refused is refused with its own status."""
     is_open = False
-    async with aclosing(_outputs(services, asked, lane, key_id)) as outputs:
+    async with aclosing(row_outputs(services, asked, lane, key_id)) as outputs:
         async for row, output in outputs:
             if not is_open:
                 is_open = True
                 for chunk in stream.opening():
-                    yield json_bytes(chunk)
+                    yield event_of(chunk)
             for chunk in stream.feed(row, output):
-                yield json_bytes(chunk)
+                yield event_of(chunk)
     for chunk in stream.closing():
-        yield json_bytes(chunk)
+        yield event_of(chunk)
 
 
-async def _outputs(
+async def row_outputs(
     services: Services, asked: Asked, lane: Lane, key_id: str
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """What comes for all rows of a body, as it comes."""

@@ -74,9 +74,7 @@ class Queueing:
         )
 
     def observe(self, lane: Lane, output: Output) -> None:
-        """Something came for a row."""
-        if not output.finished:
-            return
+        """A row is over."""
         self._counts["finished"] += 1
         self._counts["prompt_tokens"] += output.prompt_tokens
         self._counts["output_tokens"] += output.output_tokens

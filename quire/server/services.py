@@ -52,6 +52,7 @@ class EngineStats:
     finished: int = 0
     restarts: int = 0
     rejected: int = 0
+    preemptions: int = 0
     first_token_seconds: float | None = None  # the median of the last interactive requests
 
 
@@ -81,6 +82,9 @@ class EngineClient(Protocol):
         """Something that needs the tokenizer or scores: "tokenize", "detokenize", "score"."""
 
     def stats(self) -> EngineStats: ...
+
+    def metrics_text(self) -> bytes:
+        """What Prometheus reads."""
 
 
 @dataclass(frozen=True, slots=True)

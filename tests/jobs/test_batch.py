@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from quire.jobs import batch as batch_file
-from quire.jobs.batch import CHAT, COMPLETIONS, BatchAsking, _chat_choice
+from quire.jobs.batch import BatchAsking
 from quire.jobs.input.rows import BadRow
+from quire.openai_api.asks import read_body
+from quire.openai_api.bodies import text_parts
+from quire.openai_api.fields import CHAT, COMPLETIONS, TABLE
+from quire.openai_api.outputs import Call
+from quire.openai_api.params import _SAME
 from tests.jobs.driving import command, read_lines, run
 
 
@@ -18,6 +22,7 @@ def line(custom_id: Any, body: Any, url: str = CHAT, **more: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body, **more})
 
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}
 
 
@@ -27,6 +32,18 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
 
 def batch(source: Path, output: Path, *more: object) -> Any:
     return run(command("batch", source, "-o", output, "-m", "fake:chat=1", "--quiet", *more))
+
+
+def told_of(error: dict[str, Any]) -> tuple[int | None, str | None]:
+    """The status and the code of a line of the error file; a line that was never a request has no
+    status."""
+    if error["response"] is None:
+        assert set(error["error"]) == {"code", "message"}
+        return None, error["error"]["code"]
+    assert error["error"] is None and error["response"]["request_id"].startswith("req_")
+    body = error["response"]["body"]["error"]
+    assert set(body) == {"message", "type", "param", "code"} and body["message"]
+    return error["response"]["status_code"], body["code"]
 
 
 def test_lines_are_answered_in_order_and_bad_ones_go_to_the_error_file(tmp_path: Path) -> None:
@@ -60,22 +77,22 @@ def test_lines_are_answered_in_order_and_bad_ones_go_to_the_error_file(tmp_path:
     assert len(answers[1]["response"]["body"]["choices"][0]["text"]) > 0
     texts = [c["message"]["content"] for c in answers[2]["response"]["body"]["choices"]]
     assert len(set(texts)) == 2
-    assert answers[3]["response"]["body"]["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 16,
-        "total_tokens": 19,
-    }
+    usage = answers[3]["response"]["body"]["usage"]
+    told = [usage[f"{kind}_tokens"] for kind in ("prompt", "completion", "total")]
+    assert told == [3, 16, 19]
     errors = read_lines(tmp_path / "out.errors.jsonl")
-    assert [(e["custom_id"], e["error"]["line"], e["error"]["code"]) for e in errors] == [
-        (None, 2, "malformed_row"),
-        ("a", 5, "duplicate_id"),
-        ("d", 6, "not_supported"),
-        ("e", 7, "invalid_params"),
-        ("g", 9, "invalid_request"),
-        (None, 10, "missing_id"),
-        ("h", 11, "prompt_too_long"),
-        ("i", 12, "invalid_request"),
+    assert all(set(e) == {"id", "custom_id", "response", "error"} for e in errors)
+    assert [(e["custom_id"], *told_of(e)) for e in errors] == [
+        (None, None, "malformed_row"),
+        ("a", None, "duplicate_id"),
+        ("d", 400, None),
+        ("e", 400, None),
+        ("g", 400, None),
+        (None, None, "missing_id"),
+        ("h", 400, "context_length_exceeded"),
+        ("i", 400, None),
     ]
+    assert errors[0]["error"]["message"].startswith("line 2: ")
     written = output.read_bytes()
     assert batch(source, output).returncode == 3
     output.unlink()
@@ -114,16 +131,21 @@ def test_what_a_body_means(body: dict[str, Any], params: dict[str, Any]) -> None
     "more",
     [
         *({"stream": True}, {"stream": 0}, {"stream": "no"}, {"stream": []}),
-        *({"logprobs": True}, {"logprobs": 0}, {"top_logprobs": False}, {"modalities": "text"}),
-        *({"tool_choice": "required"}, {"tool_choice": 1}, {"tool_choice": {"type": "function"}}),
-        *({"frobnicate": 1}, {"prompt": "x"}, {"echo": 0}, {"suffix": "x"}, {"best_of": True}),
-        {"parallel_tool_calls": False, "tools": [{"type": "function"}]},
+        *({"logprobs": True}, {"logprobs": 0}, {"top_logprobs": 3}, {"modalities": "text"}),
+        *({"prompt_logprobs": 1}, {"return_token_ids": True}, {"functions": []}),
     ],
 )
 def test_what_is_not_built_is_refused_and_not_left_out(more: dict[str, Any]) -> None:
     with pytest.raises(BadRow) as refused:
         BatchAsking().ask({"url": CHAT, "body": chat("x", **more)})
     assert refused.value.kind == "not_supported" and next(iter(more)) in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["frobnicate", "prompt", "suffix", "best_of", "temprature"])
+def test_a_field_that_no_body_has_is_refused(name: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        BatchAsking().ask({"url": CHAT, "body": chat("x", **{name: 1})})
+    assert refused.value.kind == "invalid_request" and name in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -146,18 +168,22 @@ def test_a_field_of_the_wrong_type_is_refused_by_its_name(name: str, value: Any)
 @pytest.mark.parametrize("url", [CHAT, COMPLETIONS])
 def test_a_field_that_is_null_is_one_that_is_not_there(url: str) -> None:
     own = chat("x") if url == CHAT else {"prompt": "x"}
-    names = {**batch_file._MOOT, **batch_file._OF_BOTH, **batch_file._HARMLESS}
-    asked = BatchAsking().ask({"url": url, "body": {**dict.fromkeys(names), **own}})
+    asked = BatchAsking().ask({"url": url, "body": {**dict.fromkeys(TABLE[url]), **own}})
     assert asked == BatchAsking().ask({"url": url, "body": own})
-    both = {"max_completion_tokens": None, "max_tokens": 5}
-    assert BatchAsking().ask({"url": url, "body": {**own, **both}})["params"]["max_tokens"] == 5
+
+
+def test_of_two_limits_the_newer_field_wins() -> None:
+    body = chat("x", max_tokens=3, max_completion_tokens=4)
+    assert BatchAsking().ask({"url": CHAT, "body": body})["params"]["max_tokens"] == 4
+    body = chat("x", max_tokens=5, max_completion_tokens=None)
+    assert BatchAsking().ask({"url": CHAT, "body": body})["params"]["max_tokens"] == 5
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"max_tokens": 3, "max_completion_tokens": 4},
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        {"response_format": {"type": "json_object"}, "guided_regex": "a"},
     ],
 )
 def test_two_fields_that_say_different_things_are_refused(more: dict[str, Any]) -> None:
@@ -185,7 +211,7 @@ WRONG_PARAMS: dict[str, tuple[Any, ...]] = {
 def test_every_parameter_is_honoured_or_refused_and_never_left_out(tmp_path: Path) -> None:
     """The real engine's own checks, each as an error of its line and of no other."""
     wrong = [(name, value) for name, values in WRONG_PARAMS.items() for value in values]
-    assert {name for name, _ in wrong} | {"max_tokens"} == {*batch_file._SAME, "max_tokens"}
+    assert {name for name, _ in wrong} >= {*_SAME} - {"spaces_between_special_tokens"}
     lines = [
         line(f"{i}", chat("hello", **{"max_tokens": 2, name: value}))
         for i, (name, value) in enumerate(wrong)
@@ -195,11 +221,12 @@ def test_every_parameter_is_honoured_or_refused_and_never_left_out(tmp_path: Pat
     done = batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert done.returncode == 3, done.stderr
     errors = read_lines(tmp_path / "out.errors.jsonl")
-    assert [wrong[e["error"]["line"] - 1][0] for e in errors] == [name for name, _ in wrong]
+    assert [int(e["custom_id"]) for e in errors] == list(range(len(wrong)))
     for error in errors:
-        name, _ = wrong[error["error"]["line"] - 1]
-        assert error["error"]["code"] == "invalid_params"
-        assert name in error["error"]["message"] or name == "structured_outputs"
+        name, _ = wrong[int(error["custom_id"])]
+        assert told_of(error) == (400, None)
+        message = error["response"]["body"]["error"]["message"]
+        assert name in message or name == "structured_outputs"
     assert [a["custom_id"] for a in read_lines(tmp_path / "out.jsonl")] == ["right"]
 
 
@@ -215,14 +242,12 @@ def test_every_parameter_is_honoured_or_refused_and_never_left_out(tmp_path: Pat
     ],
 )
 def test_an_answer_that_is_no_call_after_all_stays_text(text: str) -> None:
-    choice = _chat_choice(0, text, "stop", {"tools": [{"type": "function"}]})
-    assert choice["message"]["content"] == text and choice["finish_reason"] == "stop"
+    asked = read_body(CHAT, chat("x", tools=[FUNCTION]))
+    assert text_parts(asked, text) == (text, None, ())
 
 
 def test_tool_calls_are_taken_out_of_the_text() -> None:
     text = 'So: <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-    choice = _chat_choice(0, text, "stop", {"tools": [{"type": "function"}]})
-    assert choice["finish_reason"] == "tool_calls"
-    [call] = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
-    assert _chat_choice(0, text, "stop", {})["message"]["content"] == text
+    asked = read_body(CHAT, chat("x", tools=[FUNCTION]))
+    assert text_parts(asked, text) == ("So:", None, (Call("f", '{"x": 1}'),))
+    assert text_parts(read_body(CHAT, chat("x")), text) == (text, None, ())

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -166,6 +167,84 @@ def test_what_is_wrong_is_said_in_the_clients_own_errors(client: OpenAI, server:
         OpenAI(base_url=f"{server.address}/v1", api_key="sk-none") as stranger,
     ):
         stranger.models.list()
+
+
+def test_responses_whole_and_streamed(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": ASK[0]["content"], "temperature": 0}
+    asked["max_output_tokens"] = 12
+    whole = client.responses.create(**asked)
+    assert "Paris" in whole.output_text and whole.usage.total_tokens > 12
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert final.output_text == whole.output_text
+    parsed = client.responses.parse(
+        model=MODEL, input="Name a city.", text_format=City, temperature=0, max_output_tokens=60
+    )
+    assert isinstance(parsed.output_parsed, City)
+    flat = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+    called = client.responses.create(**asked, tools=[flat], tool_choice="required")
+    assert called.output[0].type == "function_call" or called.status == "incomplete"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**asked, previous_response_id="resp_1")
+    assert caught.value.code == "not_supported"
+
+
+def post(client: OpenAI, path: str, body: Any) -> Any:
+    root = str(client.base_url).removesuffix("/v1/")
+    return client.post(f"{root}{path}", body=body, cast_to=httpx.Response).json()
+
+
+def test_tokens_there_and_back(client: OpenAI) -> None:
+    made = post(client, "/tokenize", {"prompt": "The sea", "return_token_strs": True})
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) == 2
+    assert made["max_model_len"] == 1024
+    assert post(client, "/detokenize", {"tokens": made["tokens"]}) == {"prompt": "The sea"}
+    assert post(client, "/tokenize", {"messages": ASK})["count"] == ask(client).usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError):
+        post(client, "/detokenize", {"tokens": [-1]})
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=MODEL, input="x")
+    assert caught.value.code == "not_supported"
+
+
+def test_labels_are_scored(client: OpenAI) -> None:
+    labels = [post(client, "/tokenize", {"prompt": t})["tokens"][0] for t in (" Paris", " Rome")]
+    asked = {"query": "The capital of France is", "items": ["", " not"], "label_token_ids": labels}
+    plain = post(client, "/v1/score", asked)["scores"]
+    shares = post(client, "/v1/score", {**asked, "apply_softmax": True})["scores"]
+    for chances, share in zip(plain, shares, strict=True):
+        assert 0 <= sum(chances) <= 1 and sum(share) == pytest.approx(1)
+        assert share[0] == pytest.approx(chances[0] / sum(chances), rel=1e-3)
+    assert plain[0][0] > plain[0][1]
+
+
+def test_metrics(client: OpenAI, server: Serving) -> None:
+    ask(client)
+    headers = {"authorization": f"Bearer {KEY}"}
+    text = httpx.get(f"{server.address}/metrics", headers=headers).text
+    assert 'quire:request_success_total{engine="0",finished_reason="stop"' in text
+    assert 'quire:time_to_first_token_seconds_bucket{engine="0",le="0.001"' in text
+    assert "quire:num_requests_running" in text and "vllm:" not in text
+
+
+def test_echo_scores_the_prompt_as_the_model_does(client: OpenAI) -> None:
+    made = post(
+        client,
+        "/v1/completions",
+        {"model": MODEL, "prompt": "The sea is", "max_tokens": 0, "echo": True, "logprobs": 1},
+    )
+    [choice] = made["choices"]
+    scores = choice["logprobs"]
+    assert choice["text"] == "The sea is" and "".join(scores["tokens"]) == "The sea is"
+    assert scores["token_logprobs"][0] is None and all(x < 0 for x in scores["token_logprobs"][1:])
+    assert made["usage"]["completion_tokens"] == 0
+    ids = post(client, "/tokenize", {"prompt": "The sea is"})["tokens"]
+    asked = {"model": MODEL, "prompt": ids, "max_tokens": 1, "echo": True, "logprobs": 1}
+    again = post(client, "/v1/completions", {**asked, "temperature": 0})["choices"][0]
+    assert again["text"].startswith("The sea is") and len(again["logprobs"]["tokens"]) == 4
+    assert again["logprobs"]["token_logprobs"][1:3] == scores["token_logprobs"][1:]
 
 
 def test_the_async_client_streams_many_at_once(server: Serving) -> None:

@@ -21,7 +21,16 @@ class Calls:
     def answer(self, message: Message) -> dict[str, Any]:
         if message["what"] == "tokenize":
             return self._tokenize(message["row"], strings=message["strings"])
-        return self._detokenize(message["tokens"])
+        if message["what"] == "detokenize":
+            return self._detokenize(message["tokens"])
+        tokenizer = self._preparing.tokenizer
+        return {
+            "vocab_size": self._session.model.spec.vocab_size,
+            "max_model_len": self._session.model.config.max_model_len,
+            "special_tokens": tokenizer.special_tokens,
+            "eos_token_ids": list(tokenizer.eos_ids),
+            "chat_template": tokenizer.chat_template,
+        }
 
     def _tokenize(self, row: Message, *, strings: bool) -> dict[str, Any]:
         ids = self._preparing.prompt_of(row, may_be_cut=True)["prompt_token_ids"]

@@ -2,72 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quire.jobs.child.driving import timings_of
 from quire.logprobs import Logprob
-from quire.openai_api.outputs import Answer, Call, Output, TokenScore
+from quire.openai_api.outputs import Answer, Output, TokenScore, calls_of
 from quire.outputs import CompletionOutput, RequestOutput
 
 LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
 
 
-def plain_output(output: RequestOutput, *, prompt_back: bool, began_reasoning: bool) -> Output:
-    """All that bodies are made of; the prompt only where it is wanted back."""
-    ids = tuple(output.prompt_token_ids or ()) if prompt_back else None
-    return Output(
-        tuple(_answer(one) for one in output.outputs),
-        output.finished,
-        prompt_tokens=output.num_prompt_tokens,
-        output_tokens=output.metrics.num_generation_tokens,
-        cached_tokens=output.num_cached_tokens or 0,
-        began_reasoning=began_reasoning,
-        prompt=output.prompt if prompt_back else None,
-        prompt_token_ids=ids,
-        prompt_logprobs=_prompt_scores(output),
-        timings=tuple(timings_of(output)),
-    )
+@dataclass(eq=False, slots=True)
+class Place:
+    """A row here, and what its outputs need that they do not say themselves. `num_top` likeliest
+    tokens were asked for at each place of the answer, of the prompt `num_prompt_top`; None: all
+    that come were asked for."""
+
+    id: int
+    prompt_back: bool = False
+    began_reasoning: bool = False
+    num_top: int | None = None
+    num_prompt_top: int | None = None
+
+    def output(self, output: RequestOutput) -> Output:
+        """All that bodies are made of; the prompt only where it is wanted back."""
+        ids = tuple(output.prompt_token_ids or ()) if self.prompt_back else None
+        return Output(
+            tuple(self._answer(one) for one in output.outputs),
+            output.finished,
+            prompt_tokens=output.num_prompt_tokens,
+            output_tokens=output.metrics.num_generation_tokens,
+            cached_tokens=output.num_cached_tokens or 0,
+            began_reasoning=self.began_reasoning,
+            prompt=output.prompt if self.prompt_back else None,
+            prompt_token_ids=ids,
+            prompt_logprobs=self._prompt_scores(output),
+            timings=tuple(timings_of(output)),
+        )
+
+    def _answer(self, answer: CompletionOutput) -> Answer:
+        scores = None
+        if answer.logprobs is not None:
+            pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+            scores = tuple(_score(token, entries, self.num_top) for token, entries in pairs)
+        is_over, calls = answer.finish_reason is not None, calls_of(answer.tool_calls)
+        content = answer.text if calls is None else answer.content
+        return Answer(
+            answer.index,
+            answer.text,
+            tuple(answer.token_ids),
+            answer.finish_reason,
+            answer.stop_reason,
+            scores,
+            content=content if is_over else None,
+            reasoning=answer.reasoning,
+            calls=calls or (),
+        )
+
+    def _prompt_scores(self, output: RequestOutput) -> tuple[TokenScore | None, ...] | None:
+        listed = output.prompt_logprobs
+        if listed is None:
+            return None
+        ids: Sequence[int] = output.prompt_token_ids or ()
+        return tuple(
+            _score(token, entries, self.num_prompt_top) if entries else None
+            for token, entries in zip(ids, listed, strict=True)
+        )
 
 
-def _answer(answer: CompletionOutput) -> Answer:
-    scores = None
-    if answer.logprobs is not None:
-        pairs = zip(answer.token_ids, answer.logprobs, strict=True)
-        scores = tuple(_score(token, entries) for token, entries in pairs)
-    is_over = answer.finish_reason is not None
-    return Answer(
-        answer.index,
-        answer.text,
-        tuple(answer.token_ids),
-        answer.finish_reason,
-        answer.stop_reason,
-        scores,
-        content=answer.content if is_over else None,
-        reasoning=answer.reasoning,
-        calls=tuple(Call(call.name, call.arguments) for call in answer.tool_calls),
-    )
-
-
-def _score(token: int, entries: dict[int, Logprob] | Any) -> TokenScore:
-    """The token's own score, and the likeliest by rank: beyond those asked for only if it is one
-    of them."""
-    own = entries[token]
-    ranked = sorted(entries.items(), key=lambda item: item[1].rank or 0)
-    top = [
+def _score(token: int, entries: Mapping[int, Logprob] | Any, num_top: int | None) -> TokenScore:
+    """The token's own score, and the likeliest ones: it comes beside those that were asked for
+    even where it is none of them."""
+    ranked = sorted(entries.items(), key=lambda item: (item[1].rank or 0, -item[1].logprob))
+    top = tuple(
         (other, entry.decoded_token or "", max(entry.logprob, LOWEST))
-        for place, (other, entry) in enumerate(ranked, start=1)
-        if other != token or (entry.rank or 0) <= place
-    ]
-    return TokenScore(token, own.decoded_token or "", max(own.logprob, LOWEST), tuple(top))
-
-
-def _prompt_scores(output: RequestOutput) -> tuple[TokenScore | None, ...] | None:
-    listed = output.prompt_logprobs
-    if listed is None:
-        return None
-    ids: Sequence[int] = output.prompt_token_ids or ()
-    return tuple(
-        None if not entries else _score(token, entries)
-        for token, entries in zip(ids, listed, strict=True)
+        for other, entry in ranked[:num_top]
     )
+    own = entries.get(token)
+    if own is None:  # only tokens that the caller named were scored
+        return TokenScore(token, "", LOWEST, top)
+    return TokenScore(token, own.decoded_token or "", max(own.logprob, LOWEST), top)

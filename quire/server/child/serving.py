@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from quire.jobs.wire import Message
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
 from quire.server.child.calls import Calls
-from quire.server.child.outputs import plain_output
+from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.writer import Writer
 from quire.session.engine_thread import Asked, EngineThread, News
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 
 PREPARING_THREADS = 2
 TELL_SECONDS = 0.5
-
-
-@dataclass(eq=False, slots=True)
-class _Place:
-    """A row here, and what its outputs need that they do not say themselves."""
-
-    id: int
-    prompt_back: bool
-    began_reasoning: bool = False
 
 
 class ServingEngine:
@@ -87,7 +77,13 @@ class ServingEngine:
 
     def _take_row(self, row: Message) -> None:
         """A place for the row at once, so that it can be given up while it is prepared."""
-        place = _Place(row["id"], bool(row.get("prompt_back")))
+        params = row.get("params", {})
+        place = Place(
+            row["id"],
+            bool(row.get("prompt_back")),
+            num_top=params.get("logprobs"),
+            num_prompt_top=params.get("prompt_logprobs"),
+        )
         asked = Asked(
             None,
             SamplingParams(),
@@ -128,7 +124,7 @@ class ServingEngine:
 
     def _hand_over(self, news: list[News]) -> None:
         """What a step made, as one message. On the engine's thread."""
-        made: list[tuple[_Place, RequestOutput]] = []
+        made: list[tuple[Place, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
                 if one.finished:
@@ -182,15 +178,7 @@ class ServingEngine:
         self._writer.send(told)
 
 
-def _delta(made: list[tuple[_Place, RequestOutput]]) -> dict[str, Any]:
+def _delta(made: list[tuple[Place, RequestOutput]]) -> dict[str, Any]:
     """The message of a step: [number, output] for each row that has one."""
-    rows = [
-        (
-            place.id,
-            plain_output(
-                output, prompt_back=place.prompt_back, began_reasoning=place.began_reasoning
-            ),
-        )
-        for place, output in made
-    ]
+    rows = [(place.id, place.output(output)) for place, output in made]
     return {"kind": "delta", "rows": rows}

@@ -1,0 +1,44 @@
+"""Renders the tables of docs/server.md from the code: `python -m docs.render_server`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE, Field
+
+PAGE = Path(__file__).with_name("server.md")
+BEGIN, END = "<!-- fields: python -m docs.render_server -->\n", "<!-- end of fields -->\n"
+_SHORT = {CHAT: "chat", COMPLETIONS: "completions", RESPONSES: "responses"}
+
+
+def tables() -> str:
+    """A table for each kind of field; one that means the same in several bodies has one line."""
+    parts = []
+    for kind in ("honoured", "moot", "refused"):
+        found: dict[tuple[str, str, str], list[str]] = {}
+        for endpoint, fields in TABLE.items():
+            for field in fields.values():
+                if field.kind == kind:
+                    found.setdefault(_key(field), []).append(_SHORT[endpoint])
+        rows = [
+            f"| `{name}` | {', '.join(where)} | {value} | {why} |"
+            for (name, value, why), where in found.items()
+        ]
+        head = f"### {kind.capitalize()}\n\n| field | of | is | |\n|---|---|---|---|\n"
+        parts.append(head + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _key(field: Field) -> tuple[str, str, str]:
+    return field.name, field.value, field.why
+
+
+def rendered(page: str) -> str:
+    """The page with its tables as they are in the code."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,193 @@
+"""/v1/responses, as far as it is text without a memory: a chat in other words.
+
+Nothing is stored, so every request brings its whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.openai_api.asks import Asked, check_model, read_chat
+from quire.openai_api.bodies import call_id, parts_of
+from quire.openai_api.errors import bad, not_supported
+from quire.openai_api.fields import RESPONSES, checked_fields
+from quire.openai_api.outputs import Answer, Call, Output
+from quire.openai_api.params import MOST_LOGPROBS, limited
+from quire.params.rules import show
+
+Event = dict[str, Any]
+# Fields that a chat has under the same name.
+_SAME = (
+    *("model", "stream", "temperature", "top_p", "service_tier", "priority", "cache_salt"),
+    *("top_k", "min_p", "repetition_penalty", "seed", "chat_template_kwargs"),
+    *("truncate_prompt_tokens", "tool_choice", "parallel_tool_calls"),
+)
+
+
+def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict[str, Any]]:
+    """What a body asks for, and its fields, which the answer repeats; raises ApiError."""
+    if not isinstance(body, Mapping):
+        raise bad("the body is a JSON object")
+    given = checked_fields(RESPONSES, body)
+    check_model(given.get("model"), names)
+    chat: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    chat["messages"] = _messages(given)
+    if "max_output_tokens" in given:
+        chat["max_tokens"] = given["max_output_tokens"]
+    if "tools" in given:
+        chat["tools"] = [_tool(tool, i) for i, tool in enumerate(given["tools"])]
+    form = given.get("text", {}).get("format")
+    if form is not None:
+        if not isinstance(form, Mapping):
+            raise bad("text.format is an object", param="text")
+        chat["response_format"] = form
+    effort = given.get("reasoning", {}).get("effort")
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    if top := limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS):
+        chat |= {"logprobs": True, "top_logprobs": top}
+    return replace(read_chat(chat), endpoint=RESPONSES), given
+
+
+def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of a body, as a chat has it."""
+    asked = given.get("input")
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    if not items:
+        raise bad("the body has no input", param="input")
+    messages = [_message(item, i) for i, item in enumerate(items)]
+    if "instructions" in given:
+        messages.insert(0, {"role": "system", "content": given["instructions"]})
+    return messages
+
+
+def _message(item: Any, i: int) -> dict[str, Any]:
+    where = f"input[{i}]"
+    if not isinstance(item, Mapping):
+        raise bad(f"{where} is an object, not {show(item)}", param="input")
+    kind = item.get("type", "message")
+    if kind == "message" and "role" in item:
+        return {"role": item["role"], "content": item.get("content")}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+    if kind == "function_call_output":
+        content = item.get("output")
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    if kind == "reasoning":
+        told = [part.get("text", "") for part in item.get("content") or ()]
+        return {"role": "assistant", "content": "", "reasoning_content": "".join(told)}
+    raise not_supported(f"{where} is a message or a function's call or output", param="input")
+
+
+def _tool(tool: Any, i: int) -> Any:
+    """A function as a chat has it: its fields one level deeper."""
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise not_supported(f"tools[{i}] is of type function; no other is built", param="tools")
+    inner = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": inner}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a response says of itself, whatever was answered."""
+
+    number: str
+    created: int
+    model: str
+    given: Mapping[str, Any]
+
+    def body(self, status: str, output: list[Event], told: Output | None) -> Event:
+        given = self.given
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": f"resp_{self.number}",
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "instructions": given.get("instructions"),
+            "max_output_tokens": given.get("max_output_tokens"),
+            "metadata": given.get("metadata", {}),
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "reasoning": {"effort": given.get("reasoning", {}).get("effort"), "summary": None},
+            "store": False,
+            "temperature": given.get("temperature", 1.0),
+            "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": [{"strict": True, "parameters": {}, **t} for t in given.get("tools", [])],
+            "top_p": given.get("top_p", 1.0),
+            "truncation": "disabled",
+            "usage": None if told is None else _usage(told),
+        }
+
+
+def _usage(output: Output) -> Event:
+    return {
+        "input_tokens": output.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": output.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": output.prompt_tokens + output.output_tokens,
+    }
+
+
+def response_object(asked: Asked, output: Output, about: About) -> Event:
+    """The whole answer."""
+    [answer] = output.answers
+    content, reasoning, calls = parts_of(asked, answer)
+    items: list[Event] = []
+    if reasoning is not None and asked.reasoning:
+        items.append(reasoning_item(about, len(items), reasoning))
+    if content or not calls:
+        items.append(message_item(about, len(items), content))
+    for call in calls:
+        items.append(call_item(about, len(items), call))
+    return about.body(status_of(answer), items, output)
+
+
+def status_of(answer: Answer) -> str:
+    return "incomplete" if answer.finish_reason == "length" else "completed"
+
+
+def text_part(text: str) -> Event:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def message_item(about: About, i: int, text: str | None, status: str = "completed") -> Event:
+    return {
+        "id": f"msg_{about.number}_{i}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [] if text is None else [text_part(text)],
+    }
+
+
+def reasoning_item(about: About, i: int, text: str | None, status: str = "completed") -> Event:
+    content = [] if text is None else [{"type": "reasoning_text", "text": text}]
+    return {
+        "id": f"rs_{about.number}_{i}",
+        "type": "reasoning",
+        "summary": [],
+        "content": content,
+        "status": status,
+    }
+
+
+def call_item(about: About, i: int, call: Call, status: str = "completed") -> Event:
+    return {
+        "id": f"fc_{about.number}_{i}",
+        "type": "function_call",
+        "call_id": call_id(0, i),
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }

@@ -1,0 +1,53 @@
+"""/v1/responses: text, without a memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from quire.openai_api.asks import Asked
+from quire.openai_api.fields import RESPONSES
+from quire.openai_api.response_stream import ResponseStream
+from quire.openai_api.responses import About, read_response, response_object
+from quire.server.answering import whole_outputs
+from quire.server.events import EventResponse, event_of
+from quire.server.generation import row_outputs, unless_gone
+from quire.server.reading import read_json
+from quire.server.replies import json_response
+from quire.server.services import Lane, Services, key_of
+
+
+def routes(services: Services) -> list[Route]:
+    async def respond(request: Request) -> Any:
+        asked, given = read_response(await read_json(request), services.settings.names)
+        lane: Lane = "batch" if asked.is_batch else "interactive"
+        number = str(request.scope["quire.request_id"]).removeprefix("req_")
+        about = About(number, int(time.time()), asked.model or services.settings.names[0], given)
+        if asked.stream:
+            stream = ResponseStream(asked, about)
+            return EventResponse(_events(services, asked, stream, lane, key_of(request)), last=b"")
+        [output] = await unless_gone(
+            request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
+        )
+        return json_response(response_object(asked, output, about))
+
+    return [Route(RESPONSES, respond, methods=["POST"])]
+
+
+async def _events(
+    services: Services, asked: Asked, stream: ResponseStream, lane: Lane, key_id: str
+) -> AsyncGenerator[bytes, None]:
+    is_open = False
+    async with aclosing(row_outputs(services, asked, lane, key_id)) as outputs:
+        async for _, output in outputs:
+            if not is_open:
+                is_open = True
+                for event in stream.opening():
+                    yield event_of(event, event["type"])
+            for event in stream.feed(output):
+                yield event_of(event, event["type"])

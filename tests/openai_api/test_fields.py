@@ -1,0 +1,111 @@
+"""The table of fields: no field is left out in silence, and forced calls follow their schemas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.openai_api.asks import read_body
+from quire.openai_api.errors import ApiError
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
+from quire.openai_api.responses import read_response
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    COMPLETIONS: {"prompt": "x"},
+    RESPONSES: {"input": "x"},
+}
+VALUES: dict[str, Any] = {
+    "text": "x",
+    "true or false": True,
+    "a whole number": 2,
+    "a number": 0.5,
+    "a list": [],
+    "an object": {},
+    "text or a list": "x",
+    "text or an object": "x",
+    "true, false or a whole number": 1,
+    "anything": {"type": "string"},
+}
+
+
+def read(endpoint: str, body: dict[str, Any]) -> Any:
+    if endpoint == RESPONSES:
+        return read_response(body, None)
+    return read_body(endpoint, body), body
+
+
+@pytest.mark.parametrize("endpoint", list(TABLE))
+def test_every_field_does_what_the_table_says(endpoint: str) -> None:
+    for field in TABLE[endpoint].values():
+        body = {**BODIES[endpoint], field.name: VALUES[field.value]}
+        if field.kind == "refused":
+            with pytest.raises(ApiError) as caught:
+                read(endpoint, body)
+            assert (caught.value.code, caught.value.param) == ("not_supported", field.name)
+        elif field.kind == "moot":
+            assert read(endpoint, body)[0] == read(endpoint, BODIES[endpoint])[0]
+        wrong: Any = 5 if field.value in ("text", "true or false", "a list", "an object") else ()
+        if field.kind != "refused" and field.value != "anything":
+            with pytest.raises(ApiError) as caught:
+                read(endpoint, {**BODIES[endpoint], field.name: wrong})
+            assert caught.value.status == 400 and caught.value.param == field.name
+
+
+@pytest.mark.parametrize("endpoint", list(TABLE))
+def test_unknown_fields_name_the_nearest(endpoint: str) -> None:
+    with pytest.raises(ApiError, match="temperature") as caught:
+        read(endpoint, {**BODIES[endpoint], "temprature": 1})
+    assert caught.value.code == "unknown_parameter"
+
+
+def test_a_field_of_another_endpoint_is_said_to_be_so() -> None:
+    with pytest.raises(ApiError, match="belongs to /v1/completions"):
+        read_body(CHAT, {**BODIES[CHAT], "echo": True})
+
+
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_definitions_of_several_tools_do_not_meet() -> None:
+    first = {"$ref": "#/$defs/A", "$defs": {"A": {"type": "string"}}}
+    second = {"$ref": "#/$defs/A", "$defs": {"A": {"type": "integer"}}}
+    body = {**BODIES[CHAT], "tools": [tool("f", first), tool("g", second)]}
+    asked = read_body(CHAT, {**body, "tool_choice": "required"})
+    schema: Any = asked.rows[0]["params"]["structured_outputs"]["json"]
+    for kind, expected in zip(schema["items"]["anyOf"], ("string", "integer"), strict=True):
+        name = kind["properties"]["arguments"]["$ref"].removeprefix("#/$defs/")
+        assert schema["$defs"][name] == {"type": expected}
+    assert "$defs" in first, "what the caller sent stays as it was"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "required"},
+        {"tools": [tool("f", {})], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        {"tools": [tool("f", {})], "tool_choice": "sometimes"},
+        {"tools": [tool("f", {})], "response_format": {"type": "json_object"}},
+        {"tools": [{"type": "custom"}]},
+        {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 21},
+        {"stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"x": True}},
+        {"messages": []},
+        {"response_format": {"type": "xml"}},
+    ],
+)
+def test_what_cannot_be_meant_is_400(more: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_body(CHAT, {**BODIES[CHAT], **more})
+    assert caught.value.status == 400 and caught.value.param
+
+
+def test_allowed_tools_are_those_that_are_offered() -> None:
+    tools = [tool("f", {}), tool("g", {})]
+    named = {"tools": [{"type": "function", "function": {"name": "g"}}], "mode": "auto"}
+    choice = {"type": "allowed_tools", "allowed_tools": named}
+    asked = read_body(CHAT, {**BODIES[CHAT], "tools": tools, "tool_choice": choice})
+    assert [each["function"]["name"] for each in asked.tools.offered] == ["g"]

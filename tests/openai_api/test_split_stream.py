@@ -1,0 +1,83 @@
+"""However a text is cut into pieces, its parts are those of the whole."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from quire.inputs.tool_calls import parse_tool_calls
+from quire.openai_api.outputs import Answer, calls_of
+from quire.openai_api.split_stream import SplitStream
+
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+TEXTS = [
+    "Hello there.",
+    "a < b and <too much",
+    "<think>So.\n</think>\n\nYes <b>.",
+    "<think>never ends",
+    "  <think> x </think>" + CALL,
+    CALL,
+    "Let me see. " + CALL + CALL,
+    CALL + " and " + CALL,
+    '<tool_call>{"name": broken</tool_call> after',
+    '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
+    '{"name": "f", "parameters": {"y": [1, 2]}}',
+    '{"answer": 42}',
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}]',
+    "[f(x=1), g()]",
+    "[1, 2, 3] is a list",
+    '<|python_tag|>{"name": "f", "parameters": {}}',
+    "",
+    "   ",
+]
+
+
+def pieces(text: str, rng: random.Random) -> list[str]:
+    cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(0, 8)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize("began", [False, True])
+def test_parts_of_pieces_are_parts_of_the_whole(text: str, tools: bool, began: bool) -> None:
+    whole = parse_tool_calls(text, "auto" if tools else "none", began_in_prompt=began)
+    calls = calls_of(whole.tool_calls)
+    content = text if calls is None else whole.content
+    for seed in range(30):
+        rng = random.Random(seed)
+        stream = SplitStream(began_reasoning=began, tools=tools)
+        got: dict[str, Any] = {"content": "", "reasoning": "", "calls": ()}
+        shown = [stream.feed(piece) for piece in pieces(text, rng)]
+        last = Answer(0, "", finish_reason="stop", content=content)
+        last = Answer(
+            0,
+            "",
+            finish_reason="stop",
+            content=content,
+            reasoning=whole.reasoning,
+            calls=calls or (),
+        )
+        for parts in (*shown, stream.end(last, None)):
+            got["content"] += parts.content
+            got["reasoning"] += parts.reasoning
+            got["calls"] += parts.calls
+        assert got["calls"] == (calls or ()), (text, seed)
+        assert got["reasoning"].strip() == (whole.reasoning or "").strip(), (text, seed)
+        assert got["content"].strip() == content.strip(), (text, seed)
+
+
+def test_what_cannot_be_a_mark_is_shown_at_once() -> None:
+    stream = SplitStream(began_reasoning=False, tools=True)
+    assert stream.feed("Hello <").content == "Hello "
+    assert stream.feed("tool").content == ""
+    assert stream.feed("s>").content == "<tools>"
+
+
+def test_a_call_is_shown_when_it_closes() -> None:
+    stream = SplitStream(began_reasoning=False, tools=True)
+    assert stream.feed(CALL[:20]).calls == ()
+    [call] = stream.feed(CALL[20:]).calls
+    assert call.name == "f" and call.arguments == '{"x": 1}'
