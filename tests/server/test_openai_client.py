@@ -119,7 +119,7 @@ def test_forced_tools_by_grammar(client: OpenAI, choice: Any, stream: bool) -> N
         with client.chat.completions.stream(
             model=MODEL, messages=ASK, temperature=0, **asked
         ) as made:
-            final = made.get_final_completion()
+            final: Any = made.get_final_completion()
     else:
         final = ask(client, **asked)
     [call] = final.choices[0].message.tool_calls
@@ -169,7 +169,7 @@ def test_what_is_wrong_is_said_in_the_clients_own_errors(client: OpenAI, server:
         stranger.models.list()
 
 
-def test_responses_whole_and_streamed(client: OpenAI) -> None:
+def test_responses_whole_and_streamed(client: Any) -> None:
     asked: Any = {"model": MODEL, "input": ASK[0]["content"], "temperature": 0}
     asked["max_output_tokens"] = 12
     whole = client.responses.create(**asked)
