@@ -21,6 +21,7 @@ from quire.spec import ModelSpec
 from quire.weights.names import weights_of
 from quire.weights.read_rows import in_order
 from quire.weights.row_order import RowOrder
+from quire.weights.stored_names import is_of_a_tower, own_name
 
 # What checkpoints hold beside weights: computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
@@ -76,10 +77,13 @@ class NewWeights:
         """The name as the targets have it, None for what is no weight of its own."""
         if not isinstance(given, str):
             raise _wrong(f"weights are pairs of a name and a tensor, not {given!r}", given)
-        for name in (given, f"model.{given}"):  # the bare model leaves the prefix out
+        own = own_name(given)
+        for name in (own, f"model.{own}"):  # the bare model leaves the prefix out
             if name in self._targets:
                 return name
-        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and given == "lm_head.weight"):
+        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and own == "lm_head.weight"):
+            return None
+        if is_of_a_tower(given):
             return None
         near = get_close_matches(given, self._targets, 1, 0.0)
         hint = f" The nearest name is {near[0]!r}." if near else ""

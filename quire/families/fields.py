@@ -46,6 +46,10 @@ class Fields:
             raise self.wrong(key, "a finite number above 0")
         return float(value)
 
+    def optional(self, key: str) -> float | None:
+        """A finite number above 0, or none."""
+        return None if self.values.get(key) is None else self.positive(key)
+
     def not_negative(self, key: str, default: float) -> float:
         """A finite number from 0."""
         value = self._get(key, default)

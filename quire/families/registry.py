@@ -6,6 +6,7 @@ from quire.errors import UnsupportedModel
 from quire.families import (
     cohere,
     cohere2,
+    gemma3,
     glm,
     glm4,
     granite,
@@ -46,6 +47,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen2_moe.FAMILY,
     mixtral.FAMILY,
     olmoe.FAMILY,
+    gemma3.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}

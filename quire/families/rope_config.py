@@ -74,6 +74,34 @@ def read_rope(
     return _KINDS[known[kind]](rope, _Sizes(theta, max_len, original, dims))
 
 
+def read_ropes_by_kind(
+    fields: Fields, head_dim: int, thetas: Mapping[str, float], *, scaled: str
+) -> dict[str, RopeSettings]:
+    """The settings of each kind of layer; `thetas` are those of a config that does not say them.
+
+    `rope_parameters` has them by kind. Settings that are not by kind, `rope_scaling` and
+    `rope_theta` among them, are those of the kind that is `scaled`."""
+    given = fields.inner("rope_parameters")
+    by_kind = {kind: dict(given.inner(kind).values) for kind in thetas}
+    if not any(isinstance(value, dict) for value in given.values.values()):
+        by_kind[scaled] = dict(given.values)
+    by_kind[scaled] |= fields.inner("rope_scaling").values
+    theta = {**thetas, scaled: fields.positive("rope_theta", thetas[scaled])}
+    return {
+        kind: read_rope(
+            Fields(
+                {
+                    "rope_parameters": {**said, "rope_theta": said.get("rope_theta", theta[kind])},
+                    "max_position_embeddings": fields.values.get("max_position_embeddings"),
+                },
+                fields.source,
+            ),
+            head_dim,
+        )
+        for kind, said in by_kind.items()
+    }
+
+
 def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool, unsaid: float) -> int:
     """How many numbers of a head are turned."""
     where = fields if rope.values.get("partial_rotary_factor") is None else rope
@@ -182,6 +210,12 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         return merged
     before = _settings(config)
     rope = _settings(overrides) if _says_scaling(overrides) else before
+    if rope is not before and _is_by_kind(rope):
+        return {**merged, "rope_scaling": None}
+    if _is_by_kind(before):
+        raise UnsupportedModel(
+            "this model's rope_parameters are by kind of layer: hf_overrides must give all of them."
+        )
     if not isinstance(rope, dict):  # reading it raises the error
         return merged
     theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
@@ -201,6 +235,10 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         known = [length for length in lengths if type(length) is int]
         merged["max_position_embeddings"] = min(known, default=lengths[0])
     return merged
+
+
+def _is_by_kind(rope: Any) -> bool:
+    return isinstance(rope, dict) and any(isinstance(value, dict) for value in rope.values())
 
 
 def _says_scaling(values: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.names import Part, Weight, weights_of
 from quire.weights.source import ModelFiles
+from quire.weights.stored_names import is_of_a_tower, stored_name
 
 _IGNORED = (
     *("rotary_emb.inv_freq", "rope_freqs.weight"),
@@ -68,9 +69,7 @@ def _of_expert(source: StoredTensor, expert: int, files: ModelFiles) -> StoredTe
 def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles) -> str:
     if files.kind == "gguf":
         return part.gguf
-    # A checkpoint of the bare model, without its head, leaves the prefix out.
-    bare = part.hf.removeprefix("model.")
-    return bare if bare in stored else part.hf
+    return stored_name(part.hf, stored)
 
 
 def check_unused(
@@ -83,7 +82,11 @@ def check_unused(
     a part that the model has and quire does not know."""
     used = {source.name for _, sources in plan for source in sources}
     ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
-    unused = [name for name in stored if name not in used and not name.endswith(ignored)]
+    unused = [
+        name
+        for name in stored
+        if name not in used and not name.endswith(ignored) and not is_of_a_tower(name)
+    ]
     if not unused:
         return
     names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")

@@ -37,7 +37,7 @@ READ = frozenset(
     {
         *_TOP,
         *(f"attention.{key}" for key in _ATTENTION),
-        *("rope.dimension_count", "rope.freq_base", "rope.scale_linear"),
+        *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
         *(f"rope.scaling.{key}" for key in _SCALING),
     }
 )
@@ -63,7 +63,7 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
 
 
 def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> ModelSpec:
-    if spec.rope.scaling is not None:
+    if spec.rope.scaling is not None or len(spec.ropes) > 1:
         raise UnsupportedModel(f"{source}: rope_freqs.weight and a rope scaling at once")
     rope = replace(spec.rope, scaling=FactorRope(factors))
     return spec.with_attention(lambda attention: replace(attention, rope=rope))
@@ -122,6 +122,8 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "dtype": _dtype(file),
     }
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
+    if family.gguf_words is not None:
+        config |= family.gguf_words(fields, config)
     return config if window is None else {**config, "sliding_window": window}
 
 

@@ -68,13 +68,24 @@ def spec_from_hf(
     source: str = "config.json",
 ) -> ModelSpec:
     """The spec of a config, with `overrides` (hf_overrides) laid over it."""
-    fields = Fields(_overridden(config, overrides or {}), source)
+    fields = Fields(_overridden(_text_part(config), _text_part(overrides or {})), source)
     family = _family(fields)
     _refuse_what_changes_the_model(fields, {**ONLY, **family.only})
     spec = family.read(fields)
     # A length that was asked for holds, whatever a scaling would stretch to.
     asked = Fields(overrides or {}, source).count("max_position_embeddings", spec.max_model_len)
     return replace(spec, max_model_len=min(spec.max_model_len, asked))
+
+
+def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config says of the model's text: those of models that also see or hear have that in a
+    part of its own, and a few words about all of it beside."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return dict(config)
+    around = ("architectures", "model_type", "quantization_config", "eos_token_id")
+    said = {key: config[key] for key in around if config.get(key) is not None}
+    return {**{key: value for key, value in config.items() if key != "text_config"}, **text, **said}
 
 
 def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

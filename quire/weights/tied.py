@@ -8,9 +8,10 @@ from quire.base.notes import note
 from quire.spec import ModelSpec
 from quire.weights.formats import StoredTensor
 from quire.weights.source import ModelFiles
+from quire.weights.stored_names import stored_name
 
 HEAD = "lm_head.weight"
-EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+EMBEDDING = "model.embed_tokens.weight"
 _PIECE = 1 << 22
 
 
@@ -20,8 +21,7 @@ def with_stored_head(files: ModelFiles, spec: ModelSpec) -> ModelSpec:
     if files.kind != "hf" or not spec.tied_embeddings:
         return spec
     stored = files.stored_tensors()
-    head = stored.get(HEAD)
-    embedding = next((stored[name] for name in EMBEDDINGS if name in stored), None)
+    head, embedding = (stored.get(stored_name(name, stored)) for name in (HEAD, EMBEDDING))
     if head is None or embedding is None or _same_bytes(head, embedding):
         return spec
     note(

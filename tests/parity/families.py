@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.ministral import MinistralConfig
 from transformers.models.mistral import MistralConfig
@@ -17,6 +18,7 @@ from transformers.models.qwen3 import Qwen3Config
 
 from quire.spec import ModelSpec
 from quire.weights.hf_config import spec_from_hf
+from quire.weights.names import weights_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -59,6 +61,19 @@ LONG: dict[str, Any] = {
     "short_factor": [1.0 + i / 8 for i in range(6)],
     "long_factor": [2.0 + i for i in range(6)],
     "partial_rotary_factor": 0.75,
+}
+
+# Two periods of layers with a window of 9, which prompts exceed, and a scaled rope on the others.
+GEMMA3: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 6,
+    "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
 }
 
 FAMILIES: dict[str, PretrainedConfig] = {
@@ -106,6 +121,13 @@ FAMILIES: dict[str, PretrainedConfig] = {
         rope_parameters=LONG,
         tie_word_embeddings=True,
     ),
+    "gemma3": Gemma3TextConfig(**GEMMA3),
+    "gemma3, softcap, every bias, untied": Gemma3TextConfig(
+        **{**GEMMA3, "tie_word_embeddings": False},
+        attention_bias=True,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=10.0,
+    ),
 }
 
 
@@ -134,40 +156,22 @@ def make_pair(name: str, dtype: torch.dtype = torch.float32) -> Pair:
             if parameter.dim() == 1:  # norms start at 1 and biases at 0; here they must matter
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     oracle = oracle.to(dtype)
-    kind = type(config).__name__.removesuffix("Config")
+    kind = type(config).__name__.removesuffix("Config").removesuffix("Text")
     spec = spec_from_hf({**config.to_dict(), "architectures": [f"{kind}ForCausalLM"]})
     return Pair(oracle, spec, canonical(oracle.state_dict(), spec))
 
 
 def canonical(stored: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Transformers' names to quire's, with q, k, v and gate, up put on top of each other."""
-    renamed = {"embed.weight": stored["model.embed_tokens.weight"]}
-    renamed["norm.weight"] = stored["model.norm.weight"]
-    if not spec.tied_embeddings:
-        renamed["head.weight"] = stored["lm_head.weight"]
-    for i in range(spec.num_layers):
-        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
-        renamed[f"{ours}attn_norm.weight"] = stored[f"{theirs}input_layernorm.weight"]
-        renamed[f"{ours}mlp_norm.weight"] = stored[f"{theirs}post_attention_layernorm.weight"]
-        for new, old in {
-            "attn.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "attn.qkv fused": ("self_attn.qkv_proj",),
-            "attn.o": ("self_attn.o_proj",),
-            "attn.q_norm": ("self_attn.q_norm",),
-            "attn.k_norm": ("self_attn.k_norm",),
-            "mlp.gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-            "mlp.gate_up fused": ("mlp.gate_up_proj",),
-            "mlp.down": ("mlp.down_proj",),
-        }.items():
-            for kind in ("weight", "bias"):
-                parts = [stored.get(f"{theirs}{part}.{kind}") for part in old]
-                if parts[0] is not None:
-                    renamed[f"{ours}{new.split()[0]}.{kind}"] = torch.cat(
-                        [p for p in parts if p is not None]
-                    )
-        if spec.rope.dims < spec.head_dim:
-            renamed[f"{ours}attn.qkv.weight"] = in_pairs(renamed[f"{ours}attn.qkv.weight"], spec)
-    return {name: tensor.detach().clone() for name, tensor in renamed.items()}
+    renamed = {}
+    for weight in weights_of(spec):
+        made = torch.cat([stored[part.hf] for part in weight.parts])
+        if weight.name.endswith("attn.qkv.weight") and spec.rope.dims < spec.head_dim:
+            made = in_pairs(made, spec)
+        if weight.name.endswith("norm.weight") and spec.norm.one_plus:
+            made = 1 + made.float()
+        renamed[weight.name] = made.detach().clone()
+    return renamed
 
 
 def in_pairs(qkv: Tensor, spec: ModelSpec) -> Tensor:

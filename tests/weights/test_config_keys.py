@@ -16,6 +16,7 @@ import gguf
 import pytest
 import torch
 from transformers import (
+    Gemma3TextConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
@@ -43,6 +44,7 @@ CONFIGS: dict[str, Any] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "phi3": Phi3Config,
+    "gemma3": Gemma3TextConfig,
 }
 
 
@@ -76,6 +78,8 @@ def test_every_key_of_a_config_class_is_accounted_for(
 ) -> None:
     architecture = f"{name.capitalize()}ForCausalLM"
     plain = {**LLAMA, "architectures": [architecture], "model_type": name, "dtype": "float32"}
+    if name == "gemma3":
+        plain |= {"model_type": "gemma3_text", "hidden_act": None}
     sliding = {"use_sliding_window": True, "sliding_window": 8}
     long = {**LONG, **{f"{one}_factor": [1.0] * 8 for one in ("short", "long")}}
     others = (sliding, {"rope_scaling": long, "head_dim": 16})

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3 with biases": ("qwen3", {"attention_bias": True}),
     "phi3": ("phi3", {"pad_token_id": 0}),
+    "gemma3": ("gemma3", {"query_pre_attn_scalar": 16, "num_hidden_layers": 7}),
 }
 
 
@@ -46,12 +47,19 @@ def as_quire_names_them(state: dict[str, torch.Tensor], spec: ModelSpec) -> dict
     """The same weights by plain concatenation, written without looking at the loader."""
     expected = {"embed.weight": state["model.embed_tokens.weight"]}
     expected["norm.weight"] = state["model.norm.weight"]
+    around = "model.layers.0.pre_feedforward_layernorm.weight" in state
     if not spec.tied_embeddings:
         expected["head.weight"] = state["lm_head.weight"]
     for i in range(spec.num_layers):
         theirs, ours = f"model.layers.{i}.", f"layers.{i}."
         expected[f"{ours}attn_norm.weight"] = state[f"{theirs}input_layernorm.weight"]
-        expected[f"{ours}mlp_norm.weight"] = state[f"{theirs}post_attention_layernorm.weight"]
+        mlp_norm = "post_attention_layernorm"
+        if around:
+            expected[f"{ours}attn_post_norm.weight"] = state[f"{theirs}{mlp_norm}.weight"]
+            mlp_norm = "pre_feedforward_layernorm"
+            last = state[f"{theirs}post_feedforward_layernorm.weight"]
+            expected[f"{ours}mlp_post_norm.weight"] = last
+        expected[f"{ours}mlp_norm.weight"] = state[f"{theirs}{mlp_norm}.weight"]
         for packed, parts in {
             "attn.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
             "attn.qkv fused": ["self_attn.qkv_proj"],
@@ -68,6 +76,9 @@ def as_quire_names_them(state: dict[str, torch.Tensor], spec: ModelSpec) -> dict
                     expected[f"{ours}{packed.split()[0]}.{kind}"] = torch.cat(
                         [t for t in found if t is not None]
                     )
+    if around:  # its norms are of 1 + w
+        norms = [name for name in expected if name.endswith("norm.weight")]
+        expected |= {name: 1 + expected[name] for name in norms}
     return expected
 
 

@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -28,6 +30,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -73,14 +76,21 @@ GGUF_NAMES = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Where norms stand before and behind the branches.
+GGUF_NORMS_AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str = "llama") -> str:
     module, kind = name.rsplit(".", 1)
+    names = GGUF_NAMES | (GGUF_NORMS_AROUND if arch == "gemma3" else {})
     if module.startswith("model.layers."):
         _, _, layer, inner = module.split(".", 3)
-        return f"blk.{layer}.{GGUF_NAMES[inner]}.{kind}"
-    return f"{GGUF_NAMES[module]}.{kind}"
+        return f"blk.{layer}.{names[inner]}.{kind}"
+    return f"{names[module]}.{kind}"
 
 
 def rearranged(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -101,7 +111,8 @@ def write_gguf(
     """The model as a GGUF file, matrices in the given format; `split`: in parts of so many
     tensors, after a first one that has none."""
     config = model.config
-    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    other = {"mistral": "llama", "gemma3_text": "gemma3"}
+    arch = other.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split, small_first_shard=split > 0)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -112,7 +123,10 @@ def write_gguf(
     writer.add_key_length(SIZES["head_dim"])
     writer.add_value_length(SIZES["head_dim"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if arch == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(3)
@@ -138,7 +152,9 @@ def _add(writer: Any, name: str, values: np.ndarray, config: Any, arch: str, kin
         for projection, count in heads.items():
             if f"{projection}." in name:
                 values = rearranged(values, count)
-    stored = gguf_name(name) if name.startswith(("model.", "lm_head.")) else name
+    if arch == "gemma3" and name.endswith("norm.weight"):
+        values = values + 1  # as its converter does
+    stored = gguf_name(name, arch) if name.startswith(("model.", "lm_head.")) else name
     if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
         writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
     else:

@@ -1,0 +1,34 @@
+"""What checkpoints put before the names of a model's tensors, and what else they hold. No torch.
+
+A bare model, without its head, leaves `model.` out. One that also sees or hears has its text in a
+part of its own, which two generations of files call by two names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+# What may stand where `model.` stands, and where nothing does.
+_INNER = ("model.", "", "language_model.model.", "model.language_model.")
+_OUTER = ("", "language_model.")
+# Towers and what joins them to the text: not read.
+_TOWERS = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.")
+
+
+def stored_name(name: str, stored: Container[str]) -> str:
+    """The name that a tensor has among those stored; its own where it has none."""
+    inner = name.removeprefix("model.")
+    starts, rest = (_OUTER, name) if inner == name else (_INNER, inner)
+    return next((one for start in starts if (one := start + rest) in stored), name)
+
+
+def own_name(stored: str) -> str:
+    """The name of a stored tensor without what stands before it; the other way round."""
+    for start in ("language_model.model.", "model.language_model."):
+        if stored.startswith(start):
+            return "model." + stored.removeprefix(start)
+    return stored.removeprefix("language_model.")
+
+
+def is_of_a_tower(stored: str) -> bool:
+    return stored.removeprefix("model.").startswith(_TOWERS)
