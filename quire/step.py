@@ -94,7 +94,7 @@ class RowStart:
     """A sequence takes a row: everything about it that stays on the device.
 
     `noise_key` and `sample` key its random numbers, with the position of the token drawn.
-    The device stops a row by itself (inside `repeat`) at one of `stop_ids`, once
+    The device stops a row by itself (inside `repeat`) at one of `freezing_ids`, once
     `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
     number among the executor's Handles; with `has_processors` the functions found there edit
     the row's logits before anything else does.
@@ -110,6 +110,12 @@ class RowStart:
     max_tokens: int
     request: int = -1
     has_processors: bool = False
+
+    @property
+    def freezing_ids(self) -> Ints:
+        """The stop ids that the device judges by itself. Of a row that follows a grammar the host
+        judges all: one in the middle of its text ends nothing."""
+        return self.stop_ids[:0] if self.sampling.guided else self.stop_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,12 @@ class MaskFiller:
     def fill(self, matchers: Sequence[GrammarMatcher], bits: Rows) -> Mapping[int, GrammarFailed]:
         """Fill bits[i] for matchers[i]; the errors of the rows that have no mask, by index.
 
-        bits is [rows, words] with at least as many rows as matchers. The mask of a row with an
-        error is all zeros. A matcher may not stand in the list twice.
+        bits is [rows, words] with at least as many rows as matchers, of any content. The mask of a
+        row with an error is all zeros. A matcher may not stand in the list twice.
         """
         if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
+        bits[:] = 0
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
         live = [i for i in range(len(matchers)) if i not in failed]
         if self._one_by_one:

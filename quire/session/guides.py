@@ -10,8 +10,6 @@ from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from quire.errors import InvalidGrammar, InvalidRequest
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsConfig
@@ -82,7 +80,7 @@ class Guides:
 
     def make_masks(self, rows: Ints, guides: Sequence[Guide]) -> Masks:
         """Begin to fill the masks of these rows; whoever reads them waits for them."""
-        bits = np.zeros((len(rows), -(-self._vocab_size // 32)), np.uint32)
+        bits = self._handles.new_masks(len(rows), -(-self._vocab_size // 32))
         filling = self._filler.start(cast("Sequence[GrammarMatcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 

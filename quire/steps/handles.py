@@ -12,6 +12,9 @@ from itertools import count
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.request import Request
 from quire.step import Masks
 
@@ -26,6 +29,10 @@ class HeldLogits(Protocol):
         """Until these or others are done, at most so long."""
 
 
+def _plain_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
+    return np.empty((num_rows, num_words), np.uint32)
+
+
 class Handles:
     """Numbers, and what they stand for."""
 
@@ -35,6 +42,8 @@ class Handles:
         self._filling: dict[int, Callable[[], object]] = {}
         self._held: dict[int, HeldLogits] = {}
         self._numbers = count(1)
+        # Room for masks [rows, words]; an executor may know better memory for them.
+        self.new_masks: Callable[[int, int], npt.NDArray[np.uint32]] = _plain_masks
 
     def add_request(self, request: Request) -> None:
         self._requests[request.number] = request

@@ -37,11 +37,13 @@ REMEMBER_CONSTANTS: dict[str, Any] = {"num_warps": 4}
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """Columns [8, rows] int32, penalties [3, rows] float32 and the arena their lists lie in."""
+    """Columns [9, rows] int32, penalties [3, rows] float32, the arena their lists lie in, and the
+    masks [rows, words] int32 of those that have one."""
 
     columns: Tensor
     penalties: Tensor
     arena: Tensor
+    masks: Tensor
 
 
 def scratch_width(vocab_size: int) -> int:
@@ -112,12 +114,14 @@ def _edit(
     """Fill the scratch with the edited lines of these places."""
     lines, columns = places.shape[0], edits.columns
     copy_lines[(lines, _SPLITS)](
-        *(places, logits, rows, positions, columns, room.scratch, room.rows, room.at),
-        *(logits.stride(0), columns.stride(0), room.scratch.stride(0), room.drawn.vocab_size),
+        *(places, logits, rows, positions, columns, edits.masks, room.scratch, room.rows, room.at),
+        *(logits.stride(0), columns.stride(0), edits.masks.stride(0), room.scratch.stride(0)),
+        room.drawn.vocab_size,
         **COPY_CONSTANTS,
     )
     edit_lines[(lines,)](
-        *(places, logits, room.rows, room.at, columns, edits.penalties, edits.arena),
-        *(room.scratch, logits.stride(0), columns.stride(0), room.scratch.stride(0)),
+        *(places, logits, room.rows, room.at, columns, edits.penalties, edits.arena, edits.masks),
+        *(room.scratch, logits.stride(0), columns.stride(0), edits.masks.stride(0)),
+        room.scratch.stride(0),
         **EDIT_CONSTANTS,
     )

@@ -3,7 +3,9 @@
 The columns of rows and their lists in an arena are what executor/cuda/device_edits.py lays out:
 
     0 where its lists begin   1 allowed ids, -1 = all   2 banned ids   3 stop ids   4 biases
-    5 seen ids   6 room for those   7 position from which stop ids may stand
+    5 seen ids   6 room for those   7 position from which stop ids may stand   8 has a mask
+
+The mask of a row is line `row` of `masks`: bit t % 32 of word t // 32 allows token t.
 """
 
 from __future__ import annotations
@@ -27,23 +29,32 @@ def leave_out(places: tl.tensor, rows: tl.tensor, count: tl.tensor, WIDTH: tl.co
     tl.store(rows + place, -1, mask=place >= 0)
 
 
-@kernel("column_stride")
+@part
+def _masked(x: tl.tensor, bits: tl.tensor, token: tl.tensor, counts: tl.tensor) -> Any:
+    """The logits of these tokens, -inf where the bits forbid them; `counts`: which to look up."""
+    word = tl.load(bits + token // 32, mask=counts, other=-1)
+    return tl.where(((word >> (token % 32)) & 1) != 0, x, float("-inf"))
+
+
+@kernel("column_stride", "mask_stride")
 def copy_lines(
     places: tl.tensor,
     logits: tl.tensor,
     rows: tl.tensor,
     positions: tl.tensor,
     columns: tl.tensor,
+    masks: tl.tensor,
     scratch: tl.tensor,
     edited_rows: tl.tensor,
     edited_at: tl.tensor,
     stride: tl.tensor,
     column_stride: tl.tensor,
+    mask_stride: tl.tensor,
     scratch_stride: tl.tensor,
     vocab: tl.tensor,
 ) -> None:
-    """Line places[i] as float32 to line i of the scratch, or -inf where only some tokens are
-    allowed. Whose line that is goes to edited_rows and edited_at."""
+    """Line places[i] as float32 to line i of the scratch, -inf where a mask forbids the token or
+    only some are allowed. Whose line that is goes to edited_rows and edited_at."""
     line, split, splits = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     place = tl.load(places + line).to(tl.int64)
     row = tl.load(rows + place, mask=place >= 0, other=-1)
@@ -52,11 +63,14 @@ def copy_lines(
         tl.store(edited_at + line, tl.load(positions + place, mask=place >= 0, other=0))
     if row >= 0:
         all_allowed = tl.load(columns + column_stride + row) < 0
+        has_mask = tl.load(columns + 8 * column_stride + row) > 0
+        bits = masks + row.to(tl.int64) * mask_stride
         for first in range(split * TILE, vocab, splits * TILE):
             token = first + tl.arange(0, TILE)
             inside = token < vocab
             x = tl.load(logits + place * stride + token, mask=inside & all_allowed, other=0.0)
             x = tl.where(all_allowed, x.to(tl.float32), float("-inf"))
+            x = _masked(x, bits, token, inside & has_mask)
             tl.store(scratch + line * scratch_stride + token, x, mask=inside)
 
 
@@ -90,7 +104,7 @@ def _penalise(
         tl.store(mine + token, x, mask=real)
 
 
-@kernel("stride", "column_stride", "scratch_stride")
+@kernel("stride", "column_stride", "mask_stride", "scratch_stride")
 def edit_lines(
     places: tl.tensor,
     logits: tl.tensor,
@@ -99,9 +113,11 @@ def edit_lines(
     columns: tl.tensor,
     penalties: tl.tensor,
     arena: tl.tensor,
+    masks: tl.tensor,
     scratch: tl.tensor,
     stride: tl.tensor,
     column_stride: tl.tensor,
+    mask_stride: tl.tensor,
     scratch_stride: tl.tensor,
 ) -> None:
     """The edits of a line's row, in the sampler's order. A barrier between any two: a token may
@@ -113,10 +129,13 @@ def edit_lines(
         raw = logits + tl.load(places + line).to(tl.int64) * stride
         ids = arena + tl.load(own)
         num_allowed = tl.maximum(tl.load(own + column_stride), 0)
+        has_mask = tl.load(own + 8 * column_stride) > 0
+        bits = masks + row.to(tl.int64) * mask_stride
         for first in range(0, num_allowed, AT_ONCE):
             at = first + tl.arange(0, AT_ONCE)
             token = tl.load(ids + at, mask=at < num_allowed, other=0)
             x = tl.load(raw + token, mask=at < num_allowed, other=0.0).to(tl.float32)
+            x = _masked(x, bits, token, (at < num_allowed) & has_mask)
             tl.store(mine + token, x, mask=at < num_allowed)
         tl.debug_barrier()
         ids += num_allowed

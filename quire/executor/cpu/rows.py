@@ -30,7 +30,7 @@ class DeviceRows:
         self.frozen = torch.ones(num_rows, dtype=torch.bool, device=device)
 
     def start(self, start: RowStart) -> None:
-        row, stops = start.row, len(start.stop_ids)
+        row, stops = start.row, len(start.freezing_ids)
         self.stop_ids = _widened(self.stop_ids, stops)
         last = start.output_ids if len(start.output_ids) else start.prompt_ids
         self.last_tokens[row] = int(last[-1])
@@ -38,7 +38,7 @@ class DeviceRows:
         self.min_tokens[row] = start.sampling.min_tokens
         self.max_tokens[row] = start.max_tokens
         self.stop_ids[row] = NOWHERE
-        self.stop_ids[row, :stops] = torch.tensor(start.stop_ids, dtype=torch.int64)
+        self.stop_ids[row, :stops] = torch.tensor(start.freezing_ids, dtype=torch.int64)
         self.frozen[row] = False
 
     def end(self, rows: Ints) -> None:

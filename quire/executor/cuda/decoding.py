@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.batch import padded, places_of
-from quire.executor.cuda.device_ops import DeviceOps
+from quire.executor.cuda.device_ops import DeviceOps, Feed
 from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
 from quire.executor.cuda.drawn_scores import ENTRY, Asking
 from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
@@ -62,16 +63,23 @@ class Seated:
     num_rows: int
     repeat: int
     asking: Asking
+    halves: tuple[GraphKey, GraphKey] | None = None  # where the first step is made in two
 
 
 class Decoding:
-    """Whole decode steps: feed, model, draw, judge."""
+    """Whole decode steps: feed, model, draw, judge.
+
+    A plan's first step is made in two halves where rows draw by masks: the model is at work while
+    the masks are still being filled, and the draw waits for them.
+    """
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
         self._parts, self._max_repeat = parts, max_repeat
         self._buckets = buckets(parts.columns.num_rows)
         self._places: dict[int, DecodePlaces] = {}
         self._entries: Tensor | None = None  # of one plan, whatever its bucket
+        self._logits: Tensor | None = None  # of one first half, likewise
+        self._fed: dict[GraphKey, Feed] = {}
 
     def seat(self, plan: StepPlan, upload: Upload, first: int = 0) -> Seated:
         """Before the parcel is sent: find places, and capture their step if it is new. Its rows
@@ -85,22 +93,31 @@ class Decoding:
         key = GraphKey(
             "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
         )
-        self._parts.graphs.prepare(key, lambda: self._step(places, key))
+        halves = None if plan.masks is None else self._prepare_halves(places, key)
+        if halves is None or plan.repeat > 1:
+            self._parts.graphs.prepare(key, lambda: self._step(places, key))
         resting = np.full(places.size - num_rows, columns.resting, np.int32)
         upload.add("seated", np.concatenate([plan.decode.rows, resting]))
         upload.add("edited places", padded(edited, num_edited - len(edited), NOWHERE))
         num_logprobs = columns.num_logprobs[plan.decode.rows]
         asking = Asking.pack(upload, "decode rows", num_logprobs, first)
-        return Seated(places, key, num_rows, plan.repeat, asking)
+        return Seated(places, key, num_rows, plan.repeat, asking, halves)
 
-    def run(self, seated: Seated, upload: Upload) -> Tensor:
+    def run(self, seated: Seated, upload: Upload, bring_masks: Callable[[], None]) -> Tensor:
         """After the plan's changes: what became of every row in every step. int32 [K, rows]"""
         places, key = seated.places, seated.key
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
         if key.num_edited:
             places.edited[: key.num_edited].copy_(upload.take("edited places"))
-        self._parts.graphs.run(key, lambda: self._step(places, key), seated.repeat)
+        graphs, repeat = self._parts.graphs, seated.repeat
+        if seated.halves is not None:
+            forward, draw = seated.halves
+            graphs.run(forward, lambda: self._forward(places, forward), 1)
+            bring_masks()
+            graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
+            repeat -= 1
+        graphs.run(key, lambda: self._step(places, key), repeat)
         # A copy: the next plan may write here before this one's tokens are home.
         block = places.made[: seated.repeat, : seated.num_rows].clone()
         # Everybody rests, so that the step can be run for another capture.
@@ -133,11 +150,42 @@ class Decoding:
 
     def _step(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token, draw the next, judge it."""
+        fed = self._parts.ops.feed(places, key.prefixes)
+        self._draw(places, key, fed, self._pass(fed))
+
+    def _prepare_halves(self, places: DecodePlaces, key: GraphKey) -> tuple[GraphKey, GraphKey]:
+        graphs, draw = self._parts.graphs, replace(key, kind="draw")
+        forward = GraphKey("forward", places.size, False, prefixes=key.prefixes)
+        graphs.prepare(forward, lambda: self._forward(places, forward))
+        graphs.prepare(draw, lambda: self._second_half(places, draw, forward))
+        return forward, draw
+
+    def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
+        """Feed every row's last token; its logits wait for the second half."""
+        fed = self._fed[key] = self._parts.ops.feed(places, key.prefixes)
+        logits = self._pass(fed)
+        self._logits_of(logits).copy_(logits)
+
+    def _second_half(self, places: DecodePlaces, key: GraphKey, forward: GraphKey) -> None:
+        assert self._logits is not None, "the first half comes before the second"
+        self._draw(places, key, self._fed[forward], self._logits[: places.size])
+
+    def _logits_of(self, like: Tensor) -> Tensor:
+        """Room for logits at one address for all buckets."""
+        if self._logits is None:
+            shape = (self._buckets[-1], like.shape[1])
+            with torch.inference_mode(False):
+                self._logits = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        return self._logits[: like.shape[0]]
+
+    def _pass(self, fed: Feed) -> Tensor:
         parts = self._parts
-        fed = parts.ops.feed(places, key.prefixes)
         turns = parts.model.rotary(fed.positions)
         shared = Pass(fed.positions, turns, fed.slots, fed.attention)
-        logits = parts.logits(fed.token_ids, shared)
+        return parts.logits(fed.token_ids, shared)
+
+    def _draw(self, places: DecodePlaces, key: GraphKey, fed: Feed, logits: Tensor) -> None:
+        parts = self._parts
         edited = places.edited[: key.num_edited] if key.num_edited else None
         tokens, failed = parts.ops.draw(
             logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
@@ -149,4 +197,5 @@ class Decoding:
 
     def close(self) -> None:
         self._places.clear()
-        self._entries = None
+        self._fed.clear()
+        self._entries = self._logits = None

@@ -6,7 +6,8 @@ Lists of all rows lie in one arena of int32; the host hands out a span to each r
     allowed ids | banned ids | stop ids | bias ids | biases | seen ids | how often in the output
 
 The last two have room for every token that the row may still write. What a span cannot be found
-for is left to the sampler.
+for is left to the sampler. A row that follows a grammar has a line of bits besides, one for each
+token that it may draw next, which comes with every plan.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class EditColumn(IntEnum):
     NUM_SEEN = 5  # changes as the row writes
     ROOM_SEEN = 6
     FREE_FROM = 7  # stop ids may stand from this position on
+    MASKED = 8  # 1: its line of bits counts
 
 
 def arena_words(num_rows: int) -> int:
@@ -55,6 +57,7 @@ def has_edits(start: RowStart) -> bool:
     sampling = start.sampling
     return (
         sampling.has_penalties
+        or sampling.guided
         or bool(len(sampling.bias_ids))
         or sampling.allowed_ids is not None
         or bool(sampling.bad_words)
@@ -92,7 +95,9 @@ class Arena:
 class DeviceEdits:
     """The edits of `num_rows` rows."""
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._mask_shape = num_rows + 1, -(-vocab_size // 32)
+        self._masks: Tensor | None = None
         self._device, self._num_words = device, arena_words(num_rows)
         self._room = Arena(self._num_words)
         self._spans: dict[int, tuple[int, int]] = {}
@@ -112,6 +117,20 @@ class DeviceEdits:
             with torch.inference_mode(False):
                 self._words = torch.zeros(self._num_words, dtype=torch.int32, device=self._device)
         return self._words
+
+    @property
+    def masks(self) -> Tensor:
+        """Bit lines [rows, words] int32: bit t % 32 of word t // 32 allows token t. Before the
+        first came some other integers, which nobody reads."""
+        return self.ints if self._masks is None else self._masks
+
+    def set_masks(self, rows: Tensor, lines: Tensor) -> None:
+        """What these rows may draw next."""
+        if self._masks is None:
+            with torch.inference_mode(False):
+                shape, device = self._mask_shape, self._device
+                self._masks = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self._masks.index_copy_(0, rows, lines)
 
     def end(self, rows: Ints) -> None:
         mine = rows[self.edited[rows]]
@@ -158,7 +177,8 @@ class DeviceEdits:
             allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
             until = len(start.prompt_ids) + start.sampling.min_tokens
             room_seen = len(seen) + room
-            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until])
+            masked = int(start.sampling.guided)
+            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until, masked])
             at = first + np.arange(num_fixed + len(seen))
             places += [at, first + num_fixed + room_seen + np.arange(len(counts))]
             words += lists
@@ -180,6 +200,8 @@ class DeviceEdits:
         self.ints.index_copy_(1, rows, columns.to(torch.int32))
         penalties = upload.take("edit penalties").view(3, len(rows))
         self.penalties.index_copy_(1, rows, penalties.to(torch.float32))
+        if self._masks is not None:
+            self._masks.index_fill_(0, rows, -1)  # nothing is forbidden before the first comes
         words = upload.take("edit words").to(torch.int32)
         self.words.index_copy_(0, upload.take("edit places"), words)
 

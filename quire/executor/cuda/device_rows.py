@@ -121,7 +121,7 @@ class DeviceColumns:
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         # As on the device: how many logprobs it gives, -1 for none.
         self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
-        self.edits = DeviceEdits(num_rows, device)
+        self.edits = DeviceEdits(num_rows, vocab_size, device)
         self._scores_raw = logprobs_mode.startswith("raw_")
         self.scores_as_logits = logprobs_mode.endswith("_logits")
         self.clear()
@@ -233,13 +233,12 @@ class DeviceColumns:
 
 def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
     """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
-    min_p, edits (device_edits.py), and up to MOST_TOP logprobs, if these are of the raw logits.
-    """
+    min_p, edits and masks (device_edits.py), and up to MOST_TOP logprobs, if these are of the raw
+    logits."""
     sampling = start.sampling
     return (
         not fits_edits(sampling)
         or not (sampling.num_logprobs is None or (scores_raw and _fits_entry(sampling)))
-        or sampling.guided
         or start.has_processors
     )
 
@@ -251,7 +250,7 @@ def _fits_entry(sampling: RowSampling) -> bool:
 
 def _ints(start: RowStart) -> list[int]:
     """A row's integer columns, in the order of Column."""
-    stops = start.stop_ids[:STOP_COLUMNS].tolist()
+    stops = start.freezing_ids[:STOP_COLUMNS].tolist()
     last = start.output_ids if len(start.output_ids) else start.prompt_ids
     return [
         int(last[-1]),

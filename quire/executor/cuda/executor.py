@@ -16,6 +16,7 @@ from quire.config import EngineConfig
 from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
 from quire.executor.cpu.local import DTYPES
 from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.cuda.offload import HostCopies
 from quire.executor.cuda.prompts import most_captured
@@ -79,6 +80,7 @@ class CudaExecutor:
             )
         self.config, self.spec, self._read_again = config, spec, read_again
         self.handles = Handles()
+        self.handles.new_masks = pinned_masks
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._weights: Weights | None = weights
         self._warmup = warmup

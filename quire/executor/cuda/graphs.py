@@ -67,7 +67,7 @@ class DecodePlaces:
 class GraphKey:
     """What a graph was captured for: anything that changes which kernels run."""
 
-    kind: str  # "decode" or "prompts"
+    kind: str  # "decode", its halves "forward" and "draw", or "prompts"
     size: int  # places or tokens
     truncated: bool
     scored: bool = False  # some want logprobs

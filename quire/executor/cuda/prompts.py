@@ -8,6 +8,7 @@ when a bucket is needed a second time, since a capture costs as much as three pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,7 +119,7 @@ class Prompts:
         upload.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
         return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
-    def run(self, laid_out: LaidOut, upload: Upload) -> Computed:
+    def run(self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None]) -> Computed:
         """After the plan's changes."""
         parts, work = self._parts, laid_out.work
         batch = work.batch(parts.columns)
@@ -131,6 +132,7 @@ class Prompts:
         at = upload.take("drawn at")
         drawing = torch.where(parts.columns.live(rows), rows, NOWHERE).to(torch.int32)
         edited = upload.take("edited lines").to(torch.int32)
+        bring_masks()
         tokens, failed = parts.ops.draw(
             *(logits, drawing, at.to(torch.int32)),
             truncated=laid_out.truncated,

@@ -1,9 +1,9 @@
 """CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
 
-Two ways through. Rows that the device draws for by itself, with temperature, limits, edits and
-logprobs: the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both as
-graphs. Where a row needs the sampler or a mask, or is a beam, the whole plan is one eager pass
-after the other. Both ways read and change the same columns (device_rows.py), and a row always
+Two ways through. Rows that the device draws for by itself, with temperature, limits, edits, masks
+and logprobs: the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both
+as graphs. Where a row needs the sampler, or is a beam, the whole plan is one eager pass after the
+other. Both ways read and change the same columns (device_rows.py), and a row always
 draws in the same way, so its tokens do not depend on the plan it is in. Nothing here waits for the
 device, the sampler excepted.
 """
@@ -26,6 +26,7 @@ from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import Graphs
 from quire.executor.cuda.host_copies import HostCopies
+from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.prompts import Prompts
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
@@ -75,6 +76,7 @@ class CudaRunner:
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._host_copies)
         self._beams = CudaBeams(columns, self._host_copies, handles)
+        self._masks = MaskUploads(columns.edits, self.device, handles)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:
@@ -82,20 +84,21 @@ class CudaRunner:
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
         special = columns.drawing(_all_rows(plan)).special
-        if plan.masks is not None or special or len(plan.released) or len(plan.searched):
+        if special or len(plan.released) or len(plan.searched):
             return self._eager(plan, upload)
         first = sum(len(one.sample_into) for one in plan.prefill)
         seated = self._decoding.seat(plan, upload, first) if len(plan.decode) else None
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
         packed = self._pack_scores(plan, laid_out.work, upload) if laid_out is not None else []
+        bring_masks = self._masks.pack(plan.masks, upload)
         self._change(plan, upload)
         blocks, extras = [], Extras()
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
-            blocks.append(self._decoding.run(seated, upload))
+            blocks.append(self._decoding.run(seated, upload, bring_masks))
             self._send_entries(seated.asking, upload, self._decoding.entries(seated), extras)
         if laid_out is not None:
-            made = self._prompts.run(laid_out, upload)
+            made = self._prompts.run(laid_out, upload, bring_masks)
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
@@ -150,6 +153,7 @@ class CudaRunner:
             picked = self._pick(one, sent)
             packed = self._pack_scores(one, work, sent)
             self._beams.pack(one, sent)
+            bring_masks = self._masks.pack(one.masks, sent)
             if k == 0:
                 self._change(plan, sent)
             else:
@@ -161,6 +165,7 @@ class CudaRunner:
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             logits = work.drawn_logits(batch, logits)
             extras.candidates = self._beams.rank(one, sent, logits)
+            bring_masks()
             tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
             rows, at = sent.take("sampled rows"), sent.take("drawn at")
             if entries is not None:
@@ -198,8 +203,6 @@ class CudaRunner:
         """Which of the drawing lines the sampler draws for."""
         rows = plan.sampled_rows()
         special = self.columns.special[rows]
-        if plan.masks is not None:
-            special = special | np.isin(rows, plan.masks.rows)
         upload.add("special lines", np.flatnonzero(special))
         upload.add("simple lines", np.flatnonzero(~special))
         edited = self.columns.edits.edited[rows[~special]]

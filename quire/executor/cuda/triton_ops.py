@@ -122,7 +122,7 @@ class TritonOps:
             from quire.backends.triton.edit import RowEdits, sample_edited
 
             mine = self._columns.edits
-            edits = RowEdits(mine.ints, mine.penalties, mine.words)
+            edits = RowEdits(mine.ints, mine.penalties, mine.words, mine.masks)
             room = self._edit_buffers()
             sample_edited(*given, truncated=truncated, places=edited, edits=edits, room=room)
         return out.tokens[:count], out.failed[:count]

@@ -216,9 +216,9 @@ class Steps:
 
         vocab, own = self.spec.vocab_size, self._own()
         yield Variant(edit_code.leave_out, (I32, I32, SOME), edit.LIST_CONSTANTS)
-        copied = (I32, own, I32, I32, I32, F32, I32, I32, vocab, SOME, width, vocab)
+        copied = (I32, own, I32, I32, I32, I32, F32, I32, I32, vocab, SOME, SOME, width, vocab)
         yield Variant(edit_code.copy_lines, copied, edit.COPY_CONSTANTS)
-        edited = (I32, own, I32, I32, I32, F32, I32, F32, SOME, SOME, SOME)
+        edited = (I32, own, I32, I32, I32, F32, I32, I32, F32, SOME, SOME, SOME, SOME)
         yield Variant(edit_code.edit_lines, edited, edit.EDIT_CONSTANTS)
         drawn = (I64, BOOL)
         given = (I32, I32, *drawn, *drawn, SOME)

@@ -8,10 +8,12 @@ import torch
 from quire.backends.ops import HeadShape
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
+from quire.params.structured import StructuredOutputsParams
+from quire.request import Ints
 from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
-from quire.step import Assigned, RowSampling, RowStart
+from quire.step import Assigned, Masks, RowSampling, RowStart
 from tests.backends.triton.checks import Place
 
 
@@ -37,6 +39,7 @@ def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
         min_tokens=maybe(8, 0),
         logit_bias=maybe({t: float(rng.normal()) * 4 for t in some_ids(rng, vocab, 7)}, None),
         allowed_token_ids=maybe(some_ids(rng, vocab, min(vocab // 2, 2000)), None),
+        structured_outputs=maybe(StructuredOutputsParams(regex="a"), None),
     )
     params._bad_words_token_ids = [[t] for t in maybe(some_ids(rng, vocab, 5), [])]
     outputs = rng.integers(0, vocab, int(rng.integers(0, 6))).astype(np.int32)
@@ -52,6 +55,15 @@ def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
     )
 
 
+def random_masks(rng: np.random.Generator, rows: Ints, vocab: int) -> Masks:
+    """Three tokens in four are allowed; the first row may draw nothing at all."""
+    bits = np.zeros((len(rows), -(-vocab // 32)), np.uint32)
+    for shift in range(32):
+        bits |= (rng.random(bits.shape) < 0.75).astype(np.uint32) << np.uint32(shift)
+    bits[:1] = 0
+    return Masks(rows, bits)
+
+
 def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) -> None:
     from quire.executor.cuda.triton_ops import TritonOps
 
@@ -62,7 +74,7 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
     sampler = Sampler(vocab_size=vocab, max_rows=num_rows, device=cpu, logprobs_mode="raw_logprobs")
     # Row numbers are not the lines'; half of the rows begin anew in the middle.
     rows = rng.permutation(num_rows).astype(np.int32)
-    lengths = np.zeros(num_rows, np.int32)
+    lengths, guided = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.bool_)
     favoured = place.random(num_rows, vocab, seed=seed - 1) * 2
     for step in range(steps):
         new = rows if step == 0 else rows[::2] if step == steps // 2 else rows[:0]
@@ -73,10 +85,16 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
         columns.change(upload)
         for start in starts:
             sampler.start(start)
+            guided[start.row] = start.sampling.guided
             lengths[start.row] = len(start.prompt_ids) + len(start.output_ids)
         assert not columns.special[rows].any()
         # Nearly the same at each step: a row that forgot what it drew would draw it again.
         logits = favoured + place.random(num_rows, vocab, seed=seed + step) / 8
+        masks = random_masks(rng, rows[guided[rows]], vocab)
+        columns.edits.set_masks(
+            torch.from_numpy(masks.rows.astype(np.int64)).to(place.device),
+            torch.from_numpy(masks.bits.view(np.int32)).to(place.device),
+        )
         edited = np.flatnonzero(columns.edits.edited[rows]).astype(np.int32)
         assert 0 < len(edited) < num_rows
         listed = torch.from_numpy(np.append(edited, [-1, -1]).astype(np.int32))
@@ -88,7 +106,7 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
             truncated=True,
             edited=listed.to(place.device),
         )
-        wanted = sampler.sample(logits.float().cpu(), rows, at, None)
+        wanted = sampler.sample(logits.float().cpu(), rows, at, masks)
         assert torch.nonzero(failed.cpu())[:, 0].tolist() == list(wanted.failed)
         assert tokens.cpu().tolist() == wanted.tokens.tolist()
         lengths += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,9 +33,9 @@ from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.limits import Limits as StepLimits
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scheduler import MakeMasks, Scheduler
 from quire.scheduler.scoring import score_lead
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Guide, Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
 from quire.steps.handles import Handles
@@ -78,9 +79,14 @@ class PlainEdits:
     def edit(self, logits: Tensor, row: int, at: int) -> Tensor:
         allowed, banned, stops, bias_ids, biases, seen, counts = self.lists(row)
         made = logits.clone()
+        if self.edits.ints[EditColumn.MASKED, row]:
+            token = torch.arange(len(logits))
+            bits = self.edits.masks[row, token // 32] >> (token % 32) & 1
+            made = torch.where(bits > 0, made, -torch.inf)
+        masked = made.clone()
         if self.edits.ints[EditColumn.NUM_ALLOWED, row] >= 0:
             made.fill_(-torch.inf)
-            made[allowed] = logits[allowed]
+            made[allowed] = masked[allowed]
         made[banned] = -torch.inf
         if at < self.edits.ints[EditColumn.FREE_FROM, row]:
             made[stops] = -torch.inf
@@ -310,6 +316,8 @@ def answers(
     requests: list[Request],
     *,
     prefix_groups: bool = True,
+    guide_for: Callable[[Request], Guide | None] = lambda request: None,
+    make_masks: MakeMasks | None = None,
 ) -> list[Sequence]:
     """Every sample of every request, in order, after an engine ran them."""
     facts = executor.start()
@@ -320,12 +328,15 @@ def answers(
         max_repeat=config.max_repeat,
         prefix_groups=prefix_groups,
     )
-    engine = Engine(Scheduler(pool, limits), executor, depth=config.depth)
+    engine = Engine(Scheduler(pool, limits, make_masks=make_masks), executor, depth=config.depth)
     for order, request in enumerate(requests):
         samples = (
             [score_lead(request, order)]
             if request.continuations
-            else [Sequence(request, i, order) for i in range(request.params.n)]
+            else [
+                Sequence(request, i, order, guide=guide_for(request))
+                for i in range(request.params.n)
+            ]
         )
         engine.add(samples)
     ended: list[Sequence] = []

@@ -1,0 +1,64 @@
+"""Masks of guided rows on their way to the device, while it computes the pass they belong to.
+
+Only the draw needs a mask, so a plan's masks may still be being filled when its pass begins. They
+cross from pinned memory on a stream of their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.executor.cuda.device_edits import DeviceEdits
+from quire.executor.cuda.upload import Upload
+from quire.step import Masks, no_ints
+from quire.steps.handles import Handles
+
+
+def pinned_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
+    """Room for masks that a device can fetch by itself."""
+    room = torch.empty(num_rows, num_words, dtype=torch.int32, pin_memory=True)
+    found: npt.NDArray[np.uint32] = room.numpy().view(np.uint32)
+    return found
+
+
+class MaskUploads:
+    """Brings the masks of plans to the rows that draw by them."""
+
+    def __init__(self, edits: DeviceEdits, device: torch.device, handles: Handles) -> None:
+        self._edits, self._device, self._handles = edits, device, handles
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def pack(self, masks: Masks | None, upload: Upload) -> MaskUpload:
+        """Before the upload is sent."""
+        upload.add("masked rows", no_ints() if masks is None else masks.rows)
+        return MaskUpload(self, masks, upload)
+
+    def send(self, masks: Masks, upload: Upload) -> None:
+        """Wait for the masks, and have them there for what is launched after this."""
+        self._handles.wait_for(masks)
+        lines = torch.from_numpy(masks.bits.view(np.int32))
+        if self._stream is None:
+            self._edits.set_masks(upload.take("masked rows"), lines)
+            return
+        current = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            sent = lines.to(self._device, non_blocking=True)
+        current.wait_stream(self._stream)
+        sent.record_stream(current)
+        self._edits.set_masks(upload.take("masked rows"), sent)
+
+
+class MaskUpload:
+    """The masks of one plan; whoever draws first calls this before."""
+
+    def __init__(self, uploads: MaskUploads, masks: Masks | None, upload: Upload) -> None:
+        self._uploads, self._masks, self._upload = uploads, masks, upload
+
+    def __call__(self) -> None:
+        masks, self._masks = self._masks, None
+        if masks is not None:
+            self._uploads.send(masks, self._upload)

@@ -1,0 +1,133 @@
+"""Rows that follow a grammar draw on the device, by masks that come while it computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.errors import GrammarFailed
+from quire.executor.cpu.local import LocalExecutor
+from quire.params.structured import StructuredOutputsParams
+from quire.request import Ints, Request
+from quire.scheduler.sequence import Guide, Sequence
+from quire.step import Masks
+from quire.steps.handles import Handles
+from tests.executor.cuda.plain import answers
+from tests.executor.cuda.test_drawn_scores import Watched
+from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
+from tests.executor.harness import small_config, told
+
+VOCAB = 200
+GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a")}  # stands for a walk
+GUIDED: list[dict[str, object]] = [
+    {"temperature": 0.0, **GRAMMAR},
+    {"temperature": 1.0, "n": 2, **GRAMMAR},
+    {"temperature": 1.0, "top_k": 9, "logprobs": 2, **GRAMMAR},
+    {"temperature": 1.0, "allowed_token_ids": list(range(3, 190)), **GRAMMAR},
+    {"temperature": 0.0, "repetition_penalty": 1.4, "min_tokens": 6, **GRAMMAR},
+]
+# What only the sampler can do, beside them.
+MORE: list[dict[str, object]] = [
+    {"temperature": 1.0, "logprobs": -1, **GRAMMAR},
+    {"temperature": 1.0, "logprob_token_ids": [3, 150]},
+]
+
+
+class Walk:
+    """After token t come t + 1 .. t + 9, the end from the fifth token on, and 150 is a dead end.
+    After 40 comes 41, whatever is drawn."""
+
+    def __init__(self, last: int = 0, count: int = 0) -> None:
+        self.last, self.count = last, count
+        self.error: GrammarFailed | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.count >= 5
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.count >= 20
+
+    def allowed(self) -> list[int]:
+        if self.last == 150:
+            self.error = GrammarFailed("a dead end")
+            return []
+        following = [(self.last + step) % VOCAB for step in range(1, 10)]
+        return [t for t in following if t not in (5, 6)] + [5] * self.is_complete
+
+    def accept(self, token_id: int) -> bool:
+        self.last, self.count = token_id, self.count + 1
+        return True
+
+    def forced(self) -> list[int]:
+        return [41] if self.last == 40 else []
+
+    def fork(self) -> Guide:
+        return Walk(self.last, self.count)
+
+
+class Filling:
+    """Makes masks late: in a thread, when somebody waits for them."""
+
+    def __init__(self, handles: Handles) -> None:
+        self.handles, self.late = handles, 0
+
+    def __call__(self, rows: Ints, guides: Many[Guide]) -> Masks:
+        bits = self.handles.new_masks(len(rows), -(-VOCAB // 32))
+        bits[:] = 0xAAAAAAAA  # of no meaning
+        allowed = [guide.allowed() for guide in guides if isinstance(guide, Walk)]
+
+        def fill() -> None:
+            self.late += 1
+            bits[:] = 0
+            for line, tokens in enumerate(allowed):
+                for token in tokens:
+                    bits[line, token // 32] |= np.uint32(1 << token % 32)
+
+        thread = threading.Thread(target=fill)
+
+        def wait() -> None:
+            thread.start()
+            thread.join()
+
+        return Masks(rows, bits, self.handles.filling(wait))
+
+
+def guide_for(request: Request) -> Guide | None:
+    return None if request.params.structured_outputs is None else Walk()
+
+
+def run(executor: Any, config: Any, kinds: list[dict[str, object]]) -> tuple[list[Sequence], int]:
+    masks = Filling(executor.handles)
+    asked = requests(kinds, count=18, seed=5)
+    return answers(executor, config, asked, guide_for=guide_for, make_masks=masks), masks.late
+
+
+@pytest.mark.parametrize(
+    ("kinds", "eager"),
+    [(GUIDED, False), (PLAIN + GUIDED, False), (PLAIN + GUIDED + MORE, True)],
+    ids=["alone", "mixed", "with more"],
+)
+@pytest.mark.parametrize(
+    ("depth", "max_repeat", "num_blocks"), [(1, 1, 128), (2, 8, 128), (3, 32, 40)]
+)
+def test_guided_rows_draw_the_tokens_of_the_plain_runner(
+    kinds: list[dict[str, object]], eager: bool, depth: int, max_repeat: int, num_blocks: int
+) -> None:
+    plain = small_config(num_blocks=256)
+    expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds)
+    config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
+    executor = Watched(config, SPEC, WEIGHTS)
+    found, late = run(executor, config, kinds)
+    assert any(was_eager for was_eager, _ in executor.seen) is eager and late > 5
+    for one, wanted in zip(found, expected, strict=True):
+        assert one.output_ids.tolist() == wanted.output_ids.tolist()
+        assert (one.finish_reason, str(one.error)) == (wanted.finish_reason, str(wanted.error))
+        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
+        np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
+    assert {s.finish_reason for s in found} >= {"stop", "length"}
