@@ -29,6 +29,7 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks import shapes
 from benchmarks.budget import Budget
+from benchmarks.gpu_clock import Clock
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -107,6 +108,7 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
         with LLM(folder, max_model_len=512, max_num_seqs=asked.rows, **options) as llm:
             # Twice: the second has no kernel to compile and no graph to capture.
             plain = [seconds(llm, [{}] * asked.rows, asked.tokens) for _ in range(3)][-2:]
+            clock = Clock(llm)
             found["plain, seconds"] = plain
             base = min(plain)
             cases = {name: [kind] * asked.rows for name, kind in FEATURES.items()}
@@ -114,14 +116,21 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             for name in ALONE:
                 cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
             for name, kinds in cases.items():
+                if asked.only and name not in asked.only:
+                    continue
                 if budget.left < 15:
                     print(f"{shape}, {name}: not begun, {budget.left:.0f} s left", flush=True)
                     continue
-                taken = [seconds(llm, kinds, asked.tokens) for _ in range(3)][-2:]
+                taken = []
+                for _ in range(3):
+                    clock.reset()
+                    taken.append(seconds(llm, kinds, asked.tokens))
+                taken = taken[-2:]
                 found[name] = min(taken) / base
                 budget.write(f"ratios-{shape}", found)
                 said = " ".join(f"{one:.3f}" for one in taken)
                 print(f"{shape}, {name}: {found[name]:.3f} x plain ({said} s)", flush=True)
+                print(clock.line(), flush=True)
             if budget.left > 15:
                 read = seconds(llm, cases["logprobs 5"], asked.tokens, read=True)
                 found["logprobs 5, all read"] = read / base
@@ -184,13 +193,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=230.0)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--only", nargs="+", default=[], help="features, by name")
+    parser.add_argument("--shapes", nargs="+", default=[], choices=SHAPES)
     parser.add_argument("--kernels", action="store_true", help="profile some of them, too")
     parser.add_argument("--tiny", action="store_true", help="a model and a check of toy size")
     asked = parser.parse_args()
     budget = Budget(asked.seconds, Path(asked.out))
     equal(8 if asked.tiny else 200, 300 if asked.tiny else 49_152, budget)
     for name, config in ({"tiny": TINY} if asked.tiny else SHAPES).items():
-        ratios(name, config, asked, budget)
+        if not asked.shapes or name in asked.shapes:
+            ratios(name, config, asked, budget)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,9 @@ class StepPlan:
 
     Rows in `released` compute nothing: each draws a token from logits that an earlier plan made
     and that its processors are done with. For rows in `searched`, which are among those that
-    draw, the `num_candidates` likeliest tokens come home: the host chooses.
+    draw, the `num_candidates` likeliest tokens come home: the host chooses. Decode rows in `single`
+    draw one token, in the first of the passes, and rest in the others: the host must see it before
+    they can go on. Whoever was in it once is in it for as long as it decodes.
     """
 
     starts: tuple[RowStart, ...] = ()
@@ -231,6 +233,7 @@ class StepPlan:
     chosen: Chosen = field(default_factory=Chosen)
     searched: Ints = field(default_factory=no_ints)
     num_candidates: int = 0
+    single: Ints = field(default_factory=no_ints)
 
     @property
     def num_tokens(self) -> int:

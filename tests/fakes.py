@@ -216,7 +216,7 @@ class FakeExecutor:
         ):
             row, chain = self.rows[r], 0
             made: list[int] = []
-            for k in range(plan.repeat):
+            for k in range(1 if r in plan.single else plan.repeat):
                 if row.frozen:
                     break
                 assert position + k == row.length - 1, "fed at a wrong position"

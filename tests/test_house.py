@@ -249,7 +249,7 @@ def test_sizes_stay_within_their_fences() -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "check", "size", "setup", "browser"])
+@pytest.mark.parametrize("name", ["demo", "test", "check", "size", "setup", "browser", "gpu-check"])
 def test_scripts_are_executable_and_parse(name: str) -> None:
     script = ROOT / "scripts" / name
     assert script.stat().st_mode & 0o111

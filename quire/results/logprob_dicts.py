@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Any
 
 from quire.inputs.detokenize import TokenTexts
@@ -27,6 +27,7 @@ from quire.step import Scores
 CONTEXT = 4  # tokens that may have begun a character
 # Tokens at a position, above which its dict is made when it is asked for.
 WIDE = 256
+_RANKS = range(1, 1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +84,19 @@ class ScoredTokens:
     def _dict(self, line: tuple[Any, ...], at: int) -> LogprobsOnePosition:
         """The token itself first, then the others."""
         own, logprob, own_rank, ids, logprobs = line
-        shown: list[str | None] = [None] * (len(ids) + 1)
-        if self.texts is not None:
-            before = self.ids[max(0, at - CONTEXT) : at].tolist()
-            shown = [self.texts.text(token, before) for token in (own, *ids)]
-        found: LogprobsOnePosition = {own: Logprob(logprob, own_rank, shown[0])}
-        others = zip(ids, logprobs, shown[1:], strict=True)
-        for rank, (token, its, text) in enumerate(others, start=1):
+        ranks: Iterable[int | None] = _RANKS if self.ranked else repeat(None)
+        # Millions of these are made at once: no call and no list more than need be.
+        if self.texts is None:
+            found = {own: Logprob(logprob, own_rank)}
+            for token, its, rank in zip(ids, logprobs, ranks, strict=False):
+                if token != own:
+                    found[token] = Logprob(its, rank)
+            return found
+        text, before = self.texts.text, self.ids[max(0, at - CONTEXT) : at].tolist()
+        found = {own: Logprob(logprob, own_rank, text(own, before))}
+        for token, its, rank in zip(ids, logprobs, ranks, strict=False):
             if token != own:
-                found[token] = Logprob(its, rank if self.ranked else None, text)
+                found[token] = Logprob(its, rank, text(token, before))
         return found
 
 

@@ -11,6 +11,10 @@ MOST_WASTE = 0.02  # of the tokens of a plan that repeats
 # The same where resting is free: nobody waits for a row, and a step of so few rows takes what
 # reading the weights takes, however many of them rest.
 MOST_REST, FEW_ROWS = 0.5, 128
+# Rows that draw a token and wait for the host: so many of all may rest for the rest of a plan, of
+# so many steps, while others queue. If there are more, or nobody would take over when the others
+# are done before them, all rows go step by step.
+MOST_PAUSING, PAUSING_STEPS = 0.02, 4
 
 
 def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
@@ -19,12 +23,17 @@ def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, aw
     At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
     """
     rows, repeat = placements.rows, most
-    if repeat == 1 or bool(rows.stepwise[at].any()):
+    pausing = rows.pauses[at]
+    if repeat == 1 or bool((rows.stepwise[at] & ~pausing).any()):
         return 1
+    if num_pausing := int(rows.pauses[rows.running].sum()):  # in this plan, or waiting for a token
+        if not awaited or num_pausing > MOST_PAUSING * len(rows.running):
+            return 1
+        repeat, at = min(repeat, PAUSING_STEPS), at[~pausing]
     left = rows.limit[at] - rows.planned[at]
     # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
     # stop yet only what comes after that counts.
-    may_stop = rows.stop_ids[at, 0] >= 0
+    may_stop = rows.may_stop[at]
     held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
     life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
     # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not

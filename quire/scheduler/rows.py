@@ -39,6 +39,14 @@ def needs_every_step(params: SamplingParams) -> bool:
     return any(len(word) > 1 for word in params._bad_words_token_ids or ())
 
 
+def draws_by_mask(sequence: Sequence) -> bool:
+    """Whether a guided row asks for nothing but its mask that the host has a hand in."""
+    request = sequence.request
+    is_plain = sequence.group is None and not request.processors and not request.watched
+    asks = request.params.num_logprobs is not None or needs_every_step(request.params)
+    return is_plain and not asks
+
+
 class Rows:
     """One place per running sequence. Placements are numbered, so a result that comes home after
     its row went to someone else is recognised."""
@@ -64,6 +72,8 @@ class Rows:
         self.paced = np.zeros(capacity, bool)  # how it draws is known only when its last token is
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
+        self.pauses = np.zeros(capacity, bool)  # of these: it may rest while others draw more
+        self.may_stop = np.zeros(capacity, bool)  # something may end it before it is full
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
         self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
         self.watched = np.zeros(capacity, bool)  # each of its steps is reported
@@ -119,9 +129,9 @@ class Rows:
             sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS
         )
         self.scored[row] = request.params.num_logprobs is not None
-        self.stepwise[row] = (
-            self.visited[row] or self.paced[row] or needs_every_step(request.params)
-        )
+        self.stepwise[row] = self.paced[row] or request.watched or needs_every_step(request.params)
+        self.pauses[row] = sequence.guide is not None and draws_by_mask(sequence)
+        self.may_stop[row] = bool(stops) or sequence.watch is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))

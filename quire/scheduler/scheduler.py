@@ -186,10 +186,12 @@ class Scheduler:
             chosen=self._beams.chosen(at),
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
+            single=at[rows.pauses[at]],
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
         steps = np.minimum(repeat, rows.limit[at] - rows.planned[at])
+        steps[rows.pauses[at]] = 1
         rows.computed[at] += steps
         rows.planned[at] += steps
         sampled = plan.sampled_rows()

@@ -302,6 +302,56 @@ def test_a_row_that_may_not_stop_yet_repeats_as_if_it_never_did() -> None:
     assert repeats[0] == 32 and repeats[-1] <= 2
 
 
+def test_one_guided_row_does_not_hold_all_others_to_single_steps() -> None:
+    engine = setting(
+        max_repeat=32, num_blocks=4000, max_num_seqs=128, max_num_batched_tokens=1024
+    ).engine()
+    run_all(engine, [make_request(i, [i, i], 41, guided=i == 7) for i in range(400)])
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    beside = {p.repeat for p in executor.plans if len(p.single)}
+    assert beside == {1, 4}
+    assert max(p.repeat for p in executor.plans) > 4, "when it is gone"
+
+
+def test_guided_rows_that_nobody_would_outlast_are_not_made_to_pause() -> None:
+    for count, rows in ((100, 128), (300, 20)):  # nobody waits; too many of those that run
+        engine = setting(
+            max_repeat=32, num_blocks=4000, max_num_seqs=rows, max_num_batched_tokens=1024
+        ).engine()
+        run_all(engine, [make_request(i, [i, i], 41, guided=i == 7) for i in range(count)])
+        executor = engine.executor
+        assert isinstance(executor, FakeExecutor)
+        assert max(p.repeat for p in executor.plans if len(p.single)) == 1
+
+
+class NothingFound:
+    """A text without its stop strings."""
+
+    def __init__(self) -> None:
+        self.num_fed = 0
+
+    def feed(self, token_ids: list[int]) -> str | None:
+        self.num_fed += len(token_ids)
+        return None
+
+
+def test_rows_with_stop_strings_repeat_as_those_that_may_stop() -> None:
+    engine = setting(max_repeat=32, num_blocks=4000).engine()
+    watches = []
+    for i in range(4):
+        samples = samples_of(make_request(i, [i, i], 500))
+        watches.append(NothingFound())
+        samples[0].watch = watches[-1]
+        engine.add(samples)
+    while not engine.idle:
+        engine.step()
+    executor = engine.executor
+    assert isinstance(executor, FakeExecutor)
+    repeats = {p.repeat for p in executor.plans}
+    assert max(repeats) >= 16 and all(watch.num_fed == 500 for watch in watches)
+
+
 def test_decode_never_writes_into_a_block_with_other_holders() -> None:
     engine = setting(num_blocks=60, depth=2).engine()
     for i in range(4):

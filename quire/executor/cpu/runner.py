@@ -87,6 +87,8 @@ class Runner:
         entries = np.arange(num_drawn, last)
         for k in range(plan.repeat):
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
+            if k > 0 and len(plan.single):
+                live &= ~np.isin(sampled_rows[entries], plan.single)
             entries = entries[live]
             prefill = plan.prefill if k == 0 else ()
             if not len(entries) and not prefill:

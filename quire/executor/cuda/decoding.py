@@ -167,7 +167,8 @@ class Decoding:
         self._logits_of(logits).copy_(logits)
 
     def _second_half(self, places: DecodePlaces, key: GraphKey, forward: GraphKey) -> None:
-        assert self._logits is not None, "the first half comes before the second"
+        if self._logits is None:
+            raise RuntimeError("the first half of a step comes before the second")
         self._draw(places, key, self._fed[forward], self._logits[: places.size])
 
     def _logits_of(self, like: Tensor) -> Tensor:

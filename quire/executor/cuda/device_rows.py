@@ -189,6 +189,12 @@ class DeviceColumns:
         """Which of these rows still write."""
         return self.ints[Column.FROZEN].index_select(0, rows) == 0
 
+    def draw_once(self, rows: Tensor) -> None:
+        """These rows wake, and rest again after their next token."""
+        num_outputs = self.ints[Column.NUM_OUTPUTS].index_select(0, rows)
+        self.ints[Column.MAX_TOKENS].index_copy_(0, rows, num_outputs + 1)
+        self.ints[Column.FROZEN].index_fill_(0, rows, 0)
+
     def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
         """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
         the token, or FAILED, or RESTS for a row that drew nothing.

@@ -83,6 +83,7 @@ class CudaRunner:
         columns, upload = self.columns, Upload(self.device)
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
+        upload.add("single rows", plan.single)
         special = columns.drawing(_all_rows(plan)).special
         if special or len(plan.released) or len(plan.searched):
             return self._eager(plan, upload)
@@ -126,6 +127,8 @@ class CudaRunner:
         """Send the parcel, and do what the plan says before its pass."""
         upload.send()
         self.columns.change(upload)
+        if len(plan.single):
+            self.columns.draw_once(upload.take("single rows"))
         if len(plan.ends):
             self.sampler.end(plan.ends)
         for start in plan.starts:
@@ -150,7 +153,7 @@ class CudaRunner:
             one = plan if k == 0 else _later(plan, k)
             sent = upload if k == 0 else Upload(self.device)
             work = EagerPass(one, sent, self.block_size)
-            picked = self._pick(one, sent)
+            picked = self._pick(one, sent, plan.single if k else no_ints())
             packed = self._pack_scores(one, work, sent)
             self._beams.pack(one, sent)
             bring_masks = self._masks.pack(one.masks, sent)
@@ -199,10 +202,11 @@ class CudaRunner:
     def _pack_scores(self, plan: StepPlan, work: EagerPass, upload: Upload) -> list[Packed]:
         return self._scoring.pack(plan.prefill, work.query_starts, upload)
 
-    def _pick(self, plan: StepPlan, upload: Upload) -> Ints:
-        """Which of the drawing lines the sampler draws for."""
+    def _pick(self, plan: StepPlan, upload: Upload, resting: Ints) -> Ints:
+        """Which of the drawing lines the sampler draws for; it counts what it draws, so not for
+        rows that rest."""
         rows = plan.sampled_rows()
-        special = self.columns.special[rows]
+        special = self.columns.special[rows] & ~np.isin(rows, resting)
         upload.add("special lines", np.flatnonzero(special))
         upload.add("simple lines", np.flatnonzero(~special))
         edited = self.columns.edits.edited[rows[~special]]

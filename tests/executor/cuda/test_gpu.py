@@ -17,10 +17,13 @@ from quire.executor.cuda.executor import CudaExecutor
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
+from quire.scheduler import repeats
 from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers
+from tests.executor.cuda.test_masks import GUIDED
+from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_scoring import check_scores, scoring_requests
 from tests.executor.harness import small_config, told
@@ -82,6 +85,40 @@ def test_graphs_and_repeats_change_no_token() -> None:
         config = gpu_config(enforce_eager=eager, max_repeat=repeat)
         seen.append(outputs(on_gpu(requests(PLAIN, count=16), config)))
     assert all(one == seen[0] for one in seen)
+
+
+def check_guided(config: EngineConfig, kinds: list[dict[str, object]], *, stopping: bool) -> None:
+    plain = small_config(num_blocks=512)
+    wanted, _ = run_guided(
+        LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, stopping=stopping
+    )
+    executor = CudaExecutor(config, SPEC, {name: w.cuda() for name, w in WEIGHTS.items()})
+    try:
+        got, late = run_guided(executor, config, kinds, stopping=stopping)
+    finally:
+        executor.close()
+    assert outputs(got) == outputs(wanted) and late
+    for one, other in zip(got, wanted, strict=True):
+        assert (one.finish_reason, str(one.error)) == (other.finish_reason, str(other.error))
+        assert told(one.logprobs)[0] == told(other.logprobs)[0]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kinds", [GUIDED, PLAIN + GUIDED, PLAIN + GUIDED + SPECIAL])
+def test_guided_rows_draw_the_cpu_engines_tokens(
+    kinds: list[dict[str, object]], eager: bool
+) -> None:
+    """Masks that come late, with graphs and without, and few blocks."""
+    check_guided(gpu_config(enforce_eager=eager, num_blocks=24), kinds, stopping=True)
+
+
+def test_guided_rows_that_pause_draw_the_cpu_engines_tokens() -> None:
+    before, repeats.MOST_PAUSING = repeats.MOST_PAUSING, 0.9
+    try:
+        kinds = [*PLAIN, *PLAIN, GUIDED[0], GUIDED[4]]
+        check_guided(gpu_config(max_num_seqs=6), kinds, stopping=False)
+    finally:
+        repeats.MOST_PAUSING = before
 
 
 def shared_requests(

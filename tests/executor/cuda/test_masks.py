@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from quire.errors import GrammarFailed
 from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda.device_edits import DeviceEdits
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints, Request
+from quire.scheduler import repeats
 from quire.scheduler.sequence import Guide, Sequence
 from quire.step import Masks
 from quire.steps.handles import Handles
@@ -102,9 +105,19 @@ def guide_for(request: Request) -> Guide | None:
     return None if request.params.structured_outputs is None else Walk()
 
 
-def run(executor: Any, config: Any, kinds: list[dict[str, object]]) -> tuple[list[Sequence], int]:
+def endless(request: Request) -> Request:
+    """Plans of several steps would waste too much on rows that may stop."""
+    nothing: frozenset[int] = frozenset()
+    free = request.params.structured_outputs is None
+    return replace(request, eos_ids=nothing, stop_ids=nothing) if free else request
+
+
+def run(
+    executor: Any, config: Any, kinds: list[dict[str, object]], *, stopping: bool = True
+) -> tuple[list[Sequence], int]:
     masks = Filling(executor.handles)
     asked = requests(kinds, count=18, seed=5)
+    asked = asked if stopping else list(map(endless, asked))
     return answers(executor, config, asked, guide_for=guide_for, make_masks=masks), masks.late
 
 
@@ -131,3 +144,23 @@ def test_guided_rows_draw_the_tokens_of_the_plain_runner(
         assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
         np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
     assert {s.finish_reason for s in found} >= {"stop", "length"}
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["with room", "no room for edits"])
+def test_few_guided_rows_pause_while_others_repeat(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are drawn for by kernels, or, where these have no room, by the sampler."""
+    monkeypatch.setattr(repeats, "MOST_PAUSING", 0.9)
+    if full:
+        begin = DeviceEdits.begin
+        monkeypatch.setattr(DeviceEdits, "begin", lambda self, s: s.row % 2 == 0 and begin(self, s))
+    plain = small_config(num_blocks=256)
+    kinds = [*PLAIN[:2], *PLAIN, GUIDED[0], GUIDED[4]]
+    expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, stopping=False)
+    config = small_config(depth=2, max_repeat=32, num_blocks=128, max_num_seqs=6)
+    executor = Watched(config, SPEC, WEIGHTS)
+    found, _ = run(executor, config, kinds, stopping=False)
+    assert [s.output_ids.tolist() for s in found] == [s.output_ids.tolist() for s in expected]
+    assert {repeat for _, repeat in executor.seen} & {2, 4}
+    assert any(eager for eager, _ in executor.seen) is full

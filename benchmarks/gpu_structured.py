@@ -1,0 +1,141 @@
+"""What grammars cost on a GPU beside the same rows without one.
+
+    python benchmarks/gpu_structured.py --out structured
+
+The shape of the default model with random weights and a vocabulary of its size, made here: all
+letters, pairs and triples of letters, and as many longer pieces as there is room for. Seconds per
+token over those of free rows, the last of two runs. Without a GPU `--rows 4 --tokens 4 --tiny`
+rehearses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import string
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.budget import Budget
+from benchmarks.gpu_clock import Clock
+from benchmarks.gpu_features import SHAPES, TINY, prompts
+
+if TYPE_CHECKING:
+    from quire import LLM
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+GRAMMARS: dict[str, dict[str, Any]] = {
+    "regex [a-z ]+": {"regex": "[a-z ]+"},
+    "regex of words": {"regex": "([a-z]+ ){40}[a-z]+"},
+    "schema": {"json": SCHEMA},
+    "regex [a-z ]{600}": {"regex": "[a-z ]{600}"},
+}
+
+
+def save_tokenizer(home: Path, size: int) -> None:
+    """Byte pairs: the bytes, then letters and spaces in twos, threes and so on up to `size`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|end|>": 0, **{letter: i + 1 for i, letter in enumerate(alphabet)}}
+    letters, merges = [*string.ascii_lowercase, "\u0120"], []
+    before = letters
+    while len(vocab) < size:
+        made = []
+        for first, second in itertools.product(before, letters):
+            if len(vocab) == size:
+                break
+            merges.append((first, second))
+            vocab[first + second] = len(vocab)
+            made.append(first + second)
+        before = made
+    made_of = Tokenizer(models.BPE(vocab, merges))
+    made_of.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made_of.decoder = decoders.ByteLevel()
+    made_of.add_special_tokens(["<|end|>"])
+    made_of.save(str(home / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def seconds_per_token(llm: LLM, kinds: Sequence[dict[str, Any] | None], tokens: int) -> float:
+    from quire import SamplingParams, StructuredOutputsParams
+
+    params = [
+        SamplingParams(
+            temperature=1.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            structured_outputs=None if kind is None else StructuredOutputsParams(**kind),
+        )
+        for kind in kinds
+    ]
+    before = time.perf_counter()
+    done = llm.generate(prompts(len(kinds)), params, use_tqdm=False)
+    taken = time.perf_counter() - before
+    errors = {str(one.error) for one in done if one.error is not None}
+    assert not errors, errors
+    return taken / sum(len(one.outputs[0].token_ids) for one in done)
+
+
+def measured(llm: LLM, asked: argparse.Namespace, budget: Budget) -> None:
+    free: list[dict[str, Any] | None] = [None] * asked.rows
+    cases: dict[str, list[dict[str, Any] | None]] = {
+        name: [kind] * asked.rows for name, kind in GRAMMARS.items()
+    }
+    cases["one schema of all"] = [GRAMMARS["schema"], *free[1:]]
+    clock = Clock(llm)
+    base = min(seconds_per_token(llm, free, asked.tokens) for _ in range(3))
+    found: dict[str, float] = {"free, us a token": base * 1e6}
+    print(f"free: {base * 1e6:.2f} us a token", flush=True)
+    for name, kinds in cases.items():
+        if budget.left < 20:
+            print(f"{name}: not begun, {budget.left:.0f} s left", flush=True)
+            continue
+        seconds_per_token(llm, kinds, asked.tokens)
+        clock.reset()
+        found[name] = seconds_per_token(llm, kinds, asked.tokens) / base
+        print(f"{name}: {found[name]:.2f} x free\n{clock.line()}", flush=True)
+        budget.write("structured", found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("structured"))
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true", help="a model of toy size")
+    asked = parser.parse_args()
+    from quire import LLM
+
+    config = {**(TINY if asked.tiny else SHAPES["135m"]), "eos_token_id": 0}
+    if asked.tiny:
+        config["vocab_size"] = 2000
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        save_tokenizer(Path(folder), config["vocab_size"])
+        options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 512}
+        with LLM(folder, max_num_seqs=asked.rows, **options) as llm:
+            measured(llm, asked, Budget(asked.seconds, asked.out))
+
+
+if __name__ == "__main__":
+    main()
