@@ -190,8 +190,8 @@ class Scheduler:
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
-        steps = np.minimum(repeat, rows.limit[at] - rows.planned[at])
-        steps[rows.pauses[at]] = 1
+        most = np.where(rows.pauses[at], 1, repeat)
+        steps = np.minimum(most, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps
         sampled = plan.sampled_rows()
@@ -251,8 +251,7 @@ class Scheduler:
             if chunk <= 0 or spare < 0:
                 return
             self._plan_slice(at, chunk, draft)
-            following = self._beams.begin_next(at, draft) if chunk == left else None
-            if following is None:
+            if chunk < left or (following := self._beams.begin_next(at, draft)) is None:
                 return
             at = following
 
