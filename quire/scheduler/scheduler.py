@@ -190,8 +190,8 @@ class Scheduler:
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
-        most = np.where(rows.pauses[at], 1, repeat)
-        steps = np.minimum(most, rows.limit[at] - rows.planned[at])
+        allowed = np.where(rows.pauses[at], 1, repeat)
+        steps = np.minimum(allowed, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps
         sampled = plan.sampled_rows()
