@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption
-from quire.jobs.engine_process import COMMAND
 from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.planning import plan_job
+from quire.jobs.supervise.supervisor import COMMAND
 from quire.sampling_params import SamplingParams
 
 __all__ = ["Job", "JobReport"]

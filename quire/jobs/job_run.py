@@ -14,7 +14,6 @@ from typing import Any
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
 from quire.jobs.batch import BatchAsking, write_batch
-from quire.jobs.engine_process import COMMAND, EngineProcess
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.prompts import PromptMaker
@@ -24,7 +23,7 @@ from quire.jobs.output.output import write_output
 from quire.jobs.output.reuse import reused
 from quire.jobs.refusals import refuse_written_input
 from quire.jobs.store import secrets
-from quire.jobs.store.journal import FULL, Journal
+from quire.jobs.store.journal import FULL, GROUP, Journal
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import claim
@@ -35,8 +34,9 @@ from quire.jobs.supervise.failures import Failures, failures_of
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
 from quire.jobs.supervise.stopping import StopSignals
-from quire.jobs.supervise.supervisor import Supervisor
-from quire.jobs.wire import Message
+from quire.jobs.supervise.supervisor import COMMAND, Supervisor, start_engine
+from quire.replicas.places import Place
+from quire.replicas.wire import Message
 
 _HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
 
@@ -111,19 +111,32 @@ class JobRun:
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
         began = time.monotonic()
         opening = opening_message(self._manifest, self._options)
-        # The engine first: while it loads, everything else is made ready.
-        engine = EngineProcess(opening, command=engine_command, hear=self.note)
+        places = self._options.places()
+        openings = [_at_place(opening, place) for place in places]
+        starts = [start_engine(engine_command, p.environment, self) for p in places]
+        # The engines first: while they load, everything else is made ready.
+        engines = [start(each) for start, each in zip(starts, openings, strict=True)]
         try:
             beginning.check_columns(self._files, self._manifest.columns)
             if self._options.overwrite:
                 beginning.forget(self._job_dir, self._files)
             self._manifest.save(self._job_dir)
             claim(Path(self._manifest.output), self._job_dir)
-            journal = self._opened_journal()
+            journal = self._opened_journal(len(places))
             work = make_work(self._options, self._manifest, self._files, journal.index)
             self._work, self._counting = work, Counting(self._files)
             rows = self._rows(journal, work)
-            supervisor = self._supervisor(journal, rows, opening, signals, engine_command, engine)
+            supervisor = Supervisor(
+                journal,
+                rows,
+                openings,
+                epoch=self._lock.epoch,
+                watcher=self,
+                on_ready=self._check_model,
+                should_stop=signals.asked,
+                start=lambda number, opening: starts[number](opening),
+                engines=engines,
+            )
             try:
                 supervisor.run()
             finally:
@@ -150,10 +163,11 @@ class JobRun:
             full = JobStopped(f"no room left: {error}")
             raise self._stopped(full, signals) from error
         finally:
-            engine.end()
+            for engine in engines:
+                engine.end()
             self._progress.close()
 
-    def _opened_journal(self) -> Journal:
+    def _opened_journal(self, num_replicas: int) -> Journal:
         manifest = self._manifest
         journal = Journal.open(
             self._job_dir,
@@ -161,6 +175,7 @@ class JobRun:
             first_epoch=manifest.first_epoch,
             reuse_from=manifest.reuse_from,
             retry=self._options.retry_failed,
+            group=GROUP * num_replicas,
         )
         for damage in journal.damages:
             self.note(f"quire: {damage} is damaged; its row is computed again")
@@ -171,27 +186,6 @@ class JobRun:
     def _rows(self, journal: Journal, work: Work) -> Ahead[WorkRow | ResultRecord]:
         rows = reused(work.rows(), self._job_dir, journal.older, self._lock.epoch)
         return Ahead(rows, work.patience)
-
-    def _supervisor(
-        self,
-        journal: Journal,
-        rows: Ahead[WorkRow | ResultRecord],
-        opening: Message,
-        signals: StopSignals,
-        engine_command: Sequence[str],
-        engine: EngineProcess,
-    ) -> Supervisor:
-        return Supervisor(
-            journal,
-            rows,
-            opening,
-            epoch=self._lock.epoch,
-            watcher=self,
-            on_ready=self._check_model,
-            should_stop=signals.asked,
-            command=engine_command,
-            engine=engine,
-        )
 
     def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
         """Write the output and close the books; how many rows failed."""
@@ -288,6 +282,10 @@ def opening_message(manifest: Manifest, options: JobOptions) -> Message:
         "settings": [_params(s) for s in manifest.settings] or [dict(manifest.sampling)],
         "choice_probs": manifest.choice_probs,
     }
+
+
+def _at_place(opening: Message, place: Place) -> Message:
+    return {**opening, "options": {**place.options, **opening["options"]}}
 
 
 def _params(setting: Any) -> dict[str, Any]:

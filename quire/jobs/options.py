@@ -16,6 +16,7 @@ from quire.jobs.output.output import output_format
 from quire.jobs.run_options import RunOptions
 from quire.jobs.store.manifest import Kind
 from quire.options import parse_options
+from quire.replicas.places import Place, places
 from quire.safe_text import without_secrets
 
 # What a job samples with where nothing else is said: the likeliest tokens, and room for them.
@@ -52,6 +53,9 @@ class JobOptions(RunOptions):
         if not self.output_column:
             raise _wrong("output_column", "is the name of a column", self.output_column)
         _whole("limit", self.limit, low=1)
+        _whole("replicas", self.replicas, low=1)
+        if self.gpus is not None and not isinstance(self.gpus, str):
+            raise _wrong("gpus", "is all, or numbers such as 0,2", self.gpus)
         _whole("seed", self.seed, low=-(2**63))
         _check_shard(self.shard)
         output_format(Path(self.output))
@@ -95,6 +99,10 @@ class JobOptions(RunOptions):
         if self.choice_probs:
             wanted["choice_mode"] = "whole"  # token by token there are none
         return {"structured_outputs": wanted} if wanted else {}
+
+    def places(self) -> tuple[Place, ...]:
+        """Where each replica runs; InvalidOption where there is no room for so many."""
+        return places(self.replicas, self.gpus, self.options)
 
     def selection(self) -> Selection:
         return Selection(self.where, self.limit, self.shard, self.id)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.jobs import job_setup as beginning
-from quire.jobs.engine_process import COMMAND, EngineProcess, described
 from quire.jobs.input.work import WorkRow
 from quire.jobs.job_run import make_work, opening_message
 from quire.jobs.options import JobOptions
 from quire.jobs.supervise.ahead import Ahead
+from quire.jobs.supervise.supervisor import COMMAND
+from quire.replicas.engine_process import EngineProcess, described
 
 PLANNED_ROWS = 65_536
 

@@ -93,6 +93,8 @@ class RunOptions:
     timings: bool = option(
         "Add columns with times.", "--timings", default=False, type=bool, kept_as="timings"
     )
+    replicas: int | None = option("Engines at once, that share the machine.", type=int)
+    gpus: str | None = option("all, or numbers: 0,2. A replica on each.")
     job: str | None = option("The job's directory.  [default: OUTPUT.quire]")
     overwrite: bool = option("Begin again from nothing.", "--overwrite", default=False, type=bool)
     reuse: bool = option(

@@ -1,0 +1,1 @@
+"""From finished sequences to what the caller gets."""

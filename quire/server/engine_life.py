@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from quire.jobs.board import Board, Phase
-from quire.jobs.engine_process import SILENCE, SLOW_STEPS
+from quire.replicas.board import Board, Phase
+from quire.replicas.engine_process import SILENCE, SLOW_STEPS
 from quire.server.wire import Message, decode
 
 COMMAND = (sys.executable, "-m", "quire.server.child")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 
 from quire.cli import main
-from quire.jobs import engine_process, job
+from quire.jobs import job
+from quire.jobs.supervise import supervisor
 
 FAKE = "tests.jobs.fake_engine:make"
 
 
 def command(engine: str = FAKE) -> tuple[str, ...]:
-    return (*engine_process.COMMAND, "--engine", engine)
+    return (*supervisor.COMMAND, "--engine", engine)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ from tokenizers import Tokenizer as Backend
 from quire.config import EngineConfig
 from quire.executor.executor import ExecutorFacts
 from quire.inputs.tokenizer import Tokenizer
-from quire.jobs.board import Board, Phase
 from quire.jobs.child.choices import ContinuationEngine
-from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.feed import Feed, Rows
 from quire.jobs.child.generate import SessionEngine
-from quire.jobs.wire import Message
+from quire.replicas.board import Board, Phase
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 from quire.session.loading import LoadedModel
 from quire.session.session import Session
 from quire.spec import ModelSpec, plain_decoder

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 
 
 class InstantEngine:
@@ -18,7 +18,12 @@ class InstantEngine:
     pid = 0
 
     def __init__(
-        self, opening: Message, *, command: Any = (), hear: Callable[[str], None] = print
+        self,
+        opening: Message,
+        *,
+        command: Any = (),
+        hear: Callable[[str], None] = print,
+        environment: Any = None,
     ) -> None:
         self._out: list[Message] = [{"kind": "ready", "capacity": 8, "chat": False}]
         self.ended = False

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quire.jobs.board import Board
 from quire.jobs.child.choices import ContinuationEngine
 from quire.jobs.child.generate import SessionEngine
-from quire.jobs.wire import Message
+from quire.replicas.board import Board
+from quire.replicas.wire import Message
 from tests.jobs import fake_engine
 
 

@@ -181,7 +181,7 @@ def test_reuse_computes_only_what_changed(tmp_path: Path) -> None:
 def test_reuse_asks_the_engine_for_the_changed_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.jobs.engine_process import EngineProcess
+    from quire.replicas.engine_process import EngineProcess
 
     source, output = write_rows(tmp_path / "in.jsonl", 10), tmp_path / "out.jsonl"
     answer(source, output, temperature=1.0)

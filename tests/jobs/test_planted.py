@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptJob, InvalidOption
-from quire.jobs import job_run
 from quire.jobs import job_setup as beginning
 from quire.jobs.job import Job
 from quire.jobs.output.results import StoredRun
@@ -31,8 +30,7 @@ PRECIOUS = b"somebody's own words\n" * 100
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in (job_run, supervisor):
-        monkeypatch.setattr(room, "EngineProcess", InstantEngine)
+    monkeypatch.setattr(supervisor, "EngineProcess", InstantEngine)
 
 
 @pytest.fixture
@@ -173,7 +171,7 @@ def test_a_second_job_is_refused_while_the_first_runs(tmp_path: Path) -> None:
             refused[0] = error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_run, "EngineProcess", Meanwhile)
+        patch.setattr(supervisor, "EngineProcess", Meanwhile)
         run(rows(), output, job=str(tmp_path / "first"))
     assert "is the OUTPUT of another job" in str(refused[0])
 

@@ -13,13 +13,12 @@ import pytest
 
 from quire.cli import main
 from quire.errors import InvalidOption, JobStopped
-from quire.jobs import job_run
 from quire.jobs.job import Job
 from quire.jobs.output.results import StoredRun
 from quire.jobs.store import secrets
 from quire.jobs.store.manifest import NAME, Manifest
 from quire.jobs.supervise import supervisor
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 from quire.report.card import card
 from quire.report.page import write_report
 from quire.weights.source import _Hub
@@ -40,8 +39,7 @@ class Listening(InstantEngine):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[Listening]:
-    for room in (job_run, supervisor):
-        monkeypatch.setattr(room, "EngineProcess", Listening)
+    monkeypatch.setattr(supervisor, "EngineProcess", Listening)
     Listening.openings = []
     return Listening
 

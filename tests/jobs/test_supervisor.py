@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from quire.errors import Interrupted, JobStopped, ModelError
-from quire.jobs import engine_process
-from quire.jobs.board import Phase
-from quire.jobs.input.work import WorkRow
 from quire.jobs.job import Job
 from quire.jobs.store.store import read_results
 from quire.jobs.supervise import supervisor
-from quire.jobs.supervise.suspects import Suspects
+from quire.replicas import engine_process, feeder
+from quire.replicas.board import Phase
+from quire.replicas.suspects import Suspects
+from quire.replicas.task import Task
 from tests.jobs import drive
 from tests.jobs.driving import (
     children_of,
@@ -203,7 +203,7 @@ def test_interrupted_in_python_is_a_keyboard_interrupt(tmp_path: Path) -> None:
 def test_rows_in_flight_are_bounded_by_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "IN_FLIGHT_BYTES", 2000)
+    monkeypatch.setattr(feeder, "IN_FLIGHT_BYTES", 2000)
     source = write_rows(tmp_path / "in.jsonl", 60, lambda i: "x" * 300)
     assert make_job(source, tmp_path / "out.jsonl").run(progress=False).num_ok == 60
 
@@ -276,8 +276,8 @@ def test_a_row_that_alone_takes_all_memory_fails_alone(tmp_path: Path) -> None:
     assert failed == {2: "out_of_memory"}
 
 
-def rows(count: int) -> list[WorkRow]:
-    return [WorkRow(i, str(i), "", {}) for i in range(count)]
+def rows(count: int) -> list[Task]:
+    return [Task(i, 1.0) for i in range(count)]
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 31, 32, 63])
@@ -287,13 +287,13 @@ def test_halving_finds_one_of_sixty_four_in_eight_failures(culprit: int) -> None
     while found is None:
         group = suspects.take()
         assert group is not None
-        if culprit in {row.row for row in group}:
+        if culprit in {row.number for row in group}:
             failures += 1
             found = suspects.accuse(group)
-    assert found.row == culprit and failures <= 8
+    assert found.number == culprit and failures <= 8
     rest = []
     while group := suspects.take():
-        rest += [row.row for row in group]
+        rest += [row.number for row in group]
     assert culprit not in rest
 
 

@@ -22,9 +22,9 @@ from quire.jobs.input.templates import RowTemplate, RowTest
 from quire.jobs.input.work import Selection, Setting, Work
 from quire.jobs.store.keys import ContentHash, KeyTable, row_seed
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.supervise.memory_kills import MemoryKills, smaller
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
+from quire.replicas.memory_kills import MemoryKills, smaller
 
 
 def work(path: Path, prompt: str = "{{ text }}", done: Any = (), **selection: Any) -> Work:
@@ -147,7 +147,7 @@ def test_a_key_table_is_a_dict_in_less_room() -> None:
 
 def test_only_the_kernel_s_own_kills_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = [5]
-    monkeypatch.setattr("quire.jobs.supervise.memory_kills.memory_kills", lambda: kills[0])
+    monkeypatch.setattr("quire.replicas.memory_kills.memory_kills", lambda: kills[0])
     memory = MemoryKills()
     assert not memory.is_why(-9)
     kills[0] = 6

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from importlib import import_module
 from typing import Protocol
 
 from quire.errors import QuireError
-from quire.jobs.board import Board, Phase
-from quire.jobs.child.feed import Feed, Inbox, Rows, Send
-from quire.jobs.child.heartbeat import Heartbeat
-from quire.jobs.child.process import error_family, is_about_memory, private
-from quire.jobs.wire import Message, pack
+from quire.jobs.child.feed import Feed, Rows
+from quire.replicas.board import Board, Phase
+from quire.replicas.child.heartbeat import Heartbeat
+from quire.replicas.child.process import error_family, is_about_memory, private
+from quire.replicas.streams import Inbox, Send, sender
+from quire.replicas.wire import Message
 
 
 class JobEngine(Protocol):
@@ -33,7 +33,8 @@ class JobEngine(Protocol):
 def main() -> int:
     arguments = _arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides what a Ctrl-C means
-    board, inbox, send = Board(arguments.board), Inbox(private(0)), _sender(private(1))
+    board = Board(arguments.board)
+    inbox, send = Inbox(private(0)), sender(private(1))
     opening = inbox.get()
     if opening is None:
         return 2
@@ -60,7 +61,11 @@ def _serve(engine: JobEngine, inbox: Inbox, send: Send, board: Board) -> None:
         message = inbox.get()
         if message is None or message["kind"] == "close":
             return
-        feed = Feed(inbox, message, board, window=4 * int(facts["capacity"]))
+        if message["kind"] != "rows":  # about a run that has ended meanwhile
+            if message["kind"] == "recall":
+                send({"kind": "returned", "rows": []})
+            continue
+        feed = Feed(inbox, message, board, 4 * int(facts["capacity"]), send)
         if message.get("plan"):
             send({"kind": "plan", "text": engine.plan(feed.rest())})
         else:
@@ -75,15 +80,6 @@ def _arguments() -> argparse.Namespace:
     # Tests put an engine without a model here; nothing in quire passes it.
     parser.add_argument("--engine", help="MODULE:FACTORY that makes the engine")
     return parser.parse_args()
-
-
-def _sender(file: int) -> Send:
-    def send(message: Message) -> None:
-        view = memoryview(pack(message))
-        while view:
-            view = view[os.write(file, view) :]
-
-    return send
 
 
 def _made(factory: str | None, opening: Message, board: Board) -> JobEngine:

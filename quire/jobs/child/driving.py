@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.jobs.board import Board
-from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.feed import Feed, Rows
 from quire.jobs.child.tally import Tally
-from quire.jobs.child.watched import WatchedExecutor
-from quire.jobs.wire import Message
+from quire.replicas.board import Board
+from quire.replicas.child.watched import WatchedExecutor
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 
 if TYPE_CHECKING:
     from quire.outputs import RequestOutput
     from quire.request import Request
-    from quire.run import Refused, Window
+    from quire.run import Refused, Run, Window
     from quire.session.session import Session
 
 # What rows of the feed become: windows of (row, request); an empty window lets the engine go on.
@@ -28,6 +30,7 @@ class Driver:
     def __init__(self, session: Session, board: Board) -> None:
         self._session, self._board = session, board
         self._rows: dict[int, int] = {}  # request number -> row
+        self._given_up: set[int] = set()  # rows whose outputs are not wanted any more
         self._tally = Tally(session)
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
@@ -47,14 +50,32 @@ class Driver:
         """Answer every row of the feed: `ask` makes windows of rows, `result` a message of what
         became of each."""
         indices: dict[int, int] = {}  # place in the run -> row
+
+        def between_steps() -> None:
+            feed.look()
+            self._tally.tell(send)
+
         with self._session.turn():
-            windows = self._windows(feed, ask, indices)
-            for place, output in self._session.run(windows, lambda: self._tally.tell(send)):
+            run = self._session.new_run(between_steps)
+            feed.give_up = partial(self._give_up, run)
+            for place, output in run.outputs(self._windows(feed, ask, indices)):
                 row = indices.pop(place)
                 self._rows.pop(int(output.request_id), None)
+                if row in self._given_up:
+                    self._given_up.discard(row)
+                    continue
                 self._tally.count(output)
                 send(result(row, output))
             self._tally.tell(send, at_once=True)  # what came after the last second
+
+    def _give_up(self, run: Run, rows: Collection[int], running: bool) -> list[int]:
+        """Take rows out of the engine, those on the device only if `running`; which they are."""
+        on_device = set() if running else set(self._held())
+        mine = [(n, row) for n, row in self._rows.items() if row in rows and row not in on_device]
+        for number, row in mine:
+            self._given_up.add(row)
+            run.cancel(number)
+        return [row for _, row in mine]
 
     def _windows(
         self, feed: Feed, ask: Callable[[Rows], Iterable[Asked]], indices: dict[int, int]

@@ -1,51 +1,30 @@
-"""Rows as the supervisor sends them: read aside, handed to the engine in windows."""
+"""Rows as the supervisor sends them: read aside, handed to the engine in windows, and given back
+where another engine has room for them."""
 
 from __future__ import annotations
 
-import os
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from quire.jobs.board import Board, Phase
-from quire.jobs.wire import Lines, Message
+from quire.replicas.board import Board, Phase
+from quire.replicas.streams import Inbox, Send
+from quire.replicas.wire import Message
 
 Rows = list[Message]
-Send = Callable[[Message], None]
 _GATHER_SECONDS = 0.05  # how long an idle engine waits for a first window to fill
-
-
-class Inbox:
-    """What the supervisor sent, read by a thread of its own so that it never has to wait."""
-
-    def __init__(self, file: int) -> None:
-        self._messages: queue.Queue[Message] = queue.Queue()
-        self._file = file
-        threading.Thread(target=self._read, name="quire-inbox", daemon=True).start()
-
-    def _read(self) -> None:
-        lines = Lines()
-        while data := os.read(self._file, 1 << 16):
-            for message in lines.feed(data):
-                self._messages.put(message)
-        os._exit(0)  # the supervisor is gone, and nobody else wants an answer
-
-    def get(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none came in time."""
-        try:
-            return self._messages.get(timeout != 0, timeout)
-        except queue.Empty:
-            return None
 
 
 class Feed:
     """The rows of one run, in windows, until the supervisor says "end"."""
 
-    def __init__(self, inbox: Inbox, first: Message | None, board: Board, window: int) -> None:
-        self._inbox, self._board, self._window = inbox, board, window
+    def __init__(
+        self, inbox: Inbox, first: Message | None, board: Board, window: int, send: Send
+    ) -> None:
+        self._inbox, self._board, self._window, self._send = inbox, board, window, send
         self._waiting: deque[Message] = deque(first["rows"] if first else ())
         self._ended = first is None
+        # What gives up rows that the engine has (those that run only where asked): which it did.
+        self.give_up: Callable[[Collection[int], bool], Collection[int]] = lambda rows, running: ()
 
     def windows(self, is_idle: Callable[[], bool]) -> Iterator[Rows]:
         """Up to a window of rows each time; an empty one where more may come but has not yet,
@@ -66,11 +45,28 @@ class Feed:
             message = self._inbox.get(timeout)
             if message is None:
                 break
-            if message["kind"] == "end":
-                self._ended = True
-            else:
-                self._waiting.extend(message["rows"])
+            self._take(message)
         self._board.move(Phase.WORKING)
+
+    def look(self) -> None:
+        """Read what came, without waiting: between two steps."""
+        while not self._ended and (message := self._inbox.get(0)) is not None:
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if message["kind"] == "end":
+            self._ended = True
+        elif message["kind"] == "recall":
+            self._recall(set(message["rows"]), bool(message["running"]))
+        else:
+            self._waiting.extend(message["rows"])
+
+    def _recall(self, wanted: set[int], running: bool) -> None:
+        """Every question gets one answer, which may be that no row can be given back."""
+        here = {row["row"] for row in self._waiting} & wanted
+        self._waiting = deque(row for row in self._waiting if row["row"] not in here)
+        given = here.union(self.give_up(wanted - here, running))
+        self._send({"kind": "returned", "rows": sorted(given)})
 
     def rest(self) -> Rows:
         """All the rows, waiting for the end."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.jobs.store.stamps import FileStamp
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 from quire.weights.source import ModelFiles, locate
 
 _MODEL = (".json", ".safetensors", ".gguf")

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.jobs.board import Board
 from quire.jobs.child.driving import Asked, Driver, timings_of
-from quire.jobs.child.feed import Feed, Rows, Send
+from quire.jobs.child.feed import Feed, Rows
 from quire.jobs.child.requests import EngineRequest, RequestReader, attempt, failed
 from quire.jobs.child.tally import session_facts
 from quire.jobs.input.prompts import Preamble
-from quire.jobs.wire import Message
+from quire.replicas.board import Board
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 
 if TYPE_CHECKING:
     from quire.outputs import RequestOutput

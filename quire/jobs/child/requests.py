@@ -27,8 +27,8 @@ from quire.errors import (
     RowError,
 )
 from quire.jobs.input.prompts import Preamble
-from quire.jobs.wire import Message
 from quire.params.rules import show
+from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:

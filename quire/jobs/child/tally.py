@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from quire.jobs.child.feed import Send
-from quire.jobs.wire import Message
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 
 if TYPE_CHECKING:
     from quire.outputs import RequestOutput

@@ -1,7 +1,7 @@
 """The journal: results appended, synced in groups, acknowledged only then.
 
-At most GROUP results, or those of GROUP_SECONDS, are ever unacknowledged. A disk that is full
-costs nothing that was acknowledged, and room is kept aside for the last group.
+At most GROUP results for each replica, or those of GROUP_SECONDS, are ever unacknowledged. A disk
+that is full costs nothing that was acknowledged, and room is kept aside for the last group.
 """
 
 from __future__ import annotations
@@ -51,9 +51,16 @@ class Journal:
     """
 
     def __init__(
-        self, job_dir: Path, lock: JobLock, found: Scan, *, clock: Callable[[], float]
+        self,
+        job_dir: Path,
+        lock: JobLock,
+        found: Scan,
+        *,
+        clock: Callable[[], float],
+        group: int,
     ) -> None:
         self._job_dir, self._lock, self._clock = job_dir, lock, clock
+        self._group = group  # results that are synced together
         self.index: ResultIndex = found.index
         self.damages: tuple[Damage, ...] = found.damages
         self.older: tuple[int, ...] = found.older
@@ -75,10 +82,11 @@ class Journal:
         reuse_from: int | None = None,
         retry: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        group: int | None = None,
     ) -> Journal:
         """Read what is there, cut what a kill left half written, and go on behind it."""
         found = scan(job_dir, first_epoch=first_epoch, older_from=reuse_from, retry=retry)
-        return cls(job_dir, lock, found, clock=clock)
+        return cls(job_dir, lock, found, clock=clock, group=GROUP if group is None else group)
 
     def _opened(self, number: int, end: int) -> _Segment:
         path = self._job_dir / segment_name(number)
@@ -99,7 +107,7 @@ class Journal:
         self._num_pending += 1
         if self._oldest_pending is None:
             self._oldest_pending = self._clock()
-        if self._num_pending >= GROUP:
+        if self._num_pending >= self._group:
             self.commit()
         return record
 

@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 
 from quire.jobs.store.durable import open_own
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 
 NAME = "metrics.jsonl"
 

@@ -9,7 +9,7 @@ from typing import IO, Any
 from quire.base.notes import note
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.metrics import MetricsFile
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 from quire.safe_text import one_line, without_secrets
 
 _OURS = "quire: "

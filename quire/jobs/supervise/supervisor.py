@@ -1,32 +1,28 @@
-"""The supervisor: feeds the engine rows, keeps the journal, and outlives every engine.
+"""The supervisor: feeds the engines rows, keeps the journal, and outlives every engine.
 
-One loop, nothing blocking in it. Whatever ends the engine (a crash, the kernel's memory killer,
-a hang) costs one restart: rows that were not on board are simply sent again, those that were are
-tried in halves until the culprit is found. Rows in flight are bounded by count and bytes.
+One loop, nothing blocking in it. What becomes of engines that die, and of the rows they had, is
+settled in `quire.replicas`; here rows come from the source, and results go to the journal.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from quire.errors import InvalidOption, JobStopped, ModelError, NotEnoughMemory
-from quire.jobs.engine_process import COMMAND, EngineProcess, described
+from quire.errors import JobStopped
 from quire.jobs.input.work import WorkRow
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.supervise.in_flight import InFlight
-from quire.jobs.supervise.memory_kills import MemoryKills, smaller
-from quire.jobs.supervise.suspects import Suspects
-from quire.jobs.wire import Message
+from quire.jobs.supervise.row_costs import RowCosts
+from quire.replicas.engine_process import EngineProcess
+from quire.replicas.replica import EngineLink
+from quire.replicas.replica_set import ReplicaSet, ReplicasLost
+from quire.replicas.task import Task
+from quire.replicas.wire import Message
 
-IN_FLIGHT_WINDOWS = 6  # times the rows an engine runs at once: one window planned, one waiting
-IN_FLIGHT_BYTES = 64 << 20
+COMMAND = (sys.executable, "-m", "quire.jobs.child")
 TURN_ROWS, TURN_BYTES = 256, 1 << 20  # read between two looks at everything else
-MOST_FALLS = 16  # in a row, without a single result
-MOST_LOAD_FALLS = 3
-MOST_CULPRITS = 3  # in a row: then it is not the rows
 _LONGEST_WAIT = 0.2
 _SHORT_WAIT = 0.02  # while rows are being made ready that the engine could have
 LONGEST_ERROR = 4000  # characters of a row's error that are kept
@@ -53,174 +49,90 @@ class Supervisor:
         self,
         journal: Journal,
         rows: Iterator[WorkRow | ResultRecord | None],
-        opening: Message,
+        openings: Sequence[Message],
         *,
         epoch: int,
         watcher: Watcher,
         on_ready: Callable[[Message], None] = lambda facts: None,
         should_stop: Callable[[], bool] = lambda: False,
-        command: Sequence[str] = COMMAND,
-        engine: EngineProcess | None = None,
+        start: Callable[[int, Message], EngineLink],
+        engines: Sequence[EngineLink] = (),
     ) -> None:
         """`rows` gives work, a result of before that still counts, or None while the next one is
-        not ready. `engine` may have been started already, with the same opening, to save time."""
-        self._journal, self._source, self._opening = journal, rows, opening
+        not ready. There is an opening for each replica; `engines` may have been started already,
+        with the same openings, to save time."""
+        self._journal, self._source, self._costs = journal, rows, RowCosts(openings[0])
         self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
-        self._should_stop, self._command = should_stop, command
-        self._engine = engine
-        self._facts: Message = {}  # of the engine that runs; empty until it is ready
-        self._memory, self._said_memory = MemoryKills(), False
-        self._num_out_of_memory = 0  # engines that ran out of memory
-        self._fuller: Message | None = None  # the opening to go back to
-        self._in_flight = InFlight()
-        self._again: deque[WorkRow] = deque()
-        self._suspects, self._culprits = Suspects(), list[ResultRecord]()
-        self._run_open = self._trial = self._end_sent = self._exhausted = False
+        self._should_stop = should_stop
         self._starved = False  # the source had nothing ready when it was last asked
-        self._failures = 0
-        self.num_restarts = 0
+        self._replicas = ReplicaSet(openings, start, self, engines)
+
+    @property
+    def num_restarts(self) -> int:
+        return self._replicas.num_restarts
 
     def run(self) -> None:
         """Return when every row has a record on disk; JobStopped where that cannot be now."""
         try:
-            while not self._finished():
+            while not (self._replicas.feeder.exhausted and self._replicas.idle):
                 self._turn()
-            self._confirm_culprits()
+            self._replicas.confirm_culprits()
             self._journal.commit()
+        except ReplicasLost as lost:
+            self._journal.commit()
+            raise JobStopped(f"{lost}\nMend that, then run the same command") from None
         finally:
-            if self._engine is not None:
-                self._engine.end()
-
-    def _finished(self) -> bool:
-        return (
-            self._exhausted
-            and not self._again
-            and not self._run_open
-            and not self._in_flight
-            and not len(self._suspects)
-        )
+            self._replicas.close()
 
     def _turn(self) -> None:
         if self._should_stop():
             self._stop()
-        if self._engine is None:
-            self._start()
-        engine = self._engine
-        if engine is None:
-            return
-        fed = self._feed(engine)
+        fed = self._read_rows()
         due = self._journal.seconds_left
         longest = _SHORT_WAIT if self._starved else _LONGEST_WAIT
         wait = 0.0 if fed else longest if due is None else min(due, longest)
-        for message in engine.poll(wait):
-            self._take(message)
+        self._replicas.turn(wait)
         self._journal.commit_if_due()
-        if engine.ended or engine.is_hung():
-            self._recover(engine)
         self._watcher.tick()
-
-    def _start(self) -> None:
-        self._memory.begin()
-        self._said_memory = False
-        self._engine = EngineProcess(self._opening, command=self._command, hear=self._watcher.note)
 
     def _stop(self) -> None:
         """Keep what is finished, and leave."""
-        if self._engine is not None:
-            for message in self._engine.poll(0):
-                self._take(message)
+        self._replicas.turn(0.0)
         self._journal.commit()
         raise JobStopped("stopped cleanly")
 
-    def _feed(self, engine: EngineProcess) -> bool:
-        """Send what there is room for; whether there may be more to send at once."""
-        if not self._facts:
-            return False
-        if not self._run_open:
-            group = self._suspects.take()
-            if group is not None:
-                self._send(engine, group)
-                self._trial = True
-                self._end(engine)
-                return False
-            self._trial = self._end_sent = False
-        if self._trial or self._end_sent:
-            return False
-        return self._feed_bulk(engine)
-
-    def _feed_bulk(self, engine: EngineProcess) -> bool:
-        rows: list[WorkRow] = []
-        num_bytes = 0
-        room = max(64, IN_FLIGHT_WINDOWS * int(self._facts["capacity"])) - len(self._in_flight)
-        num_taken, self._starved = 0, False
-        for _ in range(min(TURN_ROWS, room)):
-            if num_bytes > TURN_BYTES or self._in_flight.num_bytes > IN_FLIGHT_BYTES:
+    def _read_rows(self) -> bool:
+        """Take what there is room for; whether there may be more to take at once."""
+        feeder = self._replicas.feeder
+        num_bytes = num_taken = 0
+        self._starved = False
+        for _ in range(min(TURN_ROWS, feeder.num_wanted)):
+            if num_bytes > TURN_BYTES or feeder.exhausted:
                 break
-            row = self._next_row()
+            try:
+                row = next(self._source)
+            except StopIteration:
+                feeder.exhausted = True
+                break
             if row is None:
-                self._starved = not self._exhausted
+                self._starved = True
                 break
             num_taken += 1
             if isinstance(row, ResultRecord):
                 self._journal.append(row)
                 self._watcher.reused(row)
             elif row.error is None:
-                rows.append(row)
+                self._replicas.add(self._costs.task(row))
                 num_bytes += row.size
             else:
                 self._keep(self._failed(row, row.error.kind, row.error.message))
-        if rows:
-            self._send(engine, rows)
-        if self._exhausted and not self._again and self._run_open:
-            self._end(engine)
         return num_taken > 0
 
-    def _next_row(self) -> WorkRow | ResultRecord | None:
-        """The next one; None if it is not ready, or if there are no more."""
-        if self._again:
-            return self._again.popleft()
-        try:
-            return next(self._source)
-        except StopIteration:
-            self._exhausted = True
-            return None
+    # What the replicas say.
 
-    def _send(self, engine: EngineProcess, rows: Sequence[WorkRow]) -> None:
-        engine.send({"kind": "rows", "rows": [{"row": r.row, **r.asked} for r in rows]})
-        self._in_flight.send(rows)
-        self._run_open, self._end_sent = True, False
-
-    def _end(self, engine: EngineProcess) -> None:
-        engine.send({"kind": "end"})
-        self._end_sent = True
-
-    def _take(self, message: Message) -> None:
-        kind = message["kind"]
-        if kind == "result":
-            self._result(message)
-        elif kind == "metrics":
-            self._watcher.metrics(message)
-        elif kind == "drained":
-            self._run_open = self._trial = self._end_sent = False
-            self._again.extend(self._in_flight.lose(())[1])
-        elif kind == "ready":
-            self._on_ready(message)
-            self._facts = message
-            options = {**message.get("arithmetic", {}), **self._opening["options"]}
-            self._opening = {**self._opening, "options": options}
-        elif kind == "failed":
-            self._engine_failed(message)
-
-    def _result(self, message: Message) -> None:
-        row = self._in_flight.land(message["row"])
-        if row is None:
-            return
-        if "error_type" in message:
-            self._keep(self._failed(row, message["error_type"], message["error"]))
-            return
-        self._failures = 0
-        self._confirm_culprits()
-        extra = _extra(message)
+    def answered(self, task: Task, message: Message) -> None:
+        row: WorkRow = task.row
+        self._costs.observe(row, message)
         self._keep(
             ResultRecord(
                 row.row,
@@ -231,9 +143,21 @@ class Supervisor:
                 tuple(message["finish_reasons"]),
                 message["prompt_tokens"],
                 message["output_tokens"],
-                extra=extra,
+                extra=_extra(message),
             )
         )
+
+    def failed(self, task: Task, kind: str, text: str) -> None:
+        self._keep(self._failed(task.row, kind, text))
+
+    def ready(self, facts: Message) -> None:
+        self._on_ready(facts)
+
+    def metrics(self, message: Message) -> None:
+        self._watcher.metrics(message)
+
+    def note(self, line: str) -> None:
+        self._watcher.note(line)
 
     def _failed(self, row: WorkRow, kind: str, text: str) -> ResultRecord:
         if len(text) > LONGEST_ERROR:  # it quotes the row, which may be of any size
@@ -243,83 +167,14 @@ class Supervisor:
     def _keep(self, record: ResultRecord) -> None:
         self._watcher.result(self._journal.append(record))
 
-    def _engine_failed(self, message: Message) -> None:
-        """It said why it cannot go on. What no restart can mend ends the job."""
-        family, text = message["error_type"], message["error"]
-        if not self._facts:
-            if family == "usage":
-                raise InvalidOption(text)
-            raise (NotEnoughMemory if family == "memory" else ModelError)(text)
-        self._watcher.note(f"quire: the engine stopped: {text}")
-        self._said_memory = family == "memory"
 
-    def _recover(self, engine: EngineProcess) -> None:
-        """Put the rows in flight where they belong, and let a new engine go on."""
-        hung, held = not engine.ended, set(engine.board.rows())
-        code = engine.end()
-        out_of_memory = self._said_memory or self._memory.is_why(code)
-        how = "hung" if hung else "ran out of memory" if out_of_memory else described(code)
-        kind = "engine_hang" if hung else "out_of_memory" if out_of_memory else "engine_crash"
-        self._engine = None
-        running, queued = self._in_flight.lose(held)
-        if self._trial and not running:
-            running, queued = queued, []
-        self._again.extendleft(reversed(queued))
-        self._watcher.note(
-            f"quire: the engine {how} with {len(running)} rows on board; starting it again"
-        )
-        culprit = self._suspects.accuse(running)
-        if out_of_memory and self._facts:
-            self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
-        was_loading, self._facts = not self._facts, {}
-        self._run_open = self._trial = self._end_sent = False
-        self._failures += 1
-        self.num_restarts += 1
-        if culprit is not None:
-            self._find_culprit(culprit, kind, how)
-        limit = MOST_LOAD_FALLS if was_loading else MOST_FALLS
-        if self._failures >= limit or len(self._culprits) >= MOST_CULPRITS:
-            self._journal.commit()
-            raise JobStopped(
-                f"the engine {how}, again and again without a result in between, so it is no "
-                f"row's fault. It said last:\n{engine.stderr_tail}\nMend that, then run the same "
-                "command"
-            )
-
-    def _find_culprit(self, row: WorkRow, kind: str, how: str) -> None:
-        """Hold the verdict back until another row succeeds: an engine that can do nothing at all
-        would blame every row."""
-        self._failures = 0
-        text = f"the engine {how} twice with this row alone on board"
-        self._culprits.append(self._failed(row, kind, text))
-
-    def _confirm_culprits(self) -> None:
-        for record in self._culprits:
-            self._keep(record)
-        self._culprits.clear()
-
-    def _spare_memory(self, *, alone: bool, is_culprit: bool) -> None:
-        """The next engine gets half from the second time on that memory ran out, and where a
-        single row was too much. If less and less does not help that row, it is the row: the
-        others get back what they had when the search for it began."""
-        if is_culprit:
-            self._opening = self._fuller or self._opening
-            self._fuller, self._num_out_of_memory = None, 0
-            return
-        if not self._trial:
-            self._fuller = None
-        self._num_out_of_memory += 1
-        if self._num_out_of_memory > 1 or alone:
-            self._fuller = self._fuller or self._opening
-            self._ask_for_less()
-
-    def _ask_for_less(self) -> None:
-        options = smaller(self._opening["options"], self._facts)
-        self._opening = {**self._opening, "options": options}
-        self._watcher.note(
-            f"quire: memory is short: going on with {options['max_num_seqs']} rows at once "
-            f"and {options['num_gpu_blocks_override']} KV blocks"
-        )
+def start_engine(
+    command: Sequence[str], environment: Mapping[str, str] | None, watcher: Watcher
+) -> Callable[[Message], EngineLink]:
+    """What starts an engine with this command in this environment."""
+    return lambda opening: EngineProcess(
+        opening, command=command, hear=watcher.note, environment=environment
+    )
 
 
 def _extra(message: Message) -> Message:

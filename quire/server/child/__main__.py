@@ -10,10 +10,10 @@ import threading
 from importlib import import_module
 
 from quire.errors import EngineError, QuireError
-from quire.jobs.board import Board, Phase
-from quire.jobs.child.feed import Inbox
-from quire.jobs.child.process import error_family, is_about_memory, private
-from quire.jobs.wire import Message
+from quire.replicas.board import Board, Phase
+from quire.replicas.streams import Inbox
+from quire.replicas.child.process import error_family, is_about_memory, private
+from quire.replicas.wire import Message
 from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
 from quire.session.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 from quire.server.child.preparing import Preparing
 
 if TYPE_CHECKING:

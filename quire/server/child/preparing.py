@@ -10,7 +10,7 @@ from quire.inputs.chat import render_conversation
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer, check_text
 from quire.jobs.child.requests import refuse_far_too_long, sampling_params
-from quire.jobs.wire import Message
+from quire.replicas.wire import Message
 from quire.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:

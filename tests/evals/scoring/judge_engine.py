@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.jobs.board import Board
-from quire.jobs.child.feed import Feed, Send
-from quire.jobs.wire import Message
+from quire.jobs.child.feed import Feed
+from quire.replicas.board import Board
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 
 
 class JudgeEngine:

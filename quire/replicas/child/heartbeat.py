@@ -11,7 +11,7 @@ import threading
 import time
 from types import CodeType, FrameType
 
-from quire.jobs.board import Board
+from quire.replicas.board import Board
 
 SECONDS = 0.5  # between two looks
 LONGEST_STEP = 3600.0  # then it moves in a circle

@@ -9,16 +9,14 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from quire.jobs.board import Board, Phase
-from quire.jobs.wire import Lines, Message, pack
+from quire.replicas.board import Board, Phase
+from quire.replicas.wire import Lines, Message, pack
 
-COMMAND = (sys.executable, "-m", "quire.jobs.child")
 SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
 ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
 _CHUNK = 1 << 16
@@ -29,9 +27,15 @@ class EngineProcess:
     """One life of the engine."""
 
     def __init__(
-        self, opening: Message, *, command: Sequence[str] = COMMAND, hear: Callable[[str], None]
+        self,
+        opening: Message,
+        *,
+        command: Sequence[str],
+        hear: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. `hear` is told each line it writes to stderr."""
+        """Start it. `hear` gets each line that it writes to stderr; `environment` is all of its
+        environment, ours if None."""
         self.board = Board.create()
         self._hear = hear
         self._process = subprocess.Popen(
@@ -40,6 +44,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=[self.board.number],
+            env=environment,
             process_group=0,  # a Ctrl-C in the terminal is the supervisor's to act on
         )
         self._in, self._out, self._err = (
@@ -63,6 +68,10 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def fileno(self) -> int:
+        """What can be waited on until there is something to poll."""
+        return self._selector.fileno()
 
     def send(self, message: Message) -> None:
         """Queue a message."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from quire.jobs.board import Board, Phase
+from quire.replicas.board import Board, Phase
 
 if TYPE_CHECKING:
     from quire.executor.executor import Executor, ExecutorFacts, PendingStep

@@ -1,0 +1,276 @@
+"""Which replica gets which row, and when a row changes hands.
+
+Rows are dealt, not filled in: each goes to the replica with the least predicted seconds ahead of
+it, the longest row first, and a replica holds little more than it runs. Rows that begin alike stay
+on one replica until they are more than an equal share of what is left. Near the end, rows that
+have not begun are asked back from the busiest, and a replica with nothing to do runs rows that
+another is late with: the first result counts.
+
+Knows nothing of processes: `Feeder` decides, `ReplicaSet` and the simulation of benchmarks/scale.py
+do what it says.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from quire.replicas.load import Load, Out
+from quire.replicas.pool import Pool
+from quire.replicas.task import Task
+
+# Times the rows that a replica runs at once, held by it. One alone orders its rows by itself, and
+# wants to see more of them.
+DEPTH, DEPTH_ALONE = 2, 6
+FEWEST_OUT, FEWEST_OUT_ALONE = 4, 64
+# Rows that wait here to be dealt: enough to find the long ones, little beside an engine's memory.
+POOL_ROWS, POOL_BYTES = 32_768, 32 << 20
+IN_FLIGHT_BYTES = 64 << 20
+DEAL_ROWS = 256  # for one replica in one go, so that everything else has its turn
+
+
+class Feeder:
+    """Deals rows to `num_replicas`, numbered from 0, as they open and close."""
+
+    def __init__(self, num_replicas: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_replicas, self._clock = num_replicas, clock
+        self._loads: dict[int, Load] = {}
+        self._pool = Pool(in_order=num_replicas == 1)
+        self._recalling: set[int] = set()  # replicas that were asked for rows and have not answered
+        self.exhausted = False  # no more rows will be added
+
+    # What is where.
+
+    def __len__(self) -> int:
+        """Rows without an answer."""
+        return len(self._pool) + self.num_out
+
+    @property
+    def num_out(self) -> int:
+        return sum(len(load.out) for load in self._loads.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that no replica has."""
+        return len(self._pool)
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows that it should be given now; 0 where it has enough to choose from. One replica needs
+        no choice: it gets what it can hold."""
+        if self._num_replicas == 1:
+            out = sum(load.num_bytes for load in self._loads.values())
+            room = sum(self._room(load) for load in self._loads.values()) - len(self._pool)
+            return 0 if out + self._pool.num_bytes > IN_FLIGHT_BYTES else room
+        return 0 if self._pool.num_bytes > POOL_BYTES else POOL_ROWS - len(self._pool)
+
+    def _room(self, load: Load) -> int:
+        alone = self._num_replicas == 1
+        depth, fewest = (DEPTH_ALONE, FEWEST_OUT_ALONE) if alone else (DEPTH, FEWEST_OUT)
+        return max(0, max(fewest, depth * load.capacity) - len(load.out))
+
+    # Replicas come and go.
+
+    def open(self, replica: int, capacity: int) -> None:
+        """The replica is ready and runs so many rows at once."""
+        self._loads[replica] = Load(capacity, self._clock())
+
+    def lose(self, replica: int, running: Collection[int]) -> list[Task]:
+        """The replica is gone. Its rows that were not running are dealt again; those that were
+        are returned, but for rows that another replica has as well."""
+        load = self._loads.pop(replica, None)
+        self._recalling.discard(replica)
+        self._pool.forget(replica)
+        if load is None:
+            return []
+        mine = [out.task for n, out in load.out.items() if not self._has_it_elsewhere(n)]
+        suspects = [task for task in mine if task.number in running]
+        if load.trial and not suspects:  # it fell before it could say which of them it ran
+            return mine
+        for task in mine:
+            if task.number not in running:
+                self._pool.put(task, back=True)
+        return suspects
+
+    def end_run(self, replica: int) -> None:
+        """The replica is through with what it had; a row without an answer is dealt again."""
+        if (load := self._loads.get(replica)) is not None:
+            load.trial = False
+            self.take_back(replica, list(load.out))
+
+    def remove_replica(self) -> None:
+        """One replica less, for good: the others' shares grow."""
+        self._num_replicas -= 1
+
+    def _has_it_elsewhere(self, number: int) -> bool:
+        return any(number in load.out for load in self._loads.values())
+
+    # Rows come in and answers come out.
+
+    def add(self, task: Task, *, back: bool = False) -> None:
+        self._pool.put(task, back=back)
+
+    def hold(self, replica: int, tasks: Iterable[Task]) -> None:
+        """These rows are tried on this replica alone, and stay there."""
+        load, now = self._loads[replica], self._clock()
+        load.trial = True
+        for task in tasks:
+            load.send(task, now)
+
+    def land(self, replica: int, number: int) -> tuple[Task | None, list[int]]:
+        """A replica answered a row: the row, if it still waits for one, and the other replicas that
+        have it and may give it up."""
+        load = self._loads.get(replica)
+        task = None if load is None else load.land(number, self._clock(), answered=True)
+        if task is None:
+            return None, []
+        others = [
+            other
+            for other, load in self._loads.items()
+            if load.land(number, self._clock(), answered=False) is not None
+        ]
+        return task, others
+
+    def take_back(self, replica: int, numbers: Iterable[int]) -> None:
+        """A replica gave back rows that it had not begun."""
+        self._recalling.discard(replica)
+        load = self._loads.get(replica)
+        for number in numbers:
+            task = None if load is None else load.land(number, self._clock(), answered=False)
+            if task is not None and not self._has_it_elsewhere(number):
+                self._pool.put(task, back=True)
+
+    # Dealing.
+
+    def deal(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:
+        """Rows to send now, for each replica, among those that are `able` to take some."""
+        if not len(self._pool) or not self._loads:
+            return {}
+        speeds = self._speeds()
+        fair_end, most_shared = self._fair_end(speeds), self._pool.cost / self._num_replicas
+        num_bytes = sum(load.num_bytes for load in self._loads.values())
+        ready = [
+            (load.cost / speeds[replica], replica)
+            for replica, load in self._loads.items()
+            if not load.trial and (able is None or replica in able)
+        ]
+        heapq.heapify(ready)
+        given: dict[int, list[Task]] = {}
+        now = self._clock()
+        while ready and len(self._pool):
+            seconds, replica = heapq.heappop(ready)
+            load, mine = self._loads[replica], given.setdefault(replica, [])
+            if len(mine) >= DEAL_ROWS or not self._room(load):
+                continue
+            if load.out and (seconds > fair_end or num_bytes > IN_FLIGHT_BYTES):
+                continue
+            task = self._pool.take(replica, most_shared=most_shared)
+            if task is None:
+                continue
+            load.send(task, now)
+            mine.append(task)
+            num_bytes += task.size
+            heapq.heappush(ready, (load.cost / speeds[replica], replica))
+        return {replica: tasks for replica, tasks in given.items() if tasks}
+
+    def _speeds(self) -> dict[int, float]:
+        """Work in a second, of each replica; at first they are taken to be equally fast."""
+        now = self._clock()
+        measured = [load.measured(now) for load in self._loads.values()]
+        done, busy = (sum(each) for each in zip(*measured, strict=True))
+        usual = done / busy if done and busy else 1.0
+        num_rows = max(1, len(self))
+        mean_cost = (self._pool.cost + sum(load.cost for load in self._loads.values())) / num_rows
+        return {r: load.speed(usual, mean_cost, now) for r, load in self._loads.items()}
+
+    def _fair_end(self, speeds: dict[int, float]) -> float:
+        """Seconds until all replicas would end together, those that still load among them; none
+        is given work beyond that once all rows are known."""
+        if not self.exhausted or self._num_replicas == 1:
+            return math.inf
+        left = self._pool.cost + sum(load.cost for load in self._loads.values())
+        usual = sum(speeds.values()) / len(speeds)
+        missing = max(0, self._num_replicas - len(speeds))
+        return left / (sum(speeds.values()) + missing * usual)
+
+    # The end of a job.
+
+    def recalls(self) -> dict[int, list[int]]:
+        """Rows to ask back, for each replica: those it has probably not begun, where another
+        replica is much less busy. At most one question is open for each."""
+        if not self._is_ending() or len(self._loads) < 2:
+            return {}
+        speeds = self._speeds()
+        seconds = {r: load.cost / speeds[r] for r, load in self._loads.items() if not load.trial}
+        asked: dict[int, list[int]] = {}
+        while len(seconds) > 1:
+            busiest = max(seconds, key=seconds.__getitem__)
+            most = seconds.pop(busiest)
+            idlest = min(seconds, key=seconds.__getitem__)
+            load, idle, gap = self._loads[busiest], self._loads[idlest], most - seconds[idlest]
+            surplus = list(load.out.values())[load.capacity :]
+            if busiest in self._recalling or len(idle.out) >= max(1, idle.capacity):
+                continue
+            # As much as ends the two together.
+            wanted = gap / (1 / speeds[busiest] + 1 / speeds[idlest])
+            rows = _up_to(wanted, [out for out in reversed(surplus) if not out.recalled])
+            if rows:
+                asked[busiest] = rows
+                self._recalling.add(busiest)
+        return asked
+
+    def copies(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:
+        """Rows that a replica with nothing to do should run as well, because another is late with
+        them."""
+        if not self._is_ending() or self._recalling or len(self._loads) < 2:
+            return {}
+        given: dict[int, list[Task]] = {}
+        for replica, load in self._loads.items():
+            if load.out or load.trial or not (able is None or replica in able):
+                continue
+            late = self._late_rows(replica)
+            for task in late[: load.capacity]:
+                load.send(task, self._clock())
+                given.setdefault(replica, []).append(task)
+        return given
+
+    def _is_ending(self) -> bool:
+        return self.exhausted and not len(self._pool)
+
+    def _late_rows(self, replica: int) -> list[Task]:
+        """Rows of others that this replica would probably answer first, the latest first."""
+        paces = [load.pace for load in self._loads.values() if load.pace is not None]
+        if not paces:
+            return []
+        usual = sorted(paces)[len(paces) // 2]
+        mine = self._loads[replica].pace or usual
+        now, late = self._clock(), []
+        for other, load in self._loads.items():
+            if other == replica or load.trial:
+                continue
+            pace = usual if load.pace is None else load.pace
+            for number, out in load.out.items():
+                left = _seconds_left(pace * out.task.cost, now - out.since)
+                alone = not any(number in o.out for r, o in self._loads.items() if r != other)
+                if left > mine * out.task.cost and alone:
+                    late.append((left, number, out.task))
+        return [task for _, _, task in sorted(late, key=lambda each: each[0], reverse=True)]
+
+
+def _seconds_left(expected: float, elapsed: float) -> float:
+    """Of a row that is late, as much again as it is late by now: nothing better is known."""
+    return abs(expected - elapsed)
+
+
+def _up_to(cost: float, rows: Iterable[Out]) -> list[int]:
+    """Rows of so much work together, marked as asked back."""
+    taken = []
+    for out in rows:
+        if cost < out.task.cost / 2:
+            break
+        cost -= out.task.cost
+        out.recalled = True
+        taken.append(out.task.number)
+    return taken

@@ -1,0 +1,170 @@
+"""Where replicas run: a share of the GPUs, or of the cores, and the environment that says so.
+
+CUDA_VISIBLE_DEVICES bounds us, in any of its forms (indices, UUIDs, MIG instances), and each
+replica gets its share of it. What other launchers leave in the environment is not for our engines:
+they would take themselves for a rank of something.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import InvalidOption
+from quire.executor.cores import usable_cores
+
+MOST_REPLICAS = 256
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MEMORY_SHARE, _MOST_MEMORY = 4, 4 << 30  # of what is available, for KV blocks in main memory
+_STRIPPED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+_STRIPPED_PREFIXES = ("MASTER_", "TORCHELASTIC_", "VLLM_")
+_COUNT = (
+    "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int();"
+    "print(0 if d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) else n.value)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One replica's environment, and the engine options that its share asks for."""
+
+    environment: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def places(
+    replicas: int | None,
+    gpus: str | None,
+    options: Mapping[str, Any],
+    *,
+    environment: Mapping[str, str] | None = None,
+    count_gpus: Callable[[], int] | None = None,
+) -> tuple[Place, ...]:
+    """A place for each replica; InvalidOption where there is no room for so many.
+
+    `gpus` is "all" or a list such as "0,2", which counts the GPUs that this process may use. On a
+    machine without GPUs, and with device="cpu", replicas share the cores.
+    """
+    given = dict(os.environ if environment is None else environment)
+    base = stripped(given)
+    wants_cpu = str(options.get("device", "auto")).startswith("cpu")
+    if replicas in (None, 1) and gpus is None:
+        return (Place(base),)
+    if wants_cpu:
+        found: tuple[str, ...] = ()
+    else:
+        found = visible_gpus(given, (count_gpus or number_of_gpus)())
+    chosen = None if gpus is None else _chosen(gpus, found)
+    if chosen is None and not found:
+        return _on_cores(replicas or 1, base, options)
+    each = int(options.get("tensor_parallel_size", 1) or 1)
+    return _on_gpus(replicas, gpus, found if chosen is None else chosen, each, base)
+
+
+def stripped(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what launchers say about ranks."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _STRIPPED and not name.startswith(_STRIPPED_PREFIXES)
+    }
+
+
+def visible_gpus(environment: Mapping[str, str], count: int) -> tuple[str, ...]:
+    """The GPUs that this process may use, each by a name that CUDA_VISIBLE_DEVICES takes."""
+    given = environment.get(VISIBLE)
+    if given is None:
+        return tuple(str(i) for i in range(count))
+    names = []
+    for name in (part.strip() for part in given.split(",")):
+        if not name or name.startswith("-"):  # CUDA itself reads no further
+            break
+        names.append(name)
+    # Of MIG instances CUDA shows one to a process, however many are named.
+    is_mig = bool(names) and names[0].startswith("MIG-")
+    return tuple(names if is_mig else names[:count])
+
+
+def number_of_gpus() -> int:
+    """What the driver counts, asked in a process of its own: ours never opens a GPU."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False, timeout=60
+    )
+    return int(done.stdout) if done.stdout.strip().isdigit() else 0
+
+
+def _chosen(gpus: str, found: Sequence[str]) -> tuple[str, ...]:
+    if not found:
+        raise _wrong(
+            "gpus",
+            gpus,
+            "there is no GPU here that this process may use. Leave --gpus out to run "
+            "replicas on the CPU",
+        )
+    if gpus == "all":
+        return tuple(found)
+    parts = [part.strip() for part in gpus.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise _wrong("gpus", gpus, "it is all, or numbers such as 0,2")
+    numbers = [int(part) for part in parts]
+    if len(set(numbers)) < len(numbers):
+        raise _wrong("gpus", gpus, "it names a GPU twice, and a GPU runs one replica")
+    if max(numbers) >= len(found):
+        last = len(found) - 1
+        raise _wrong(
+            "gpus", gpus, f"{len(found)} GPUs may be used here ({VISIBLE} counts), 0 to {last}"
+        )
+    return tuple(found[number] for number in numbers)
+
+
+def _on_gpus(
+    replicas: int | None, gpus: str | None, found: Sequence[str], each: int, base: dict[str, str]
+) -> tuple[Place, ...]:
+    wanted = len(found) // each if replicas is None else replicas
+    needed = max(1, wanted) * each
+    if needed > len(found):
+        raise _wrong(
+            "replicas",
+            wanted,
+            f"{max(1, wanted)} x {each} GPUs are {needed}, and there are "
+            f"{len(found)} that this process may use. Ask for fewer",
+        )
+    if gpus not in (None, "all") and needed < len(found):
+        raise _wrong(
+            "gpus",
+            gpus,
+            f"it names {len(found)} GPUs, and {wanted} replicas of {each} use "
+            f"{needed}. Name as many as are used",
+        )
+    shares = [found[i * each : (i + 1) * each] for i in range(wanted)]
+    return tuple(Place({**base, VISIBLE: ",".join(share)}) for share in shares)
+
+
+def _on_cores(replicas: int, base: dict[str, str], options: Mapping[str, Any]) -> tuple[Place, ...]:
+    """Each gets its share of the cores, and of the memory for KV blocks."""
+    if replicas > MOST_REPLICAS:
+        raise _wrong("replicas", replicas, f"the most on one machine are {MOST_REPLICAS}")
+    # A number that was given counts for each process, as it does everywhere.
+    threads = base.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // replicas))
+    environment = {**base, "OMP_NUM_THREADS": threads}
+    sized = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & options.keys()
+    share = min(_available_memory() // _MEMORY_SHARE, _MOST_MEMORY) // replicas
+    more = {} if sized or share <= 0 else {"kv_cache_memory_bytes": share}
+    return (Place(environment, more),) * replicas
+
+
+def _available_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = [line.split() for line in lines if line.startswith("MemAvailable:")]
+        return int(found[0][1]) << 10
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _wrong(name: str, value: object, why: str) -> InvalidOption:
+    return InvalidOption(f"--{name} {value}: {why}.", parameter=name, value=value)

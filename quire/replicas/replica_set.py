@@ -1,0 +1,183 @@
+"""Several replicas as one: rows in, answers out as they come, whatever dies meanwhile.
+
+One loop, nothing blocking in it but the wait for the next message of any engine.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+
+from quire.errors import EngineError, ModelError, QuireError
+from quire.replicas.feeder import Feeder
+from quire.replicas.replica import EngineLink, Hopeless, Receiver, Replica
+from quire.replicas.task import Task
+from quire.replicas.wire import Message
+
+END_LOOK = 0.1  # seconds between two looks at who could help at the end
+
+# Starts an engine for the replica of this number.
+Start = Callable[[int, Message], EngineLink]
+
+
+class ReplicasLost(EngineError):
+    """No replica is left that could go on."""
+
+
+class ReplicaSet:
+    """The replicas of one job or LLM, over one feeder."""
+
+    def __init__(
+        self,
+        openings: Sequence[Message],
+        start: Start,
+        receiver: Receiver,
+        engines: Sequence[EngineLink] = (),
+    ) -> None:
+        """An opening for each replica. `engines` may have been started already, with the same
+        openings, to save time."""
+        self.feeder = Feeder(len(openings))
+        self._receiver = receiver
+        self._replicas: list[Replica] = []
+        self._by_number: dict[int, Replica] = {}
+        many = len(openings) > 1
+        for number, opening in enumerate(openings):
+            name = f"replica {number}: " if many else ""
+            replica = Replica(number, name, opening, _starter(start, number), self.feeder, receiver)
+            replica.begin(engines[number] if number < len(engines) else None)
+            self._replicas.append(replica)
+            self._by_number[number] = replica
+        self._looked_at_end = 0.0
+        self._arithmetic: Message | None = None  # of the first engine, for all of them
+        self._aligned: set[Replica] = set()  # those that had to be started again for it
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(replica.num_restarts for replica in self._by_number.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether every row that was added has its answer, and every engine knows that."""
+        rows = len(self.feeder) or any(replica.has_suspects for replica in self._replicas)
+        return not rows and not any(replica.run_open for replica in self._replicas)
+
+    def turn(self, wait: float) -> None:
+        """Send what there is to send, wait at most so long for a message, act on what came."""
+        if self._send():
+            wait = 0.0
+        if len(self._replicas) > 1 and wait > 0:
+            self._wait(wait)
+            wait = 0.0
+        for replica in list(self._replicas):
+            try:
+                self._look_at(replica, wait)
+            except Hopeless as hopeless:
+                self._give_up(replica, hopeless)
+
+    def add(self, task: Task) -> None:
+        self.feeder.add(task)
+
+    # One turn.
+
+    def _send(self) -> bool:
+        """Whether something was sent, and there may be more."""
+        for replica in self._replicas:
+            if replica.engine is None and self._is_needed(replica):
+                replica.begin()
+            replica.feed_trial()
+        dealt = self.feeder.deal([r.number for r in self._replicas if r.able])
+        for number, tasks in dealt.items():
+            self._by_number[number].send(tasks)
+        if not dealt:
+            self._near_the_end()
+        return bool(dealt)
+
+    def _is_needed(self, replica: Replica) -> bool:
+        """An engine that died is started again if there is something for it to do."""
+        if replica.has_suspects or not self.feeder.exhausted or self.feeder.num_waiting:
+            return True
+        return bool(len(self.feeder)) and not any(r.facts for r in self._replicas)
+
+    def _near_the_end(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at_end < END_LOOK or not self.feeder.exhausted:
+            return
+        self._looked_at_end = now
+        if not len(self.feeder):
+            if not any(replica.has_suspects for replica in self._replicas):
+                for replica in self._replicas:
+                    replica.end_run()
+            return
+        for number, rows in self.feeder.recalls().items():
+            self._by_number[number].recall(rows, running=False)
+        able = [r.number for r in self._replicas if r.able]
+        for number, tasks in self.feeder.copies(able).items():
+            self._by_number[number].send(tasks)
+
+    def _wait(self, seconds: float) -> None:
+        """Until one of several engines has something to say."""
+        poll = select.poll()
+        for replica in self._replicas:
+            if replica.engine is not None:
+                poll.register(replica.engine.fileno(), select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def _look_at(self, replica: Replica, wait: float) -> None:
+        engine = replica.engine
+        if engine is None:
+            return
+        for message in engine.poll(wait):
+            if message["kind"] == "ready" and self._differs(replica, message):
+                return
+            for other, row in replica.take(message):
+                self._by_number[other].recall([row], running=True)
+        if engine.ended or engine.is_hung():
+            replica.recover()
+
+    def _differs(self, replica: Replica, facts: Message) -> bool:
+        """An engine that would compute with other numbers than the first one is started again
+        with the first one's."""
+        arithmetic = facts.get("arithmetic", {})
+        if self._arithmetic is None:
+            self._arithmetic = arithmetic
+            return False
+        if arithmetic == self._arithmetic:
+            return False
+        if replica in self._aligned:
+            text = f"it computes with {arithmetic}, the others with {self._arithmetic}"
+            raise Hopeless(ModelError(text), text, "")
+        self._aligned.add(replica)
+        replica.restart_with(self._arithmetic)
+        return True
+
+    def _give_up(self, replica: Replica, hopeless: Hopeless) -> None:
+        """Go on without this replica, if there is another one that works."""
+        others = [r for r in self._replicas if r is not replica]
+        why: QuireError = hopeless.error or ReplicasLost(
+            f"the engine {hopeless.how}, again and again without a result in between, so it is no "
+            f"row's fault. It said last:\n{hopeless.stderr_tail}"
+        )
+        still_loading = hopeless.error is None and others
+        if not still_loading and not any(other.was_ready for other in others):
+            raise why
+        replica.give_up()
+        self._replicas.remove(replica)
+        self._receiver.note(
+            f"quire: {replica.name}given up ({why}); {len(self._replicas)} go on without it"
+        )
+
+    def confirm_culprits(self) -> None:
+        """At the end: no other row will come that could."""
+        for replica in self._replicas:
+            replica.confirm_culprits()
+
+    def close(self) -> None:
+        """End every engine. Twice is fine."""
+        for replica in self._replicas:
+            if replica.engine is not None:
+                replica.engine.end()
+
+
+def _starter(start: Start, number: int) -> Callable[[Message], EngineLink]:
+    return lambda opening: start(number, opening)

@@ -1,0 +1,131 @@
+"""Several engines for one job: the same bytes as one, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.errors import InvalidOption
+from quire.replicas import engine_process
+from tests.jobs.driving import (
+    children_of,
+    is_alive,
+    journal_bytes,
+    read_lines,
+    run,
+    run_command,
+    started,
+    wait_until,
+    write_rows,
+)
+from tests.jobs.test_supervisor import make_job
+
+SAMPLED = ("--temperature", 1, "--seed", 7)
+
+
+def undisturbed(tmp_path: Path, source: Path) -> bytes:
+    calm = tmp_path / "calm.jsonl"
+    assert run(run_command(source, calm, *SAMPLED)).returncode == 0
+    return calm.read_bytes()
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG), 300]
+)
+def test_three_replicas_write_the_bytes_of_one(tmp_path: Path, count: int) -> None:
+    source = write_rows(tmp_path / "in.jsonl", count)
+    calm = undisturbed(tmp_path, source)
+    output = tmp_path / "out.jsonl"
+    done = run(run_command(source, output, *SAMPLED, "--replicas", 3))
+    assert done.returncode == 0, done.stderr
+    assert output.read_bytes() == calm
+
+
+def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
+    """One of them at a time, sometimes while it loads, and now and then all of them."""
+    wanted, rng = 50 if long_mode else 8, random.Random(11)
+    source = write_rows(tmp_path / "in.jsonl", 12_000 if long_mode else 2400)
+    calm = undisturbed(tmp_path, source)
+    output, job_dir = tmp_path / "out.jsonl", tmp_path / "out.jsonl.quire"
+    arguments = run_command(
+        source, output, *SAMPLED, "--replicas", 3, model="fake:delay=0.008:rows=32"
+    )
+    num_kills, seen = 0, set[int]()
+    with started(arguments) as process:
+        while num_kills < wanted and process.poll() is None:
+            before = journal_bytes(job_dir)
+            if rng.random() < 0.7:  # else now, while those that were just killed load again
+                wait_until(lambda: journal_bytes(job_dir) > before or process.poll() is not None)  # noqa: B023
+            time.sleep(rng.uniform(0, 0.1))
+            engines = children_of(process.pid)
+            seen.update(engines)
+            for engine in (
+                engines if rng.random() < 0.2 else rng.sample(engines, min(1, len(engines)))
+            ):
+                os.kill(engine, signal.SIGKILL)
+                num_kills += 1
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+    print(f"{num_kills} replicas killed")
+    assert num_kills >= wanted
+    assert output.read_bytes() == calm
+    assert wait_until(lambda: not any(map(is_alive, seen)), 10)
+
+
+def test_killing_the_supervisor_of_replicas_leaves_no_engine(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 2000)
+    calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
+    arguments = run_command(source, output, *SAMPLED, "--replicas", 2, model="fake:delay=0.01")
+    with started(arguments) as process:
+        assert wait_until(lambda: journal_bytes(tmp_path / "out.jsonl.quire") > 0)
+        engines = children_of(process.pid)
+        assert len(engines) == 2
+        process.kill()
+    assert wait_until(lambda: not any(map(is_alive, engines)), 10)
+    assert run(run_command(source, output, *SAMPLED, "--replicas", 2, model="fake:delay=0.01"))
+    assert output.read_bytes() == calm
+
+
+@pytest.mark.parametrize("word", ["<crash>", "<nan>"])
+def test_a_row_that_breaks_engines_is_found_and_the_others_finish(
+    tmp_path: Path, word: str
+) -> None:
+    text = [f"row {i}" for i in range(200)]
+    text[77] = f"row {word}"
+    source = write_rows(tmp_path / "in.jsonl", 200, text.__getitem__)
+    report = make_job(source, tmp_path / "out.jsonl", replicas=2).run(progress=False)
+    found = read_lines(tmp_path / "out.jsonl")
+    assert [row["text"] for row in found if row["error"]] == [text[77]]
+    assert report.num_failed == 1 and report.num_restarts <= 16
+
+
+def test_a_replica_that_stands_still_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
+    text = [f"row {i} {'<hang>' if i == 20 else ''}" for i in range(40)]
+    source = write_rows(tmp_path / "in.jsonl", 40, text.__getitem__)
+    make_job(source, tmp_path / "out.jsonl", "fake:rows=4", replicas=2).run(progress=False)
+    found = read_lines(tmp_path / "out.jsonl")
+    assert {row["error_type"] for row in found} == {None, "engine_hang"}
+    assert [i for i, row in enumerate(found) if row["error"]] == [20]
+
+
+def test_more_gpus_than_there_are_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    source = write_rows(tmp_path / "in.jsonl", 2)
+    with pytest.raises(InvalidOption, match="no GPU here"):
+        make_job(source, tmp_path / "out.jsonl", gpus="0,1").run(progress=False)
+    assert not (tmp_path / "out.jsonl.quire").exists()
+    with pytest.raises(InvalidOption, match="replicas is a whole number of at least 1"):
+        make_job(source, tmp_path / "out.jsonl", replicas=0)
