@@ -58,18 +58,20 @@ def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mod
     arguments = run_command(
         source, output, *SAMPLED, "--replicas", 3, model="fake:delay=0.008:rows=32"
     )
-    num_kills, seen = 0, set[int]()
+    num_kills, rounds, seen = 0, 0, set[int]()
     with started(arguments) as process:
         while num_kills < wanted and process.poll() is None:
             before = journal_bytes(job_dir)
-            if rng.random() < 0.7:  # else now, while those that were just killed load again
-                wait_until(lambda: journal_bytes(job_dir) > before or process.poll() is not None)  # noqa: B023
+            wait_until(lambda: journal_bytes(job_dir) > before or process.poll() is not None)  # noqa: B023
             time.sleep(rng.uniform(0, 0.1))
             engines = children_of(process.pid)
+            # Now and then one that loads, or all; but a replica that dies three times while it
+            # loads is given up, as it should be.
+            old = [engine for engine in engines if engine in seen]
+            some = engines if rounds % 4 == 1 else old if rounds % 4 == 3 else old[:1]
+            rounds += 1
             seen.update(engines)
-            for engine in (
-                engines if rng.random() < 0.2 else rng.sample(engines, min(1, len(engines)))
-            ):
+            for engine in rng.sample(some, len(some) if rounds % 8 == 4 else min(1, len(some))):
                 os.kill(engine, signal.SIGKILL)
                 num_kills += 1
         _, said = process.communicate(timeout=300)
