@@ -3,7 +3,7 @@
 Rows are dealt, not filled in: each goes to the replica with the least predicted seconds ahead of
 it, the longest row first, and a replica holds little more than it runs. Rows that begin alike stay
 on one replica until they are more than an equal share of what is left. Near the end, rows that
-have not begun are asked back from the busiest, and a replica with nothing to do runs rows that
+have not begun are asked back from the busiest, and a replica with places free runs rows that
 another is late with: the first result counts.
 
 Knows nothing of processes: `Feeder` decides, `ReplicaSet` and the simulation of benchmarks/scale.py
@@ -29,6 +29,7 @@ FEWEST_OUT, FEWEST_OUT_ALONE = 4, 64
 POOL_ROWS, POOL_BYTES = 32_768, 32 << 20
 IN_FLIGHT_BYTES = 64 << 20
 DEAL_ROWS = 256  # for one replica in one go, so that everything else has its turn
+SPEEDS_SECONDS = 0.1  # how long measured speeds are good for
 
 
 class Feeder:
@@ -38,6 +39,9 @@ class Feeder:
         self._num_replicas, self._clock = num_replicas, clock
         self._loads: dict[int, Load] = {}
         self._pool = Pool(in_order=num_replicas == 1)
+        self._speeds_known: tuple[float, dict[int, float]] = (-math.inf, {})
+        self._copied: set[int] = set()  # rows that two replicas have, or had
+        self._recalled: set[int] = set()  # rows that were asked back once
         self._recalling: set[int] = set()  # replicas that were asked for rows and have not answered
         self.exhausted = False  # no more rows will be added
 
@@ -67,9 +71,11 @@ class Feeder:
         return 0 if self._pool.num_bytes > POOL_BYTES else POOL_ROWS - len(self._pool)
 
     def _room(self, load: Load) -> int:
-        alone = self._num_replicas == 1
-        depth, fewest = (DEPTH_ALONE, FEWEST_OUT_ALONE) if alone else (DEPTH, FEWEST_OUT)
-        return max(0, max(fewest, depth * load.capacity) - len(load.out))
+        if self._num_replicas == 1:
+            most = max(FEWEST_OUT_ALONE, DEPTH_ALONE * load.capacity)
+        else:
+            most = max(FEWEST_OUT, DEPTH * load.capacity)
+        return max(0, most - len(load.out))
 
     # Replicas come and go.
 
@@ -105,7 +111,7 @@ class Feeder:
         self._num_replicas -= 1
 
     def _has_it_elsewhere(self, number: int) -> bool:
-        return any(number in load.out for load in self._loads.values())
+        return number in self._copied and any(number in o.out for o in self._loads.values())
 
     # Rows come in and answers come out.
 
@@ -126,6 +132,9 @@ class Feeder:
         task = None if load is None else load.land(number, self._clock(), answered=True)
         if task is None:
             return None, []
+        if number not in self._copied:
+            return task, []
+        self._copied.discard(number)
         others = [
             other
             for other, load in self._loads.items()
@@ -149,14 +158,16 @@ class Feeder:
         if not len(self._pool) or not self._loads:
             return {}
         speeds = self._speeds()
-        fair_end, most_shared = self._fair_end(speeds), self._pool.cost / self._num_replicas
-        num_bytes = sum(load.num_bytes for load in self._loads.values())
         ready = [
             (load.cost / speeds[replica], replica)
             for replica, load in self._loads.items()
-            if not load.trial and (able is None or replica in able)
+            if not load.trial and (able is None or replica in able) and self._room(load)
         ]
+        if not ready:
+            return {}
         heapq.heapify(ready)
+        fair_end, most_shared = self._fair_end(speeds), self._pool.cost / self._num_replicas
+        num_bytes = sum(load.num_bytes for load in self._loads.values())
         given: dict[int, list[Task]] = {}
         now = self._clock()
         while ready and len(self._pool):
@@ -178,12 +189,17 @@ class Feeder:
     def _speeds(self) -> dict[int, float]:
         """Work in a second, of each replica; at first they are taken to be equally fast."""
         now = self._clock()
+        at, known = self._speeds_known
+        if now - at < SPEEDS_SECONDS and known.keys() == self._loads.keys():
+            return known
         measured = [load.measured(now) for load in self._loads.values()]
         done, busy = (sum(each) for each in zip(*measured, strict=True))
         usual = done / busy if done and busy else 1.0
         num_rows = max(1, len(self))
         mean_cost = (self._pool.cost + sum(load.cost for load in self._loads.values())) / num_rows
-        return {r: load.speed(usual, mean_cost, now) for r, load in self._loads.items()}
+        speeds = {r: load.speed(usual, mean_cost, now) for r, load in self._loads.items()}
+        self._speeds_known = now, speeds
+        return speeds
 
     def _fair_end(self, speeds: dict[int, float]) -> float:
         """Seconds until all replicas would end together, those that still load among them; none
@@ -198,41 +214,36 @@ class Feeder:
     # The end of a job.
 
     def recalls(self) -> dict[int, list[int]]:
-        """Rows to ask back, for each replica: those it has probably not begun, where another
-        replica is much less busy. At most one question is open for each."""
-        if not self._is_ending() or len(self._loads) < 2:
+        """Rows to ask back, for each replica: those that wait where they would end later than all
+        others do. A row is asked back once, and a replica has one question at a time."""
+        if not self.exhausted or len(self._loads) < 2:
             return {}
         speeds = self._speeds()
-        seconds = {r: load.cost / speeds[r] for r, load in self._loads.items() if not load.trial}
-        asked: dict[int, list[int]] = {}
-        while len(seconds) > 1:
-            busiest = max(seconds, key=seconds.__getitem__)
-            most = seconds.pop(busiest)
-            idlest = min(seconds, key=seconds.__getitem__)
-            load, idle, gap = self._loads[busiest], self._loads[idlest], most - seconds[idlest]
-            surplus = list(load.out.values())[load.capacity :]
-            if busiest in self._recalling or len(idle.out) >= max(1, idle.capacity):
+        fair_end, asked = self._fair_end(speeds), dict[int, list[int]]()
+        for replica, load in self._loads.items():
+            if load.trial or replica in self._recalling or not load.waiting:
                 continue
-            # As much as ends the two together.
-            wanted = gap / (1 / speeds[busiest] + 1 / speeds[idlest])
-            rows = _up_to(wanted, [out for out in reversed(surplus) if not out.recalled])
+            excess = load.cost - fair_end * speeds[replica]
+            rows = _up_to(excess, load.waiting.values(), self._recalled)
             if rows:
-                asked[busiest] = rows
-                self._recalling.add(busiest)
+                asked[replica] = rows
+                self._recalling.add(replica)
+                self._recalled.update(rows)
         return asked
 
     def copies(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:
-        """Rows that a replica with nothing to do should run as well, because another is late with
-        them."""
+        """Rows that a replica with half of its places free should run as well, because another is
+        late with them."""
         if not self._is_ending() or self._recalling or len(self._loads) < 2:
             return {}
         given: dict[int, list[Task]] = {}
         for replica, load in self._loads.items():
-            if load.out or load.trial or not (able is None or replica in able):
+            free = load.capacity - len(load.out)
+            if 2 * free < load.capacity or load.trial or not (able is None or replica in able):
                 continue
-            late = self._late_rows(replica)
-            for task in late[: load.capacity]:
+            for task in self._late_rows(replica)[:free]:
                 load.send(task, self._clock())
+                self._copied.add(task.number)
                 given.setdefault(replica, []).append(task)
         return given
 
@@ -252,25 +263,30 @@ class Feeder:
                 continue
             pace = usual if load.pace is None else load.pace
             for number, out in load.out.items():
-                left = _seconds_left(pace * out.task.cost, now - out.since)
-                alone = not any(number in o.out for r, o in self._loads.items() if r != other)
-                if left > mine * out.task.cost and alone:
-                    late.append((left, number, out.task))
+                passed = 0.0 if out.began is None else (now - out.began) / pace
+                ahead = _seconds_ahead(out.task.cost, passed, pace, mine)
+                if ahead > 0 and number not in self._copied:
+                    late.append((ahead, number, out.task))
         return [task for _, _, task in sorted(late, key=lambda each: each[0], reverse=True)]
 
 
-def _seconds_left(expected: float, elapsed: float) -> float:
-    """Of a row that is late, as much again as it is late by now: nothing better is known."""
-    return abs(expected - elapsed)
+def _seconds_ahead(cost: float, passed: float, pace: float, mine: float) -> float:
+    """How much earlier a second replica would answer a row than the one that has it, which is
+    `passed` (of `cost`) on with it. Predictions are rough, so half of the cost may be left however
+    far it is; a row that takes twice what it should is stuck for a reason that is not known."""
+    whole = max(cost, passed + cost / 2)
+    if passed > 2 * cost:
+        return passed * pace
+    return (whole - passed) * pace - whole * mine
 
 
-def _up_to(cost: float, rows: Iterable[Out]) -> list[int]:
-    """Rows of so much work together, marked as asked back."""
+def _up_to(cost: float, rows: Collection[Out], not_these: Collection[int]) -> list[int]:
+    """Rows of so much work together, from the last one on."""
     taken = []
-    for out in rows:
-        if cost < out.task.cost / 2:
+    for out in reversed(list(rows)):
+        if cost < out.task.cost:
             break
-        cost -= out.task.cost
-        out.recalled = True
-        taken.append(out.task.number)
+        if out.task.number not in not_these:
+            cost -= out.task.cost
+            taken.append(out.task.number)
     return taken

@@ -13,11 +13,10 @@ MEMORY_SECONDS = 60.0  # what is known of a speed counts half after so long
 
 @dataclass(slots=True)
 class Out:
-    """A row that a replica has, since when, and whether it was asked back."""
+    """A row that a replica has, and since when it probably runs; None while it waits there."""
 
     task: Task
-    since: float
-    recalled: bool = False
+    began: float | None = None
 
 
 class Load:
@@ -26,16 +25,21 @@ class Load:
     def __init__(self, capacity: int, now: float) -> None:
         self.capacity = capacity
         self.out: dict[int, Out] = {}
+        self.waiting: dict[int, Out] = {}  # of these, in the order in which they will run
         self.cost = 0.0
         self.num_bytes = 0
         self.trial = False
         self._done, self._busy = 0.0, 0.0  # work that was answered, in seconds with rows
         self._since = now  # until when `_busy` is counted
-        self._pace, self._num_paced = 0.0, 0  # seconds from sent to answered, for each of cost
+        self._row_seconds = 0.0  # of all rows that ran
 
     def send(self, task: Task, now: float) -> None:
         self._count(now)
-        self.out[task.number] = Out(task, now)
+        out = self.out[task.number] = Out(task)
+        if len(self.out) - len(self.waiting) <= self.capacity:
+            out.began = now
+        else:
+            self.waiting[task.number] = out
         self.cost += task.cost
         self.num_bytes += task.size
 
@@ -45,21 +49,23 @@ class Load:
         out = self.out.pop(number, None)
         if out is None:
             return None
+        if self.waiting.pop(number, None) is None and self.waiting:
+            following = self.waiting.pop(next(iter(self.waiting)))
+            following.began = now
         self.cost = self.cost - out.task.cost if self.out else 0.0
         self.num_bytes -= out.task.size
         if answered:
             self._done += out.task.cost
-            pace = (now - out.since) / max(out.task.cost, 1e-9)
-            self._num_paced = min(self._num_paced + 1, 32)
-            self._pace += (pace - self._pace) / self._num_paced
         return out.task
 
     def _count(self, now: float) -> None:
         if self.out:
             self._busy += now - self._since
+            self._row_seconds += (now - self._since) * (len(self.out) - len(self.waiting))
         self._since = now
         if self._busy > 2 * MEMORY_SECONDS:
             self._done, self._busy = self._done / 2, self._busy / 2
+            self._row_seconds /= 2
 
     def measured(self, now: float) -> tuple[float, float]:
         """Work that was answered, and the seconds it took."""
@@ -74,5 +80,7 @@ class Load:
 
     @property
     def pace(self) -> float | None:
-        """Seconds from sent to answered, for each unit of cost; None while nothing is known."""
-        return self._pace if self._num_paced else None
+        """Seconds that a row runs, for each unit of its cost; None while nothing was answered. The
+        time of rows that still run counts as well: the short ones end first, and would make every
+        replica look fast."""
+        return self._row_seconds / self._done if self._done and self._row_seconds else None

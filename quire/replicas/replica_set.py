@@ -89,8 +89,7 @@ class ReplicaSet:
         dealt = self.feeder.deal([r.number for r in self._replicas if r.able])
         for number, tasks in dealt.items():
             self._by_number[number].send(tasks)
-        if not dealt:
-            self._near_the_end()
+        self._near_the_end()
         return bool(dealt)
 
     def _is_needed(self, replica: Replica) -> bool:
