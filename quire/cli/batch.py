@@ -11,7 +11,7 @@ from quire.cli import job_options as o
 from quire.cli.run import assignments, execute
 
 
-@o.takes("option", "seed", "limit", "job", "overwrite", "reuse", "retry_failed")
+@o.takes("option", "seed", "limit", "replicas", "gpus", "job", "overwrite", "reuse", "retry_failed")
 def batch(
     *,
     input: Annotated[

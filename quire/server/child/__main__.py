@@ -11,8 +11,8 @@ from importlib import import_module
 
 from quire.errors import EngineError, QuireError
 from quire.replicas.board import Board, Phase
-from quire.replicas.streams import Inbox
 from quire.replicas.child.process import error_family, is_about_memory, private
+from quire.replicas.streams import Inbox
 from quire.replicas.wire import Message
 from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
