@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
-from quire.errors import NotSupported
+from quire.errors import InvalidOption, NotSupported
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
-from quire.options import EngineArgs, parse_options
+from quire.options import EngineArgs, Options, parse_options
 from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
 from quire.params.lora import LORA_WAY_OUT
@@ -37,7 +37,7 @@ class LLM(LLMControls, NotBuiltMethods):
     def __init__(self, model: str, **options: Any) -> None:
         parsed = parse_options(options)
         self._chat_template = read_template(parsed.chat_template) if parsed.chat_template else None
-        self._session = Session.open(model, parsed)
+        self._session = _open(model, parsed, options)
         self._queued: list[Window] = []
 
     @classmethod
@@ -249,6 +249,21 @@ class LLM(LLMControls, NotBuiltMethods):
             on_error=on_error,
             on_result=on_result,
         )
+
+
+def _open(model: str, parsed: Options, given: dict[str, Any]) -> Session:
+    if parsed.data_parallel_size == 1:
+        return Session.open(model, parsed)
+    if parsed.distributed_executor_backend == "uni":
+        raise InvalidOption(
+            f'distributed_executor_backend="uni" is one process, and data_parallel_size='
+            f"{parsed.data_parallel_size} needs as many. Leave one of them out.",
+            parameter="distributed_executor_backend",
+            value="uni",
+        )
+    from quire.replicas.session.session import ReplicaSession
+
+    return ReplicaSession.open_replicas(model, parsed, given)
 
 
 def _refuse_media(lora_request: Any, mm_processor_kwargs: Any) -> None:

@@ -98,6 +98,8 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "guided_decoding_disable_additional_properties": [(True, True)],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
     "batch_invariant": [(True, True)],
+    "data_parallel_size": [(1, 1), (4, 4)],
+    "distributed_executor_backend": [("mp", "mp"), ("uni", "uni")],
 }
 # ... and values that are not.
 BAD: dict[str, list[Any]] = {
@@ -146,6 +148,8 @@ BAD: dict[str, list[Any]] = {
     "reasoning_parser": ["nobody", 3],
     "tool_call_parser": ["nobody", 3],
     "batch_invariant": [1],
+    "data_parallel_size": [0, 257, "2", True],
+    "distributed_executor_backend": ["gloo", 3],
 }
 
 

@@ -110,7 +110,6 @@ MOOT: dict[str, dict[str, Any]] = {
         "renderer_num_workers": 1,
     },
     "One process on one device runs the model, so there is nothing to connect or place.": {
-        "distributed_executor_backend": None,
         "disable_custom_all_reduce": False,
         "master_addr": "127.0.0.1",
         "master_port": 29501,

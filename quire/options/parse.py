@@ -58,6 +58,8 @@ class Options:
     guided_decoding_disable_additional_properties: bool = False
     device: str | None = None
     batch_invariant: bool | None = None
+    data_parallel_size: int = 1
+    distributed_executor_backend: str | None = None
 
     def __repr__(self) -> str:
         """Only what was set, and never the token."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_PARALLEL = "Run one LLM per device (CUDA_VISIBLE_DEVICES), each on its own share of the prompts."
+_PARALLEL = (
+    "Run replicas of the whole model, one on each device: data_parallel_size=..., or "
+    "`quire run --replicas`."
+)
 
 REFUSED: dict[str, dict[str, Any]] = {
     _PARALLEL: {
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
         "prefill_context_parallel_size": 1,
         "decode_context_parallel_size": 1,
         "nnodes": 1,

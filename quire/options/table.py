@@ -247,6 +247,25 @@ HONOURED: tuple[Option, ...] = (
         checks.flag,
         "True: tokens and logprobs are bitwise the same in any batch. Off by default.",
     ),
+    _honoured(
+        "data_parallel_size",
+        1,
+        checks.integer(1, 256),
+        "So many replicas of the model in processes of their own, a GPU or a share of the cores "
+        "each, behind one LLM: outputs come in the order of the prompts. docs/parallel.md.",
+    ),
+    _honoured(
+        "distributed_executor_backend",
+        None,
+        checks.choice(
+            "mp",
+            "uni",
+            others=("ray", "external_launcher"),
+            instead="On a Ray cluster use `quire run --ray`; quire starts its own processes, so "
+            "no launcher such as torchrun is needed.",
+        ),
+        '"mp" (the default) starts processes where there are replicas; "uni" allows none.',
+    ),
 )
 
 # Values of other options that ask for nothing new, and options whose values are still checked.
@@ -261,7 +280,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 _CHECKED = {
     "tensor_parallel_size": checks.num_devices,
     "pipeline_parallel_size": _SIZE,
-    "data_parallel_size": _SIZE,
     "enable_chunked_prefill": checks.flag,
     "disable_log_stats": checks.flag,
     "scheduling_policy": checks.choice("fcfs", "priority"),

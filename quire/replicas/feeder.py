@@ -151,6 +151,18 @@ class Feeder:
             if task is not None and not self._has_it_elsewhere(number):
                 self._pool.put(task, back=True)
 
+    def abandon(self) -> dict[int, list[int]]:
+        """Forget every row; which of them each replica has."""
+        now, had = self._clock(), dict[int, list[int]]()
+        for replica, load in self._loads.items():
+            had[replica] = list(load.out)
+            for number in had[replica]:
+                load.land(number, now, answered=False)
+        for known in (self._copied, self._recalled, self._recalling):
+            known.clear()
+        self._pool = Pool(in_order=self._num_replicas == 1)
+        return {replica: rows for replica, rows in had.items() if rows}
+
     # Dealing.
 
     def deal(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:

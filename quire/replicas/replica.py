@@ -237,6 +237,10 @@ class Replica:
             self._receiver.failed(task, kind, text)
         self._culprits.clear()
 
+    def forget_suspects(self) -> None:
+        self._suspects.clear()
+        self._culprits.clear()
+
     def give_up(self) -> None:
         """End it for good; every row that it had goes back."""
         if self.engine is not None:

@@ -62,6 +62,15 @@ class ReplicaSet:
         rows = len(self.feeder) or any(replica.has_suspects for replica in self._replicas)
         return not rows and not any(replica.run_open for replica in self._replicas)
 
+    @property
+    def num_replicas(self) -> int:
+        return len(self._replicas)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every replica that is left has loaded its model."""
+        return all(replica.facts for replica in self._replicas)
+
     def turn(self, wait: float) -> None:
         """Send what there is to send, wait at most so long for a message, act on what came."""
         if self._send():
@@ -99,15 +108,17 @@ class ReplicaSet:
         return bool(len(self.feeder)) and not any(r.facts for r in self._replicas)
 
     def _near_the_end(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at_end < END_LOOK or not self.feeder.exhausted:
+        if not self.feeder.exhausted:
             return
-        self._looked_at_end = now
         if not len(self.feeder):
             if not any(replica.has_suspects for replica in self._replicas):
                 for replica in self._replicas:
                     replica.end_run()
             return
+        now = time.monotonic()
+        if now - self._looked_at_end < END_LOOK:
+            return
+        self._looked_at_end = now
         for number, rows in self.feeder.recalls().items():
             self._by_number[number].recall(rows, running=False)
         able = [r.number for r in self._replicas if r.able]
@@ -165,6 +176,13 @@ class ReplicaSet:
         self._receiver.note(
             f"quire: {replica.name}given up ({why}); {len(self._replicas)} go on without it"
         )
+
+    def abandon(self) -> None:
+        """Give up every row that has no answer: the engines are left with none of them."""
+        for replica in self._replicas:
+            replica.forget_suspects()
+        for number, rows in self.feeder.abandon().items():
+            self._by_number[number].recall(rows, running=True)
 
     def confirm_culprits(self) -> None:
         """At the end: no other row will come that could."""

@@ -32,8 +32,8 @@ class LLMControls:
         return self._session.model.default_params()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many devices compute together."""
-        return 1
+        """How many devices compute together; replicas count if `include_dp`."""
+        return self._session.world_size if include_dp else 1
 
     def get_metrics(self) -> list[Metric]:
         """What was done since the LLM was made: counters, gauges and histograms with vLLM's names

@@ -130,6 +130,34 @@ def load(model: str, options: Options) -> LoadedModel:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What is known of a model whose weights are loaded elsewhere."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+    generation_config: Mapping[str, Any]
+    hf_config: Mapping[str, Any]
+
+
+def read_parts(model: str, options: Options) -> ModelParts:
+    """Find the model and read all of it but its weights."""
+    _check_name(model)
+    files = locate(
+        model,
+        revision=options.revision,
+        download_dir=options.download_dir,
+        token=options.hf_token,
+        weights=options.load_format != "dummy",
+        trust_remote_code=options.trust_remote_code,
+    )
+    spec = files.spec(options.hf_overrides)
+    hf_config = {**(files.config or config_of(spec)), **(options.hf_overrides or {})}
+    return ModelParts(
+        spec, _tokenizer(files, options), _generation_config(files, options), hf_config
+    )
+
+
 def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
     """With no more length than the KV cache holds."""
     most = facts.num_blocks * config.block_size

@@ -81,6 +81,11 @@ class Session:
 
     @classmethod
     def open(cls, model: str, options: Options) -> Session:
+        if options.data_parallel_size > 1:
+            raise NotSupported(
+                f"data_parallel_size={options.data_parallel_size}: this is one engine alone. LLM "
+                "has replicas, and jobs have them with --replicas."
+            )
         with nothing_collected():
             return cls(load(model, options))
 
@@ -285,6 +290,11 @@ class Session:
                 raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
             self.engine.scheduler.pool.forget_cache()
             return self.model.executor.load_weights(named)
+
+    @property
+    def world_size(self) -> int:
+        """Devices that compute."""
+        return 1
 
     @property
     def is_closed(self) -> bool:

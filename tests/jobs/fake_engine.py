@@ -21,9 +21,9 @@ from quire.config import EngineConfig
 from quire.executor.executor import ExecutorFacts
 from quire.inputs.tokenizer import Tokenizer
 from quire.jobs.child.choices import ContinuationEngine
-from quire.jobs.child.feed import Feed, Rows
 from quire.jobs.child.generate import SessionEngine
 from quire.replicas.board import Board, Phase
+from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 from quire.session.loading import LoadedModel

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.jobs.child.driving import Asked, Driver, timings_of
-from quire.jobs.child.feed import Feed, Rows
 from quire.jobs.child.requests import attempt, failed, refuse_far_too_long
-from quire.jobs.child.tally import session_facts
 from quire.jobs.input.prompts import Preamble
 from quire.replicas.board import Board
+from quire.replicas.child.driving import Asked, Driver, timings_of
+from quire.replicas.child.feed import Feed, Rows
+from quire.replicas.child.tally import session_facts
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 from quire.request import Request

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.jobs.child.driving import timings_of
 from quire.logprobs import Logprob
 from quire.openai_api.outputs import Answer, Output, TokenScore, calls_of
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.replicas.child.driving import timings_of
 
 LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
 

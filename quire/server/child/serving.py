@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import InvalidRequest, QuireError
 from quire.inputs.reasoning import opens_reasoning
 from quire.jobs.child.requests import attempt, error_text, error_type
-from quire.jobs.child.tally import session_facts
 from quire.outputs import RequestOutput
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.heartbeat import Heartbeat
+from quire.replicas.child.tally import session_facts
 from quire.replicas.child.watched import WatchedExecutor
 from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.jobs.child.feed import Feed
 from quire.replicas.board import Board
+from quire.replicas.child.feed import Feed
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 

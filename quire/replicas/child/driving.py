@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.jobs.child.feed import Feed, Rows
-from quire.jobs.child.tally import Tally
 from quire.replicas.board import Board
+from quire.replicas.child.feed import Feed, Rows
+from quire.replicas.child.tally import Tally
 from quire.replicas.child.watched import WatchedExecutor
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message

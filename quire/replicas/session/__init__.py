@@ -1,0 +1,1 @@
+"""What an LLM with replicas holds instead of an engine of its own."""
