@@ -19,6 +19,7 @@ from quire.cli import (
     evaluate,
     exits,
     export,
+    merge,
     pull,
     report,
     run,
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("pull")(pull.pull)
 app.command("chat")(chat.chat)
 app.command("run")(run.run)
+app.command("merge")(merge.merge)
 app.command("batch")(batch.batch)
 app.command("serve")(serve.serve)
 app.command("score")(score.score)

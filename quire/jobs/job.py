@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.errors import InvalidOption
 from quire.jobs.job_run import JobReport, run_job
+from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.planning import plan_job
 from quire.jobs.supervise.supervisor import COMMAND
@@ -50,6 +51,10 @@ class Job:
         Raises JobChanged, JobLocked or an OSError where it cannot begin, JobStopped where it had
         to stop, and Interrupted at Ctrl-C; in the last two cases, run it again to continue.
         """
+        if self.options.join:
+            return join_job(
+                self.options, self._command, engine_command=self._engine_command, show=progress
+            )
         return run_job(
             self.options, self._command, engine_command=self._engine_command, show=progress
         )

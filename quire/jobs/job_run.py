@@ -112,7 +112,7 @@ class JobRun:
         began = time.monotonic()
         opening = opening_message(self._manifest, self._options)
         places = self._options.places()
-        openings = [_at_place(opening, place) for place in places]
+        openings = [at_place(opening, place) for place in places]
         starts = [start_engine(engine_command, p.environment, self) for p in places]
         # The engines first: while they load, everything else is made ready.
         engines = [start(each) for start, each in zip(starts, openings, strict=True)]
@@ -284,7 +284,8 @@ def opening_message(manifest: Manifest, options: JobOptions) -> Message:
     }
 
 
-def _at_place(opening: Message, place: Place) -> Message:
+def at_place(opening: Message, place: Place) -> Message:
+    """The opening of a replica, with the options that its share of the machine asks for."""
     return {**opening, "options": {**place.options, **opening["options"]}}
 
 

@@ -146,6 +146,7 @@ def manifest_of(
         where=options.where,
         limit=options.limit,
         shard=options.shard,
+        join=options.join,
         sampling={} if options.settings else _plain(options.sampling_settings()[0].params),
         settings=tuple(
             _plain({"name": setting.name, **setting.params})

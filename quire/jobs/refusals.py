@@ -17,7 +17,7 @@ from quire.jobs.store.durable import PARTIAL
 from quire.jobs.store.manifest import NAME
 
 _OWN_FILES = re.compile(
-    rf"(lock|reserve|manifest\.json|scores|scores\.json|metrics\.jsonl|errors\.jsonl"
+    rf"(lock|reserve|manifest\.json|chunks\.json|claims|workers|scores|scores\.json|metrics\.jsonl|errors\.jsonl"
     rf"|results-\d+\.jsonl|{STEM}\.\w+)({re.escape(PARTIAL)})?"
 )
 

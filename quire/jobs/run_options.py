@@ -95,6 +95,13 @@ class RunOptions:
     )
     replicas: int | None = option("Engines at once, that share the machine.", type=int)
     gpus: str | None = option("all, or numbers: 0,2. A replica on each.")
+    join: bool = option(
+        "Share the job with others that run this command on the same disk.",
+        "--join",
+        default=False,
+        type=bool,
+        kept_as="join",
+    )
     job: str | None = option("The job's directory.  [default: OUTPUT.quire]")
     overwrite: bool = option("Begin again from nothing.", "--overwrite", default=False, type=bool)
     reuse: bool = option(

@@ -17,12 +17,15 @@ _BOM = b"\xef\xbb\xbf"
 Values = dict[str, Any]
 
 
-def read_jsonl(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
-    """The rows of the file; None for those that are not wanted."""
+def read_jsonl(
+    path: Path, wanted: Callable[[int], bool], *, start: int = 0
+) -> Iterator[Values | BadRow | None]:
+    """The rows of the file, or those from the one that begins at byte `start` on; None for those
+    that are not wanted."""
     number = 0
     with unpacking(path), open_bytes(path) as file:
-        if file.read(len(_BOM)) != _BOM:
-            file.seek(0)
+        if start or file.read(len(_BOM)) != _BOM:
+            file.seek(start)
         for line in _lines(file):
             if isinstance(line, bytes) and not line.strip():
                 continue
@@ -33,6 +36,17 @@ def read_jsonl(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | B
             else:
                 yield parse_line(line)
             number += 1
+
+
+def line_starts(path: Path) -> Iterator[int]:
+    """The byte at which each row of a file begins that is not packed."""
+    with open_bytes(path) as file:
+        at = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+        file.seek(at)
+        for line in _lines(file):
+            if isinstance(line, BadRow) or line.strip():
+                yield at
+            at = file.tell()
 
 
 def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | BadRow]:

@@ -117,7 +117,7 @@ class Work:
                 break
             if not self._selection.in_shard(row.number):
                 continue
-            yield from self._made(row)
+            yield from self.made(row)
         self.finished = True
 
     def total(self, num_input_rows: int | None) -> int | None:
@@ -139,7 +139,8 @@ class Work:
         first = number * len(self._settings)
         return all(first + i in self._done for i in range(len(self._settings)))
 
-    def _made(self, row: InputRow) -> Iterator[WorkRow]:
+    def made(self, row: InputRow) -> Iterator[WorkRow]:
+        """What is left to be done of one input row."""
         if self._ids is None and self._all_done(row.number):
             self.num_selected += 1
             return

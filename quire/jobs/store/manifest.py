@@ -52,6 +52,7 @@ class Manifest:
     where: str | None = None
     limit: int | None = None
     shard: tuple[int, int] | None = None  # (i, n), i from 1
+    join: bool = False  # by workers that claim chunks of it
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Mapping[str, Any], ...] = ()  # further parameters, each with a "name"
     seed: int = 0

@@ -136,6 +136,12 @@ class ResultIndex:
         )
         return done - failed, failed
 
+    def rows(self) -> Iterator[int]:
+        """The rows that are done, in order."""
+        for number in sorted(self._pages):
+            page = self._pages[number]
+            yield from ((number << _PAGE_BITS) + i for i in range(_PAGE) if page[i])
+
     def positions(self) -> Iterator[int]:
         """The position of each done row, in the order of rows."""
         for number in sorted(self._pages):

@@ -1,0 +1,89 @@
+"""The journals of all workers as one, and the output that is written from it.
+
+Each row once: an answer before a failure, then the first worker by name. What was merged before a
+kill is not merged again, and the output gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from quire.errors import InvalidOption, JobStopped
+from quire.jobs.job_run import JobReport
+from quire.jobs.join.chunks import NAME as CHUNKS
+from quire.jobs.join.chunks import Chunks
+from quire.jobs.join.claims import WORKERS, Claims, Workers
+from quire.jobs.output.output import write_output
+from quire.jobs.store.journal import Journal
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.segments import RecordReader, ResultIndex, scan
+from quire.jobs.supervise.failures import failures_of
+
+GROUP = 4096  # records that are synced together: they are all on disk already
+
+
+def merge_output(job_dir: Path) -> JobReport:
+    """`quire merge`: JobLocked while a worker begins or merges the job."""
+    lock = JobLock.take(job_dir)
+    try:
+        return merge(job_dir, lock)
+    finally:
+        lock.release()
+
+
+def merge(job_dir: Path, lock: JobLock) -> JobReport:
+    """Write the output of a joined job all of whose chunks are done."""
+    if not (job_dir / CHUNKS).exists():
+        raise InvalidOption(
+            f"{job_dir} is no job of --join, so there is nothing to merge", parameter="job"
+        )
+    manifest, chunks = Manifest.load(job_dir), Chunks.load(job_dir)
+    counts = Claims(job_dir, "merge", len(chunks), Workers(job_dir)).counts()
+    if len(counts) < len(chunks):
+        raise JobStopped(
+            f"{len(counts):,} of {len(chunks):,} chunks are done. Run the job's command to answer "
+            "the others; its last worker merges."
+        )
+    num_rows = sum(counts.values())
+    journal = Journal.open(job_dir, lock, first_epoch=manifest.first_epoch, group=GROUP)
+    try:
+        _gather(job_dir, journal, lock.epoch)
+    finally:
+        journal.close()
+    write_output(job_dir, manifest, journal.index, num_rows)
+    num_failed = journal.index.counts()[1]
+    manifest = Manifest.load(job_dir).changed(
+        status="finished", num_rows=num_rows, num_failed=num_failed
+    )
+    manifest.save(job_dir)
+    failures = failures_of(job_dir, journal.index) if num_failed else ()
+    output = Path(manifest.output)
+    return JobReport(output, job_dir, num_rows, num_failed, num_rows, failures=failures)
+
+
+def _gather(job_dir: Path, journal: Journal, epoch: int) -> None:
+    """Append to the job's own journal what it does not have yet, in the order of rows."""
+    homes = sorted(path for path in (job_dir / WORKERS).iterdir() if path.is_dir())
+    indexes = [scan(home, first_epoch=1).index for home in homes]
+    readers = [RecordReader(home) for home in homes]
+    try:
+        for row in _rows(indexes):
+            if row in journal.index and not journal.index.failed(row):
+                continue
+            worker = min(
+                (i for i, index in enumerate(indexes) if row in index),
+                key=lambda i: (indexes[i].failed(row), i),  # noqa: B023
+            )
+            position = indexes[worker].position(row)
+            if position is None or (row in journal.index and indexes[worker].failed(row)):
+                continue
+            journal.append(replace(readers[worker].read(position), epoch=epoch))
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def _rows(indexes: list[ResultIndex]) -> list[int]:
+    return sorted({row for index in indexes for row in index.rows()})

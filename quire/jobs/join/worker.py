@@ -1,0 +1,263 @@
+"""One worker of a joined job: from its first claim to the merged output."""
+
+from __future__ import annotations
+
+import os
+import secrets as randomness
+import socket
+import threading
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import JobChanged, JobLocked, JobStopped
+from quire.jobs import job_setup
+from quire.jobs.input.files import InputFile
+from quire.jobs.input.work import Work, WorkRow
+from quire.jobs.job_run import JobReport, at_place, make_work, opening_message
+from quire.jobs.join.chunks import ChunkReader, Chunks
+from quire.jobs.join.claims import WORKERS, Beat, Claims, Workers
+from quire.jobs.join.merge import merge
+from quire.jobs.join.setup import LOOK_SECONDS, agreed, locked, refuse_what_cannot_join
+from quire.jobs.options import JobOptions
+from quire.jobs.store.durable import make_directory
+from quire.jobs.store.journal import GROUP, Journal
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.segments import scan
+from quire.jobs.store.stamps import FileStamp
+from quire.jobs.supervise.ahead import Ahead
+from quire.jobs.supervise.metrics import MetricsFile
+from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.stopping import StopSignals
+from quire.jobs.supervise.supervisor import Supervisor, start_engine
+from quire.replicas.wire import Message
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A chunk that is being answered: rows that were sent, answered, and that count."""
+
+    sent: int = 0
+    answered: int = 0
+    counted: int = 0
+    read: bool = False  # to its end
+
+
+def join_job(
+    options: JobOptions, command: Sequence[str], *, engine_command: Sequence[str], show: bool
+) -> JobReport:
+    """Answer chunks of the job until none is left, and merge if no other worker does."""
+    refuse_what_cannot_join(options)
+    job_dir = job_setup.job_directory(options)
+    lock = locked(job_dir)
+    try:
+        manifest, files, chunks = agreed(options, command, job_dir)
+    finally:
+        job_setup.tidy(job_dir)
+        lock.release()
+    with StopSignals() as signals:
+        if manifest.status != "finished":
+            worker = JoinWorker(options, job_dir, manifest, files, chunks, show=show)
+            try:
+                worker.run(signals, engine_command)
+            finally:
+                worker.close()
+        return _merged(job_dir, signals)
+
+
+class _DoneRows:
+    """Rows that need not be answered: by this worker's journal, or by those of dead ones."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._index = journal.index
+        self.elsewhere: set[int] = set()
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._index or row in self.elsewhere
+
+
+class JoinWorker:
+    """Claims chunks, answers them, and watches the others. Also the watcher of its supervisor."""
+
+    def __init__(
+        self,
+        options: JobOptions,
+        job_dir: Path,
+        manifest: Manifest,
+        files: list[InputFile],
+        chunks: Chunks,
+        *,
+        show: bool,
+    ) -> None:
+        self._options, self._job_dir, self._manifest = options, job_dir, manifest
+        self._chunks, self._reader = chunks, ChunkReader(files)
+        name = f"{socket.gethostname()[:100]}-{os.getpid()}-{randomness.token_hex(4)}"
+        self._home = job_dir / WORKERS / name
+        make_directory(self._home)
+        self._lock = JobLock.take(self._home)
+        self._beat = Beat(self._home)
+        self._journal = Journal.open(
+            self._home, self._lock, first_epoch=1, group=GROUP * len(options.places())
+        )
+        self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
+        self._progress = Progress(MetricsFile(self._home), show=show)
+        self._done = _DoneRows(self._journal)
+        self._work: Work = make_work(options, manifest, files, self._done)
+        self._width = max(1, len(manifest.settings))
+        self._begun: dict[int, _Begun] = {}
+        self._ended = threading.Event()
+        self._looked = 0.0
+
+    def run(self, signals: StopSignals, engine_command: Sequence[str]) -> None:
+        """Return when every chunk of the job is done, by whichever worker."""
+        if self._claims.all_done:
+            return
+        opening = opening_message(self._manifest, self._options)
+        places = self._options.places()
+        openings = [at_place(opening, place) for place in places]
+        starts = [start_engine(engine_command, p.environment, self) for p in places]
+        rows = Ahead(self._rows(), self._work.patience)
+        try:
+            Supervisor(
+                self._journal,
+                rows,
+                openings,
+                epoch=self._lock.epoch,
+                watcher=self,
+                on_ready=self._check_model,
+                should_stop=signals.asked,
+                start=lambda number, opening: starts[number](opening),
+            ).run()
+            self._finish_chunks()
+        except JobStopped as stopped:
+            raise JobStopped(
+                f"{stopped}: what this worker answered is on disk. The same command goes on"
+            ) from stopped
+        finally:
+            self._ended.set()
+            rows.close()
+
+    def _rows(self) -> Generator[WorkRow]:
+        """The rows of one claimed chunk after the other, until all chunks are done."""
+        while not self._ended.is_set():
+            number = self._claims.take()
+            if number is None:
+                found = self._claims.take_over()
+                if found is None:
+                    if self._others_are_done():
+                        return
+                    self._ended.wait(LOOK_SECONDS)
+                    continue
+                number, owners = found
+                self.note(f"quire: chunk {number} goes on here; {owners[-1]} is silent")
+                self._read_journals(owners)
+            yield from self._rows_of(number)
+
+    def _others_are_done(self) -> bool:
+        """Whether no chunk is left but those that are being answered here."""
+        return all(number in self._begun for number in self._claims.open_numbers())
+
+    def _rows_of(self, number: int) -> Generator[WorkRow]:
+        begun = self._begun[number] = _Begun()
+        before = self._work.num_rows
+        for row in self._reader.rows(self._chunks[number]):
+            for made in self._work.made(row):
+                begun.sent += 1
+                yield made
+        begun.counted = self._work.num_rows - before
+        begun.read = True
+
+    def _read_journals(self, owners: Sequence[str]) -> None:
+        """What dead workers finished of a chunk is not done again."""
+        for owner in owners:
+            home = self._job_dir / WORKERS / owner
+            if home.is_dir():
+                index = scan(home, first_epoch=1).index
+                self._done.elsewhere.update(index.rows())
+
+    def _finish_chunks(self) -> None:
+        """Mark the chunks whose rows are all on disk."""
+        ready = [n for n, b in list(self._begun.items()) if b.read and b.answered >= b.sent]
+        if not ready:
+            return
+        self._journal.commit()
+        for number in ready:
+            self._claims.finish(number, self._begun[number].counted)
+            del self._begun[number]
+
+    def _check_model(self, facts: Message) -> None:
+        """Every worker computes with the same files and numbers as the first."""
+        found = {
+            name: tuple(FileStamp(**each).hashed() for each in facts.get(name, ()))
+            for name in ("model_files", "tokenizer_files")
+        }
+        lock = locked(self._job_dir)
+        try:
+            known = Manifest.load(self._job_dir)
+            arithmetic = facts.get("arithmetic", {})
+            if not (known.model_files or known.arithmetic):
+                known.changed(**found, arithmetic=arithmetic).save(self._job_dir)
+                return
+            differences, _ = known.differences(known.changed(**found))
+            if known.arithmetic != arithmetic:
+                differences.append(f"arithmetic: {dict(known.arithmetic)} -> {arithmetic}")
+        finally:
+            lock.release()
+        if differences:
+            listed = "\n  ".join(differences)
+            raise JobChanged(
+                f"this machine would compute otherwise than those before:\n  {listed}\nGive it the "
+                "same files, and --option for what it chose otherwise."
+            )
+
+    # What the supervisor says.
+
+    def note(self, line: str) -> None:
+        self._progress.note(line)
+
+    def result(self, record: ResultRecord) -> None:
+        self._progress.result(record)
+        begun = self._begun.get(self._chunks.of_row(record.row // self._width))
+        if begun is not None:
+            begun.answered += 1
+
+    def reused(self, record: ResultRecord) -> None:
+        """Nothing of an earlier job is used again here."""
+
+    def metrics(self, message: Message) -> None:
+        self._progress.metrics(message)
+
+    def tick(self) -> None:
+        self._progress.tick()
+        if time.monotonic() - self._looked > LOOK_SECONDS / 2:
+            self._looked = time.monotonic()
+            self._finish_chunks()
+
+    def close(self) -> None:
+        self._beat.end()
+        self._journal.close()
+        self._progress.close()
+        self._lock.release()
+
+
+def _merged(job_dir: Path, signals: StopSignals) -> JobReport:
+    """Merge, or wait for the worker that does."""
+    while True:
+        manifest = Manifest.load(job_dir)
+        if manifest.status == "finished" and Path(manifest.output).exists():
+            rows, failed = manifest.num_rows or 0, manifest.num_failed or 0
+            return JobReport(Path(manifest.output), job_dir, rows, failed, rows)
+        if signals.asked():
+            raise JobStopped("stopped while another worker merges; run `quire merge` to finish")
+        try:
+            lock = JobLock.take(job_dir)
+        except JobLocked:
+            time.sleep(LOOK_SECONDS / 4)
+            continue
+        try:
+            return merge(job_dir, lock)
+        finally:
+            lock.release()
