@@ -17,6 +17,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from quire.jobs.join.chunks import FINER, MOST_FINE
+from quire.jobs.join.chunks import ROWS as CHUNK
 from quire.replicas.feeder import Feeder
 from quire.replicas.task import Task
 
@@ -229,17 +231,104 @@ def job(
     return Simulation(machines, tokens, known).run()
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Many workers of --join: rows a second of each, and what happens to them."""
+
+    gpus: int
+    rows_per_second: float = 40.0
+    slow_share: float = 0.01  # of the workers, at half speed
+    deaths_per_hour: float = 0.0  # of each worker: spot machines
+    start_seconds: float = 120.0  # to load again after a death
+    lease: float = 60.0
+
+
+def claimed(fleet: Fleet, rows: float, chunk: int, *, split: int = 1, seed: int = 3) -> float:
+    """The share of all GPUs' time that is work, where workers claim chunks one by one; their first
+    start is not counted. The last rows are in chunks that are cut into `split` parts, as the real
+    ones are."""
+    rng = random.Random(seed)
+    speeds = [
+        fleet.rows_per_second * (0.5 if rng.random() < fleet.slow_share else 1.0)
+        for _ in range(fleet.gpus)
+    ]
+    fine = min(rows / FINER, MOST_FINE * chunk) if split > 1 else 0
+    whole = math.floor((rows - fine) / chunk)
+    parts = [float(chunk)] * whole
+    rest = rows - whole * chunk
+    while rest > 0:
+        parts.append(min(chunk / split, rest))
+        rest -= chunk / split
+    free = [(0.0, worker) for worker in range(fleet.gpus)]
+    heapq.heapify(free)
+    again: list[tuple[float, float]] = []  # chunks of dead workers: when they may be claimed
+    end, queue = 0.0, iter(parts)
+    for _ in range(len(parts) * 4):
+        size = next(queue, None)
+        if size is None:
+            if not again:
+                break
+            ready, size = heapq.heappop(again)
+        else:
+            ready = 0.0
+        at, worker = heapq.heappop(free)
+        at = max(at, ready)
+        seconds = size / speeds[worker]
+        death = rng.expovariate(fleet.deaths_per_hour / 3600) if fleet.deaths_per_hour else math.inf
+        if death < seconds:
+            done = size * death / seconds
+            heapq.heappush(again, (at + death + fleet.lease, size - done))
+            heapq.heappush(free, (at + death + fleet.start_seconds, worker))
+            continue
+        end = max(end, at + seconds)
+        heapq.heappush(free, (at + seconds, worker))
+    could = sum(speeds)
+    return rows / (could * end)
+
+
+def shards(fleet: Fleet, rows: float) -> float:
+    """The same where each worker has an equal part of the rows from the start (--shard)."""
+    per_worker = rows / fleet.gpus
+    slowest = 0.5 if fleet.slow_share else 1.0
+    end = per_worker / (fleet.rows_per_second * slowest)
+    could = fleet.gpus * fleet.rows_per_second * (1 - fleet.slow_share / 2)
+    return rows / (could * end)
+
+
+def print_replicas(quick: bool) -> None:
+    print("replicas  seconds each  lengths known  unknown  one 4x slower")
+    small = Machine(capacity=64, fixed=0.02, row=0.0002)
+    for replicas in (2, 8) if quick else (2, 8, 64):
+        for seconds in (60.0, 120.0) if quick else (60.0, 120.0, 600.0):
+            known = job(replicas, seconds, machine=small, longest=1024.0)
+            unknown = job(replicas, seconds, machine=small, longest=1024.0, noise=None)
+            slow = job(replicas, seconds, machine=small, longest=1024.0, slow=[4.0])
+            print(
+                f"{replicas:8}  {seconds:12.0f}  {known.share:13.3f}  {unknown.share:7.3f}  "
+                f"{slow.share:13.3f}",
+                flush=True,
+            )
+
+
+def print_fleets(quick: bool) -> None:
+    print("GPUs   rows  --shard  chunks  last in eighths  spot, 5 % an hour")
+    for gpus, rows in ((8, 1e6), (64, 1e7), (1000, 1e7), (1000, 1e9))[: 2 if quick else 4]:
+        fleet = Fleet(gpus)
+        spot = Fleet(gpus, deaths_per_hour=0.05)
+        even, finer = claimed(fleet, rows, CHUNK), claimed(fleet, rows, CHUNK, split=FINER)
+        print(
+            f"{gpus:4}  {rows:5.0e}  {shards(fleet, rows):7.3f}  {even:6.3f}  {finer:15.3f}  "
+            f"{claimed(spot, rows, CHUNK, split=FINER):17.3f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick
-    print("replicas  seconds each  lengths known  unknown")
-    small = Machine(capacity=64, fixed=0.02, row=0.0002)
-    for replicas in (1, 2, 8, 64) if quick else (1, 2, 8, 64, 256):
-        for seconds in (60.0, 120.0, 600.0)[: 2 if quick else 3]:
-            known = job(replicas, seconds, machine=small, longest=1024.0)
-            unknown = job(replicas, seconds, machine=small, longest=1024.0, noise=None)
-            print(f"{replicas:8}  {seconds:12.0f}  {known.share:13.3f}  {unknown.share:7.3f}")
+    print_replicas(quick)
+    print_fleets(quick)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from quire.jobs.store.durable import write_file
 
 NAME = "chunks.json"
 ROWS = 4096
+FINER = 8  # the last eighth of the rows, but not more than so many chunks, is cut so much finer
+MOST_FINE = 1000
 _MOST_BYTES = 256 << 20
 
 
@@ -58,17 +60,21 @@ class Chunks:
 
     @classmethod
     def cut(cls, files: Sequence[InputFile], limit: int | None, size: int) -> Chunks:
-        """Read through the files once."""
-        chunks: list[Chunk] = []
+        """Read through the files once. The last part of the rows is cut finer: a worker that is
+        slow then keeps the others waiting for an eighth of a chunk."""
+        parts: list[Chunk] = []
         first = 0
         for i, file in enumerate(files):
             starts = _starts(file)
             at = 0
-            while part := list(islice(starts, size)):
-                chunks.append(Chunk(len(chunks), i, first + at, at, len(part), part[0]))
+            while part := list(islice(starts, max(1, size // FINER))):
+                parts.append(Chunk(len(parts), i, first + at, at, len(part), part[0]))
                 at += len(part)
             first += at
-        return cls(_limited(chunks, limit))
+        parts = _limited(parts, limit)
+        num_rows = sum(part.count for part in parts)
+        fine = num_rows - min(num_rows // FINER, MOST_FINE * size)
+        return cls(_whole_chunks(parts, fine, size))
 
     def save(self, job_dir: Path) -> None:
         rows = [[c.file, c.first, c.first_in_file, c.count, c.start] for c in self._chunks]
@@ -83,6 +89,18 @@ class Chunks:
             raise CorruptJob(f"{job_dir / NAME} does not read as chunks ({error})") from None
 
 
+def _whole_chunks(parts: Sequence[Chunk], fine: int, size: int) -> list[Chunk]:
+    """Parts put together to chunks of `size` rows, those from row `fine` on left as they are."""
+    chunks: list[Chunk] = []
+    for part in parts:
+        last = chunks[-1] if chunks and part.first < fine else None
+        if last is not None and part.file == last.file and last.count + part.count <= size:
+            chunks[-1] = replace(last, count=last.count + part.count)
+        else:
+            chunks.append(replace(part, number=len(chunks)))
+    return chunks
+
+
 def _whole(value: object) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise ValueError(f"{value!r} is no row or byte")
@@ -95,9 +113,7 @@ def _limited(chunks: Sequence[Chunk], limit: int | None) -> list[Chunk]:
         return list(chunks)
     kept = [chunk for chunk in chunks if chunk.first < limit]
     if kept and kept[-1].first + kept[-1].count > limit:
-        last = kept[-1]
-        count = limit - last.first
-        kept[-1] = Chunk(last.number, last.file, last.first, last.first_in_file, count, last.start)
+        kept[-1] = replace(kept[-1], count=limit - kept[-1].first)
     return kept
 
 
