@@ -39,7 +39,19 @@ def test_help_lists_every_verb_that_exists_and_no_other(capsys: pytest.CaptureFi
     assert run("--help") == 0
     listed = capsys.readouterr().out.split("Commands:")[1]
     verbs = {line.split()[0] for line in listed.splitlines() if line.startswith("  ")}
-    jobs = {"run", "batch", "serve", "score", "eval", "report", "export", "ls", "show", "diff"}
+    jobs = {
+        "run",
+        "batch",
+        "serve",
+        "merge",
+        "score",
+        "eval",
+        "report",
+        "export",
+        "ls",
+        "show",
+        "diff",
+    }
     assert verbs == {"pull", "chat", "doctor"} | jobs
 
 
