@@ -1,20 +1,107 @@
-"""The routes of files and batches."""
+"""The routes of files, uploads, batches and the page."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.services import Services
+from quire.openai_api.errors import ApiError
+from quire.server import batches, files
+from quire.server.batch_answers import ServerRowEngine
+from quire.server.batch_bodies import new_batch, read_new_batch
+from quire.server.batch_service import BatchService
+from quire.server.file_routes import FileRoutes
+from quire.server.page_routes import PageRoutes
+from quire.server.paging import list_object, page_asked
+from quire.server.reading import read_json
+from quire.server.replies import json_response
+from quire.server.services import Services, key_of
+from quire.server.upload_routes import UploadRoutes
+
+DEFAULT_LISTED, MOST_LISTED = 20, 100
 
 
 def routes(services: Services) -> list[Route]:
-    return []
+    """None where the server keeps nothing."""
+    service = services.database
+    if not isinstance(service, BatchService):
+        return []
+    return [
+        *FileRoutes(service).routes(),
+        *UploadRoutes(service).routes(),
+        *BatchRoutes(service, services.settings.names[0]).routes(),
+        *PageRoutes(service, services).routes(),
+    ]
 
 
 @asynccontextmanager
 async def running(services: Services) -> AsyncIterator[None]:
-    """Whatever lives as long as the server."""
-    yield
+    """Batches run as long as the server does."""
+    service = services.database
+    if not isinstance(service, BatchService):
+        yield
+        return
+    await service.start(ServerRowEngine(services))
+    try:
+        yield
+    finally:
+        await service.stop()
+
+
+class BatchRoutes:
+    def __init__(self, service: BatchService, model: str) -> None:
+        self._service, self._model = service, model
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/batches", self.created, methods=["POST"]),
+            Route("/v1/batches", self.listed, methods=["GET"]),
+            Route("/v1/batches/{batch_id}", self.found, methods=["GET"]),
+            Route("/v1/batches/{batch_id}/cancel", self.cancelled, methods=["POST"]),
+        ]
+
+    async def created(self, request: Request) -> Response:
+        """Answered once the batch is durable, and before its lines are looked at."""
+        given = read_new_batch(await read_json(request))
+        file = await self._input(key_of(request), given["input_file_id"])
+        batch = new_batch(
+            given,
+            key_id=key_of(request),
+            file=file,
+            model=self._model,
+            storage=self._service.storage.new_name(),
+        )
+        await self._service.create(batch)
+        return json_response(self._service.as_object(batch))
+
+    async def _input(self, key_id: str, file_id: str) -> files.StoredFile:
+        try:
+            return await self._service.database.read(
+                partial(files.find, key_id=key_id, file_id=file_id)
+            )
+        except ApiError as missing:
+            message = "there is no such file; upload the batch's input with purpose batch first"
+            raise ApiError(404, message, code=missing.code, param="input_file_id") from None
+
+    async def listed(self, request: Request) -> Response:
+        page = page_asked(request.query_params, default=DEFAULT_LISTED, most=MOST_LISTED)
+        found, has_more = await self._service.database.read(
+            lambda connection: batches.page_of(connection, key_of(request), page)
+        )
+        made = [self._service.as_object(batch) for batch in found]
+        return json_response(list_object(made, has_more))
+
+    async def found(self, request: Request) -> Response:
+        batch = await self._service.database.read(
+            partial(batches.find, key_id=key_of(request), batch_id=request.path_params["batch_id"])
+        )
+        return json_response(self._service.as_object(batch))
+
+    async def cancelled(self, request: Request) -> Response:
+        batch = await self._service.cancel(key_of(request), request.path_params["batch_id"])
+        return json_response(self._service.as_object(batch))

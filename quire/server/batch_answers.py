@@ -1,0 +1,79 @@
+"""Rows of batches before the server's own engine: the translator on both sides of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.openai_api.asks import read_body
+from quire.openai_api.bodies import response_body
+from quire.openai_api.errors import ApiError
+from quire.server.answering import whole_outputs
+from quire.server.batch_engine import (
+    EngineCrashed,
+    EngineFacts,
+    EngineUnavailable,
+    RowAnswered,
+    RowAsked,
+)
+from quire.server.services import Services
+
+CRASHED = "engine_crashed"
+_LATER = (429, 503)  # the queue is full, or no engine runs
+
+
+class ServerRowEngine:
+    """The engine of a server, in the lane of batches."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def facts(self) -> EngineFacts:
+        engine = self._services.engine
+        await engine.ready()
+        facts = engine.facts
+        return EngineFacts(
+            model=self._services.settings.model,
+            capacity=engine.capacity,
+            model_files=tuple(facts.get("model_files", ())),
+            tokenizer_files=tuple(facts.get("tokenizer_files", ())),
+            arithmetic=facts.get("arithmetic", {}),
+        )
+
+    async def answer(self, row: RowAsked) -> RowAnswered:
+        names = self._services.settings.names
+        asked = read_body(row.endpoint, row.body, names)
+        if asked.stream:
+            raise ApiError(400, "a line of a batch is not streamed", param="stream")
+        for each in asked.rows:
+            # What is drawn is a function of the line, however often it is computed.
+            if each["params"].get("seed") is None:
+                each["params"] = {**each["params"], "seed": row.seed}
+        try:
+            outputs = await whole_outputs(self._services, asked, lane="batch", key_id=row.key_id)
+        except ApiError as error:
+            if error.code == CRASHED:
+                raise EngineCrashed(error.message) from None
+            if error.status in _LATER:
+                raise EngineUnavailable(error.message) from None
+            raise
+        body = response_body(
+            asked, outputs, id=row.response_id, created=row.created, model=asked.model or names[0]
+        )
+        _forget_cache(body)
+        answers = [answer for output in outputs for answer in output.answers]
+        return RowAnswered(
+            body=body,
+            outputs=tuple(answer.text for answer in answers),
+            finish_reasons=tuple(answer.finish_reason or "stop" for answer in answers),
+            prompt_tokens=sum(output.prompt_tokens for output in outputs),
+            output_tokens=sum(output.output_tokens for output in outputs),
+            cached_tokens=sum(output.cached_tokens for output in outputs),
+        )
+
+
+def _forget_cache(body: dict[str, Any]) -> None:
+    """How much of a prompt came from the cache depends on what ran before: a line that is computed
+    again would differ. The batch's own usage has the sum."""
+    usage = body.get("usage")
+    if isinstance(usage, dict) and "prompt_tokens_details" in usage:
+        body["usage"] = {**usage, "prompt_tokens_details": None}

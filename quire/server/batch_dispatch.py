@@ -1,0 +1,193 @@
+"""Rows of all batches, before one engine: as many at once as it can use, shared out evenly.
+
+The batch with the fewest rows in flight is served next, so a small one does not wait for a large
+one. When the engine falls, the rows it held are tried again in halves, nothing else beside them in
+this lane, until the one that brings it down is found; the others get their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.base.notes import note
+from quire.jobs.input.work import WorkRow
+from quire.jobs.supervise.suspects import Suspects
+from quire.server.batch_engine import EngineCrashed, EngineUnavailable
+
+WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
+PAUSE = 1.0  # seconds before an engine that takes no rows is asked again
+MOST_GUILTY = 3  # rows in a row, without an answer in between: then it is not the rows
+REST = 60.0  # seconds that such an engine is left alone
+
+
+class Supply(Protocol):
+    """A batch that runs."""
+
+    def take_row(self) -> WorkRow | None:
+        """The next row; None if none is ready."""
+        ...
+
+    async def answer(self, row: WorkRow) -> None:
+        """Ask the engine and keep what comes; raises EngineCrashed, EngineUnavailable."""
+        ...
+
+    def blame(self, row: WorkRow) -> None:
+        """This row brings the engine down."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ticket:
+    """A row that is with the engine, or was when it fell. `number` is no other row's."""
+
+    number: int
+    supply: Supply
+    row: WorkRow
+
+    @property
+    def suspect(self) -> WorkRow:
+        return WorkRow(self.number, self.row.key, "", {})
+
+
+class Dispatcher:
+    """One task that hands rows to the engine until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.capacity = 0  # of the engine: rows that run at once
+        self.num_crashes = 0
+        self._supplies: dict[Supply, int] = {}  # and how many of its rows are in flight
+        self._tasks: dict[asyncio.Task[None], _Ticket] = {}
+        self._num_tickets = 0
+        self._suspects = Suspects()
+        self._suspected: dict[int, _Ticket] = {}
+        self._fallen: list[_Ticket] = []  # with the engine, since suspects were last looked at
+        self._guilty: list[_Ticket] = []  # found, and not said before another row succeeds
+        self._changed = asyncio.Event()
+        self._resting: asyncio.TimerHandle | None = None
+
+    def add(self, supply: Supply) -> None:
+        self._supplies[supply] = 0
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Rows are ready that were not."""
+        self._changed.set()
+
+    async def remove(self, supply: Supply) -> None:
+        """Give up its rows in flight and ask it for no more."""
+        self._supplies.pop(supply, None)
+        self._fallen = [ticket for ticket in self._fallen if ticket.supply is not supply]
+        self._guilty = [ticket for ticket in self._guilty if ticket.supply is not supply]
+        self._suspected = {
+            number: ticket
+            for number, ticket in self._suspected.items()
+            if ticket.supply is not supply
+        }
+        mine = [task for task, ticket in self._tasks.items() if ticket.supply is supply]
+        for task in mine:
+            task.cancel()
+        if mine:
+            await asyncio.wait(mine)
+        self._changed.set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._changed.clear()
+                if self._resting is None:
+                    self._hand_out()
+                await self._changed.wait()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+
+    def _hand_out(self) -> None:
+        if self._fallen or len(self._suspects):
+            if not self._tasks:
+                self._judge()
+                self._try_group()
+            return
+        room = max(FEWEST, WINDOWS * self.capacity) - len(self._tasks)
+        waiting = set(self._supplies)
+        while room > 0 and waiting:
+            supply = min(waiting, key=lambda each: self._supplies[each])
+            row = supply.take_row()
+            if row is None:
+                waiting.remove(supply)
+                continue
+            self._num_tickets += 1
+            self._start(_Ticket(self._num_tickets, supply, row))
+            room -= 1
+        if not self._tasks:
+            self._confirm_guilty()  # no other row is left to prove that the engine is well
+
+    def _start(self, ticket: _Ticket) -> None:
+        self._supplies[ticket.supply] += 1
+        task = asyncio.create_task(self._answered(ticket))
+        self._tasks[task] = ticket
+        task.add_done_callback(self._ended)
+
+    async def _answered(self, ticket: _Ticket) -> None:
+        while True:
+            try:
+                await ticket.supply.answer(ticket.row)
+            except EngineCrashed:
+                self._fallen.append(ticket)
+                return
+            except EngineUnavailable:
+                await asyncio.sleep(PAUSE)
+                continue
+            self._suspected.pop(ticket.number, None)
+            self._confirm_guilty()
+            return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        ticket = self._tasks.pop(task)
+        if ticket.supply in self._supplies:
+            self._supplies[ticket.supply] -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The supply makes a record of every error of a row; this is an error of ours.
+            note(f"a row of a batch could not be kept: {type(error).__name__}")
+        self._changed.set()
+
+    def _judge(self) -> None:
+        """The engine fell and nothing is in flight: who is suspected, and who is guilty."""
+        if not self._fallen:
+            return
+        self.num_crashes += 1
+        note(f"the engine fell with {len(self._fallen)} rows of batches; they are tried again")
+        fallen, self._fallen = self._fallen, []
+        self._suspected |= {ticket.number: ticket for ticket in fallen}
+        guilty = self._suspects.accuse([ticket.suspect for ticket in fallen])
+        if guilty is not None and (ticket := self._suspected.pop(guilty.row, None)) is not None:
+            self._guilty.append(ticket)
+        if len(self._guilty) >= MOST_GUILTY:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Every row brings it down, so it is no row's fault: clear them, and wait a while."""
+        note(f"the engine falls with every row; batches go on in {REST:g} seconds")
+        cleared, self._guilty, self._suspects = self._guilty, [], Suspects()
+        self._suspected |= {ticket.number: ticket for ticket in cleared}
+        self._suspects.accuse([ticket.suspect for ticket in self._suspected.values()])
+        self._resting = asyncio.get_running_loop().call_later(REST, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = None
+        self._changed.set()
+
+    def _try_group(self) -> None:
+        if self._resting is not None:
+            return
+        for suspect in self._suspects.take() or ():
+            if (ticket := self._suspected.get(suspect.row)) is not None:
+                self._start(ticket)
+        if not self._tasks:
+            self._changed.set()
+
+    def _confirm_guilty(self) -> None:
+        guilty, self._guilty = self._guilty, []
+        for ticket in guilty:
+            ticket.supply.blame(ticket.row)

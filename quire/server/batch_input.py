@@ -1,0 +1,152 @@
+"""The lines of a batch's input, checked before anything is computed.
+
+A line that could not be matched to its answer (no JSON, no `custom_id`, one that was there before,
+another url) fails the whole batch, all such lines named at once. What is wrong inside a `body`
+costs its own line, later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quire.jobs.input.jsonl import LONGEST_ROW, parse_line
+from quire.jobs.input.rows import BadRow
+from quire.jobs.store.keys import KeyTable
+from quire.params.rules import show
+
+MOST_ERRORS = 1000  # that a batch lists; the others are counted
+LONGEST_ID = 512  # characters of a custom_id
+_LOOK_EVERY = 1000  # lines between two looks at whether it is still wanted
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(slots=True)
+class Checked:
+    """How many lines there are, and what is wrong with them."""
+
+    num_rows: int = 0
+    num_wrong: int = 0
+    stopped: bool = False  # before the end, because it was no longer wanted
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, code: str, message: str, *, line: int | None, param: str | None) -> None:
+        self.num_wrong += 1
+        if len(self.errors) < MOST_ERRORS:
+            error = {"code": code, "line": line, "message": message, "param": param}
+            self.errors.append(error)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The errors, and how many more there are if not all are listed."""
+        more = self.num_wrong - len(self.errors)
+        if not more:
+            return self.errors
+        message = f"{more:,} more lines are wrong and not listed here"
+        return [
+            *self.errors,
+            {"code": "more_errors", "line": None, "message": message, "param": None},
+        ]
+
+
+def check_lines(path: Path, endpoint: str, is_wanted: Callable[[], bool]) -> Checked:
+    """Read all of the file, and hold sixteen bytes a line."""
+    checked, ids = Checked(), KeyTable()
+    with open(path, "rb") as file:
+        again = os.dup(file.fileno())
+        try:
+            for number, start, line in _lines(file):
+                if number % _LOOK_EVERY == 0 and not is_wanted():
+                    checked.stopped = True
+                    return checked
+                checked.num_rows += 1
+                row = _parsed(line)
+                if isinstance(row, BadRow):
+                    checked.add("invalid_json_line", row.message, line=number, param=None)
+                    continue
+                _check_id(row.get("custom_id"), number, start, ids, again, checked)
+                if row.get("url") != endpoint:
+                    message = f"the url is the batch's endpoint {endpoint}, not "
+                    message += show(row.get("url"))
+                    checked.add("url_mismatch", message, line=number, param="url")
+        finally:
+            os.close(again)
+    if not checked.num_rows:
+        checked.add("empty_file", "the file has no lines", line=None, param="input_file_id")
+    return checked
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """Number, place and bytes of each line that is not blank. One that is longer than a row may
+    be comes cut, and so as no JSON."""
+    start = number = 0
+    if file.read(len(_BOM)) == _BOM:
+        start = len(_BOM)
+    file.seek(start)
+    while line := file.readline(LONGEST_ROW + 1):
+        number += 1
+        at, size = start, len(line)
+        if size > LONGEST_ROW and not line.endswith(b"\n"):
+            while (more := file.readline(LONGEST_ROW)) and not more.endswith(b"\n"):
+                size += len(more)
+            size += len(more)
+        start += size
+        if line.strip():
+            yield number, at, line
+
+
+def _parsed(line: bytes) -> Mapping[str, Any] | BadRow:
+    if len(line) > LONGEST_ROW:
+        return BadRow("row_too_long", f"the line has more than {LONGEST_ROW:,} bytes")
+    return parse_line(line)
+
+
+def _check_id(
+    found: Any, number: int, start: int, ids: KeyTable, file: int, checked: Checked
+) -> None:
+    if found is None:
+        checked.add(
+            "missing_required_parameter",
+            "the line has no custom_id to match its answer with",
+            line=number,
+            param="custom_id",
+        )
+        return
+    if not isinstance(found, str) or not 1 <= len(found) <= LONGEST_ID or not _is_text(found):
+        checked.add(
+            "invalid_custom_id",
+            f"custom_id is a text of 1 to {LONGEST_ID} characters, not {show(found)}",
+            line=number,
+            param="custom_id",
+        )
+        return
+    earlier = ids.get(found)
+    ids.put(found, start)
+    # The table knows fingerprints; two ids with the same one are told apart by the line itself.
+    if earlier is not None and _id_at(file, earlier) == found:
+        checked.add(
+            "duplicate_custom_id",
+            f"an earlier line has the same custom_id {show(found)}",
+            line=number,
+            param="custom_id",
+        )
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written as UTF-8: half of a character cannot."""
+    with suppress(UnicodeEncodeError):
+        return bool(text.encode())
+    return False
+
+
+def _id_at(file: int, start: int) -> Any:
+    data = bytearray()
+    while len(data) <= LONGEST_ROW and (piece := os.pread(file, 1 << 16, start + len(data))):
+        data += piece
+        if b"\n" in piece:
+            break
+    row = parse_line(bytes(data[: data.find(b"\n") + 1 or None]))
+    return None if isinstance(row, BadRow) else row.get("custom_id")

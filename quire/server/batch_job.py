@@ -1,0 +1,281 @@
+"""The job directory of a batch: the same journal, manifest and records that `quire run` keeps, so
+that `quire show` and `quire report` read it.
+
+All of this blocks, and is called from one thread at a time. A directory is its own: its input is a
+second name of the uploaded file's bytes, so it stays whole when the file is deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quire import __version__
+from quire.errors import JobChanged
+from quire.jobs.input.files import find_files
+from quire.jobs.input.rows import BadRow
+from quire.jobs.input.work import Selection, Setting, Work, WorkRow
+from quire.jobs.output.output import json_line
+from quire.jobs.store.durable import make_directory, replacing, sync_directory
+from quire.jobs.store.journal import Journal
+from quire.jobs.store.lock import JobLock
+from quire.jobs.store.manifest import NAME as MANIFEST
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.segments import RecordReader
+from quire.jobs.store.stamps import FileStamp
+from quire.jobs.supervise.metrics import MetricsFile
+from quire.params.rules import show
+from quire.server.batch_engine import EngineFacts
+from quire.server.batch_lines import line_of
+from quire.server.batches import Batch
+
+INPUT, OUTPUT, ERRORS = "input.jsonl", "output.jsonl", "output.errors.jsonl"
+_ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
+
+
+class LineAsking:
+    """What a line asks for: its body, which the translator reads later."""
+
+    def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        if row.get("method", "POST") != "POST":
+            raise BadRow("invalid_request", f"the method is POST, not {show(row['method'])}")
+        if not isinstance(body := row.get("body"), Mapping):
+            raise BadRow("invalid_request", "the line has no body, which is an object")
+        return {"body": body}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One file of a finished batch."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a batch came out: its files, None where one would be empty, and its figures."""
+
+    output: Written | None
+    errors: Written | None
+    completed: int
+    failed: int
+    usage: dict[str, Any]
+    main_error: str | None  # what most of the failed lines failed with
+
+
+def begin(batch: Batch, directory: Path, source: Path, facts: EngineFacts, num_rows: int) -> None:
+    """Make the directory, its input and its manifest; what a kill left of them is used again."""
+    make_directory(directory)
+    kept = directory / INPUT
+    with suppress(FileExistsError):
+        os.link(source, kept)
+    sync_directory(directory)
+    if (directory / MANIFEST).exists():
+        return
+    stamp = FileStamp.of(kept)
+    Manifest(
+        version=__version__,
+        created=datetime.fromtimestamp(batch.created_at, UTC).isoformat(timespec="seconds"),
+        command=("quire", "serve", facts.model),
+        kind="batch",
+        inputs=(FileStamp(stamp.path, stamp.size, stamp.stamp, batch.input_sha256),),
+        chat=False,
+        id_column="custom_id",
+        output=str(directory / OUTPUT),
+        output_format="batch",
+        num_rows=num_rows,
+        **_model(facts),
+    ).save(directory)
+
+
+def _model(facts: EngineFacts) -> dict[str, Any]:
+    def stamps(given: Sequence[Mapping[str, Any]]) -> tuple[FileStamp, ...]:
+        return tuple(FileStamp(**each) for each in given)
+
+    return {
+        "model": facts.model,
+        "model_files": stamps(facts.model_files),
+        "tokenizer_files": stamps(facts.tokenizer_files),
+        "arithmetic": dict(facts.arithmetic),
+    }
+
+
+class BatchJob:
+    """The rows of one batch, while it runs."""
+
+    def __init__(self, batch: Batch, directory: Path) -> None:
+        self._batch, self._directory = batch, directory
+        self._closing = ExitStack()
+
+    def open(self) -> None:
+        """Read what is there. `close` is called whatever becomes of this."""
+        self._manifest = Manifest.load(self._directory)
+        lock = JobLock.take(self._directory)
+        self._closing.callback(lock.release)
+        self._journal = Journal.open(self._directory, lock, first_epoch=self._manifest.first_epoch)
+        self._closing.callback(self._journal.close)
+        self.epoch = lock.epoch  # now, when it is later than that of any record
+        self._metrics = MetricsFile(self._directory)
+        self._closing.callback(self._metrics.close)
+        self._completed, self._failed = self._journal.index.counts()
+        self._rows = self._left()
+
+    def check_model(self, facts: EngineFacts) -> None:
+        """Raise JobChanged if another model, or the same in another arithmetic, wrote the rows
+        that are there."""
+        now = self._manifest.changed(**_model(facts))
+        differences = [
+            line
+            for line in self._manifest.differences(now)[0]
+            if line.partition(":")[0].partition(".")[0] in _ABOUT_MODEL
+        ]
+        then, arithmetic = self._manifest.arithmetic, now.arithmetic
+        differences += [
+            f"{name}: {then.get(name)!r} -> {arithmetic.get(name)!r}"
+            for name in sorted({*then, *arithmetic})
+            if then.get(name) != arithmetic.get(name)
+        ]
+        if differences:
+            raise JobChanged("; ".join(differences))
+
+    def _left(self) -> Iterator[WorkRow]:
+        work = Work(
+            find_files([str(self._directory / INPUT)]),
+            LineAsking(),
+            [Setting(None, {})],
+            Selection(id_column="custom_id"),
+            seed=0,
+            common="batch",
+            reserved=frozenset(),
+            done=self._journal.index,
+        )
+        return work.rows()
+
+    def next_rows(self, most: int, most_bytes: int) -> list[WorkRow]:
+        """Rows that have no result yet, in the order of the input; none when there are no more."""
+        rows: list[WorkRow] = []
+        size = 0
+        while len(rows) < most and size < most_bytes:
+            row = next(self._rows, None)
+            if row is None:
+                break
+            rows.append(row)
+            size += row.size
+        return rows
+
+    def keep(self, records: Sequence[ResultRecord]) -> tuple[int, int]:
+        """Make the records durable; how many rows are done well by now, and how many failed."""
+        for record in records:
+            self._append(record)
+        self._journal.commit()
+        return self.counts()
+
+    def _append(self, record: ResultRecord) -> None:
+        kept = self._journal.append(record)
+        self._completed += not kept.failed
+        self._failed += kept.failed
+
+    def counts(self) -> tuple[int, int]:
+        """Rows in the journal: done well, and failed."""
+        return self._completed, self._failed
+
+    def tell(self, metrics: Mapping[str, Any]) -> None:
+        """A line for the report's curves."""
+        self._metrics.append(dict(metrics))
+
+    def fail_rest(self, code: str, message: str) -> None:
+        """Give every row that has no result this error."""
+        for row in self._left():
+            self._append(
+                ResultRecord(
+                    row.row, row.key, row.content, self.epoch, error=message, error_type=code
+                )
+            )
+        self._journal.commit()
+
+    def write(self) -> Outcome:
+        """The files of the batch, in the order of the input, durable when this returns."""
+        usage, causes = _Usage(), dict[str, int]()
+        with ExitStack() as stack:
+            answers = stack.enter_context(_writing(self._directory / OUTPUT))
+            errors = stack.enter_context(_writing(self._directory / ERRORS))
+            reader = stack.enter_context(RecordReader(self._directory))
+            for position in self._journal.index.positions():
+                record = reader.read(position)
+                (errors if record.failed else answers).add(line_of(self._batch.id, record))
+                usage.add(record)
+                if record.failed:
+                    cause = str(record.error_type)
+                    causes[cause] = causes.get(cause, 0) + 1
+        completed, failed = self.counts()
+        self._manifest = self._manifest.changed(
+            status="finished", num_rows=completed + failed, num_failed=failed
+        )
+        self._manifest.save(self._directory)
+        main_error = max(causes, key=lambda cause: causes[cause]) if causes else None
+        return Outcome(
+            answers.written(), errors.written(), completed, failed, usage.as_object(), main_error
+        )
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+class _Usage:
+    def __init__(self) -> None:
+        self._prompt = self._output = self._cached = 0
+
+    def add(self, record: ResultRecord) -> None:
+        self._prompt += record.prompt_tokens
+        self._output += record.output_tokens
+        cached = record.extra.get("cached_tokens")
+        self._cached += cached if type(cached) is int else 0
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self._prompt,
+            "input_tokens_details": {"cached_tokens": self._cached},
+            "output_tokens": self._output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self._prompt + self._output,
+        }
+
+
+class _Lines:
+    """Lines on their way into a file."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._hash, self.size = hashlib.sha256(), 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        data = json_line(line)
+        self._hash.update(data)
+        self.size += len(data)
+        self._file.write(data)
+
+    def written(self) -> Written | None:
+        if not self.size:
+            return None
+        return Written(self._path, self.size, self._hash.hexdigest())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[_Lines]:
+    """A file that takes its name, whole and durable, when the block ends well; one with nothing in
+    it takes none."""
+    with replacing(path) as file:
+        lines = _Lines(path, file)
+        yield lines
+    if not lines.size:
+        path.unlink()
+        sync_directory(path.parent)

@@ -1,0 +1,375 @@
+"""One batch from its first state to its last: checked, answered row by row, written out.
+
+Whatever is on disk decides where it goes on, so a batch that was cut anywhere is simply run again.
+Files are read and written on threads; results reach the journal in groups, and are counted when
+they are in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quire.base.notes import note
+from quire.errors import JobChanged
+from quire.jobs.input.work import WorkRow
+from quire.jobs.store.keys import row_seed
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.supervise.supervisor import LONGEST_ERROR
+from quire.openai_api.errors import INVALID, SERVER, ApiError, bad
+from quire.server import batches, files
+from quire.server.batch_dispatch import Dispatcher
+from quire.server.batch_engine import EngineFacts, RowAsked, RowEngine
+from quire.server.batch_input import check_lines
+from quire.server.batch_job import BatchJob, Outcome, Written, begin
+from quire.server.batch_lines import answered, rejected, response_id
+from quire.server.batch_states import Ending, Status
+from quire.server.batches import Batch
+from quire.server.database import Database
+from quire.server.files import StoredFile
+from quire.server.storage import Storage
+
+Made = TypeVar("Made")
+READ_ROWS, READ_BYTES = 256, 2 << 20  # read ahead of the engine
+GROUP, GROUP_SECONDS = 64, 0.5  # results that wait for the journal, at most
+OUTPUT_LIFE = 30 * 86400  # seconds that outputs stay where nothing else is said
+_UNANSWERED: dict[Ending, tuple[str, str]] = {
+    "expired": ("batch_expired", "the batch's completion window ended before this request ran"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this request ran"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What every batch runs with."""
+
+    database: Database
+    storage: Storage
+    engine: RowEngine
+    dispatcher: Dispatcher
+    threads: Executor
+
+
+@dataclass(slots=True)
+class Live:
+    """What is known of a running batch beside its row in the database: rows in the journal, and
+    why it does not go on."""
+
+    completed: int = 0
+    failed: int = 0
+    waiting: str | None = None
+    before: int = 0  # rows that were in the journal when this run began
+    began: float = field(default_factory=time.time)
+    prompt_tokens: int = 0  # of this run
+    output_tokens: int = 0
+
+
+class BatchRun:
+    """One run of one batch; `end` asks it to come to an early end. Also a supply of rows."""
+
+    def __init__(self, batch: Batch, rooms: Rooms) -> None:
+        self.batch, self._rooms = batch, rooms
+        self.live = Live(batch.completed, batch.failed)
+        self._ending: Ending | None = batch.ending
+        self.asked_to_end = asyncio.Event()
+        if batch.status == "cancelling":
+            self.end("cancelled")
+        self._directory = rooms.storage.batch(batch.storage)
+        self._abandoned = False
+        self._ready: deque[WorkRow] = deque()
+        self._results: list[ResultRecord] = []
+        self._oldest_result = 0.0
+        self._num_out = 0  # rows that were taken and have no result yet
+        self._exhausted = False
+        self._epoch = 0
+        self._news = asyncio.Event()
+
+    def end(self, ending: Ending) -> None:
+        """A cancel wins over the end of its time, and neither over what is being written out."""
+        if self._ending is None or (ending == "cancelled" and self._ending != "completed"):
+            self._ending = ending
+            self.asked_to_end.set()
+            self._news.set()
+
+    async def run(self) -> None:
+        """Until the batch has ended. May be cancelled at any point, and run again."""
+        try:
+            if self.batch.status == "validating" and not await self._validate():
+                return
+            if self.batch.in_progress_at is None:  # cancelled before its lines were known
+                await self._change("cancelled", of=("cancelling",))
+                return
+            job = BatchJob(self.batch, self._directory)
+            try:
+                await self._on_thread(job.open)
+                self._epoch = job.epoch
+                self.live.completed, self.live.failed = job.counts()
+                self.live.before = self.live.completed + self.live.failed
+                if self._ending is None or self._ending == "completed":
+                    await self._answer(job)
+                await self._finish(job)
+            finally:
+                await asyncio.shield(self._on_thread(job.close))
+        finally:
+            self._abandoned = True
+
+    async def _validate(self) -> bool:
+        """Check the lines; whether the batch goes on."""
+        source = await self._rooms.database.read(
+            lambda connection: files.storage_of(connection, self.batch.input_file_id)
+        )
+        path = self._rooms.storage.file(source)
+        checked = await self._on_thread(check_lines, path, self.batch.endpoint, self._is_wanted)
+        if checked.stopped:
+            return not self._abandoned
+        if checked.errors:
+            failed = await self._change("failed", of=("validating",), errors=checked.listed())
+            return failed is None  # a cancel came first
+        facts = await self._unless_ended(self._rooms.engine.facts())
+        if self._ending == "cancelled":
+            return True
+        known = facts or EngineFacts(self.batch.model, 1)
+        await self._on_thread(begin, self.batch, self._directory, path, known, checked.num_rows)
+        await self._change("in_progress", of=("validating",), total=checked.num_rows)
+        return True
+
+    def _is_wanted(self) -> bool:
+        return self._ending != "cancelled" and not self._abandoned
+
+    async def _answer(self, job: BatchJob) -> None:
+        """Have every row answered that has no result, unless an early end is asked for."""
+        facts = await self._unless_ended(self._rooms.engine.facts())
+        if facts is None:
+            return
+        try:
+            await self._on_thread(job.check_model, facts)
+        except JobChanged as changed:
+            self.live.waiting = f"its first rows came from another model: {changed}"
+            note(f"batch {self.batch.id} waits: {self.live.waiting}")
+            await self.asked_to_end.wait()
+            return
+        dispatcher = self._rooms.dispatcher
+        dispatcher.capacity = facts.capacity
+        dispatcher.add(self)
+        try:
+            while not self.asked_to_end.is_set() and not self._is_answered():
+                self._news.clear()
+                await self._read_ahead(job)
+                await self._keep(job)
+                await self._wait_for_news()
+        finally:
+            await dispatcher.remove(self)
+            await asyncio.shield(self._keep(job, at_once=True))
+
+    def _is_answered(self) -> bool:
+        return self._exhausted and not (self._ready or self._num_out or self._results)
+
+    async def _wait_for_news(self) -> None:
+        """Until something came or a result is due for the journal."""
+        if self._is_answered():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GROUP_SECONDS):
+                await self._news.wait()
+        if self._results and len(self._results) < GROUP:  # let a group come together
+            due = self._oldest_result + GROUP_SECONDS - time.monotonic()
+            await asyncio.sleep(min(max(due, 0.0), 0.05))
+
+    async def _read_ahead(self, job: BatchJob) -> None:
+        if self._exhausted or len(self._ready) > READ_ROWS // 2:
+            return
+        rows = await self._on_thread(job.next_rows, READ_ROWS, READ_BYTES)
+        self._exhausted = not rows
+        for row in rows:
+            if row.error is None:
+                self._ready.append(row)
+            else:
+                self._num_out += 1
+                self._reject(row, bad(row.error.message))
+        self._news.set()
+        self._rooms.dispatcher.wake()
+
+    async def _keep(self, job: BatchJob, *, at_once: bool = False) -> None:
+        """Put results into the journal, if they are due."""
+        waited = time.monotonic() - self._oldest_result
+        due = len(self._results) >= GROUP or waited >= GROUP_SECONDS or self._exhausted
+        if not self._results or not (due or at_once):
+            return
+        records, self._results = self._results, []
+        counts = await self._on_thread(job.keep, records)
+        self.live.completed, self.live.failed = counts
+        self._tell_metrics(job)
+
+    def _tell_metrics(self, job: BatchJob) -> None:
+        live = self.live
+        job.tell(
+            {
+                "time": time.time(),
+                "began": live.began,
+                "running": self._num_out,
+                "waiting": len(self._ready),
+                "prompt_tokens": live.prompt_tokens,
+                "output_tokens": live.output_tokens,
+                "finished": live.completed + live.failed - live.before,
+            }
+        )
+
+    def take_row(self) -> WorkRow | None:
+        if not self._ready:
+            return None
+        self._num_out += 1
+        if len(self._ready) <= READ_ROWS // 2:
+            self._news.set()
+        return self._ready.popleft()
+
+    async def answer(self, row: WorkRow) -> None:
+        batch = self.batch
+        asked = RowAsked(
+            endpoint=batch.endpoint,
+            body=row.asked["body"],
+            key_id=batch.key_id,
+            response_id=response_id(batch.endpoint, batch.id, row.row),
+            created=batch.created_at,
+            seed=row_seed(0, row.key),
+        )
+        try:
+            found = await self._rooms.engine.answer(asked)
+        except ApiError as refused:
+            self._reject(row, refused)
+            return
+        self.live.prompt_tokens += found.prompt_tokens
+        self.live.output_tokens += found.output_tokens
+        self._result(
+            row,
+            outputs=found.outputs,
+            finish_reasons=found.finish_reasons,
+            prompt_tokens=found.prompt_tokens,
+            output_tokens=found.output_tokens,
+            extra=answered(found.body, found.cached_tokens),
+        )
+
+    def blame(self, row: WorkRow) -> None:
+        message = "the engine fell twice with this request alone in its lane"
+        self._result(row, error=message, error_type="engine_crash")
+
+    def _reject(self, row: WorkRow, refused: ApiError) -> None:
+        """A request that was refused has a response; a failure of ours has none."""
+        message = refused.message[:LONGEST_ERROR]
+        is_refusal = refused.status < 500
+        self._result(
+            row,
+            error=message,
+            error_type=refused.code or (INVALID if is_refusal else SERVER),
+            extra=rejected(refused.status, refused.body()) if is_refusal else {},
+        )
+
+    def _result(self, row: WorkRow, **values: Any) -> None:
+        self._num_out -= 1
+        if not self._results:
+            self._oldest_result = time.monotonic()
+        record = ResultRecord(row.row, row.key, row.content, self._epoch, **values)
+        self._results.append(record)
+        self._news.set()
+
+    async def _finish(self, job: BatchJob) -> None:
+        """Write the files, then say in one transaction that they are there and the batch is over.
+        A cancel that comes meanwhile makes it a cancelled one, with all its lines."""
+        ending: Ending = self._ending or "completed"
+        self._ending = ending
+        if ending != "cancelled":
+            await self._change("finalizing", of=("in_progress",), ending=ending)
+        if ending in _UNANSWERED:
+            await self._on_thread(job.fail_rest, *_UNANSWERED[ending])
+        outcome = await self._on_thread(job.write)
+        made = {
+            "output_file_id": self._file(outcome.output, "output"),
+            "error_file_id": self._file(outcome.errors, "error"),
+        }
+        written = [pair for pair in made.values() if pair is not None]
+        for file, path in written:
+            await self._on_thread(self._rooms.storage.link, path, file.storage)
+
+        def commit(connection: sqlite3.Connection) -> None:
+            for file, _ in written:
+                files.insert(connection, file)
+            values: dict[str, Any] = {
+                "completed": outcome.completed,
+                "failed": outcome.failed,
+                "usage": outcome.usage,
+                "errors": _all_failed(outcome),
+                **{name: pair and pair[0].id for name, pair in made.items()},
+            }
+            batch_id = self.batch.id
+            if batches.change(connection, batch_id, ending, of=("finalizing",), **values) is None:
+                batches.change(connection, batch_id, "cancelled", of=("cancelling",), **values)
+
+        await self._rooms.database.write(commit)
+
+    def _file(self, written: Written | None, kind: str) -> tuple[StoredFile, Path] | None:
+        if written is None:
+            return None
+        file = files.new_file(
+            key_id=self.batch.key_id,
+            storage=self._rooms.storage.new_name(),
+            filename=f"{self.batch.id}_{kind}.jsonl",
+            purpose=files.BATCH_OUTPUT,
+            bytes=written.size,
+            sha256=written.sha256,
+            lifetime=self.batch.output_lifetime or OUTPUT_LIFE,
+        )
+        return file, written.path
+
+    async def _change(
+        self, status: Status, *, of: tuple[Status, ...], **values: Any
+    ) -> Batch | None:
+        """As batches.change; where another state was entered meanwhile, follow it."""
+        batch_id = self.batch.id
+
+        def work(connection: sqlite3.Connection) -> tuple[Batch | None, Batch]:
+            changed = batches.change(connection, batch_id, status, of=of, **values)
+            return changed, changed or batches.get(connection, batch_id)
+
+        changed, self.batch = await self._rooms.database.write(work)
+        if changed is None and self.batch.status == "cancelling":
+            self.end("cancelled")
+        return changed
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, Made]) -> Made | None:
+        """What the work gives; None, with the work given up, where an early end comes first."""
+        task, end = asyncio.create_task(work), asyncio.create_task(self.asked_to_end.wait())
+        try:
+            await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for each in (task, end):
+                each.cancel()
+
+    async def _on_thread(self, call: Callable[..., Made], *given: Any) -> Made:
+        """What the call returns. A run that is cancelled meanwhile first waits for it: the files
+        that it works on are closed next."""
+        future = asyncio.get_running_loop().run_in_executor(
+            self._rooms.threads, partial(call, *given)
+        )
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait((future,))
+            raise
+
+
+def _all_failed(outcome: Outcome) -> list[dict[str, Any]] | None:
+    """A batch in which every request failed says so where clients look for errors."""
+    if outcome.completed or not outcome.failed:
+        return None
+    message = f"all {outcome.failed:,} requests failed, most of them with {outcome.main_error}"
+    error = {"code": "all_requests_failed", "line": None, "message": message, "param": None}
+    return [error]

@@ -1,0 +1,250 @@
+"""Files and batches as a service: what is stored, what runs, and what goes when its time is over.
+
+Everything acknowledged is in the database and on disk; `start` goes on with every batch that has
+not ended, `stop` commits what is known and leaves the rest to the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quire.base.notes import note
+from quire.errors import JobStopped
+from quire.jobs.store.journal import FULL
+from quire.openai_api.errors import ApiError
+from quire.server import batches, files, uploads
+from quire.server.batch_dispatch import Dispatcher
+from quire.server.batch_engine import RowEngine
+from quire.server.batch_runner import BatchRun, Live, Rooms
+from quire.server.batch_states import ENDS, LIVE
+from quire.server.batches import Batch
+from quire.server.database import Database
+from quire.server.files import StoredFile
+from quire.server.links import Links
+from quire.server.storage import Storage
+
+MOST_RUNNING = 64  # batches that are read and answered at once; others wait for one to end
+THREADS = 4
+SWEEP_SECONDS = 60.0
+KEPT_AFTER_END = 30 * 86400  # seconds that an ended batch without files is remembered
+AGAIN_SECONDS = 30.0  # after a failure of ours: a full disk, a bug
+_NO_ROOM = "the disk of the server is full"
+_FAILED = "the server failed on this batch, and tries it again"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where things are kept, and how much. The quota is one key's, in bytes of its files."""
+
+    data_dir: Path
+    max_file_bytes: int = 2 << 30
+    quota_bytes: int | None = None
+    max_live_batches: int = 1000  # of one key
+
+
+class BatchService:
+    """Holds the data folder from the moment it is made until `close`."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self.settings = settings
+        self.storage = Storage(settings.data_dir)
+        try:
+            self.database = Database(self.storage.database)
+        except BaseException:
+            self.storage.close()
+            raise
+        self.links = Links()
+        self._threads = ThreadPoolExecutor(THREADS, "quire-batches")
+        self._rooms: Rooms | None = None
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(MOST_RUNNING)
+
+    async def start(self, engine: RowEngine) -> None:
+        """Remove what a kill left behind, and go on with every batch that has not ended."""
+        known = await self.database.read(_storage_names)
+        await asyncio.to_thread(self.storage.sweep, *known)
+        dispatcher = Dispatcher()
+        self._rooms = Rooms(self.database, self.storage, engine, dispatcher, self._threads)
+        self._spawn(dispatcher.run())
+        self._spawn(self._sweep_now_and_then())
+        for batch in await self.database.read(batches.live):
+            self._run(batch)
+
+    async def stop(self) -> None:
+        """End what runs, with what is finished in the journal."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._rooms = None
+
+    def close(self) -> None:
+        """Give the data folder free; a second time does nothing."""
+        self._threads.shutdown()
+        self.database.close()
+        self.storage.close()
+
+    async def create(self, batch: Batch) -> None:
+        """Make the batch durable, and begin it. 429 for a key that has too many."""
+        most = self.settings.max_live_batches
+
+        def work(connection: sqlite3.Connection) -> None:
+            if batches.num_live(connection, batch.key_id) >= most:
+                raise ApiError(
+                    429,
+                    f"this key has {most:,} batches that have not ended; wait for one of them",
+                    code="too_many_batches",
+                    type="rate_limit_error",
+                    headers=(("retry-after", "60"), ("x-should-retry", "false")),
+                )
+            # Looked at again where it counts: the file may have been deleted in between.
+            files.find(connection, batch.key_id, batch.input_file_id)
+            batches.insert(connection, batch)
+
+        await self.database.write(work)
+        self._run(batch)
+
+    async def cancel(self, key_id: str, batch_id: str) -> Batch:
+        batch = await self.database.write(
+            lambda connection: batches.cancel(connection, key_id, batch_id)
+        )
+        if batch.id in self._runs:
+            self._runs[batch.id].end("cancelled")
+        return batch
+
+    def live(self, batch_id: str) -> Live | None:
+        """What is known of a batch while it runs."""
+        run = self._runs.get(batch_id)
+        return None if run is None else run.live
+
+    def as_object(self, batch: Batch) -> dict[str, object]:
+        """The batch as clients read it, with the counts of this moment."""
+        live = self.live(batch.id)
+        made = batches.as_object(batch, waiting=live.waiting if live is not None else None)
+        if live is not None and batch.is_live:
+            made["request_counts"] = {
+                "total": batch.total,
+                "completed": min(live.completed, batch.total),
+                "failed": min(live.failed, batch.total),
+            }
+        return made
+
+    async def stats(self) -> Mapping[str, int]:
+        """How many batches are in each state."""
+        return await self.database.read(_by_status)
+
+    async def delete_file(self, key_id: str, file_id: str) -> StoredFile:
+        file = await self.database.write(
+            lambda connection: files.delete(connection, key_id, file_id)
+        )
+        await asyncio.to_thread(self.storage.remove_file, file.storage)
+        await self._remove_jobs([file])
+        return file
+
+    async def sweep(self) -> None:
+        """Remove the files, uploads and batches whose time is over."""
+        now = int(time.time())
+        gone = await self.database.write(partial(files.take_expired, now=now))
+        parts = await self.database.write(partial(uploads.take_expired, now=now))
+        for name in [*(file.storage for file in gone), *parts]:
+            await asyncio.to_thread(self.storage.remove_file, name)
+        await self._remove_jobs(gone)
+        old = await self.database.write(
+            partial(batches.take_old, ended_before=now - KEPT_AFTER_END)
+        )
+        for batch in old:
+            await asyncio.to_thread(self.storage.remove_batch, batch.storage)
+
+    async def _remove_jobs(self, gone: list[StoredFile]) -> None:
+        """A deleted output is to be gone, so the journal that it was made from goes with the last
+        of a batch's outputs."""
+        for file in gone:
+            if file.purpose != files.BATCH_OUTPUT:
+                continue
+            batch = await self.database.read(partial(batches.without_outputs, file_id=file.id))
+            if batch is not None:
+                await asyncio.to_thread(self.storage.remove_batch, batch.storage)
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except Exception as error:  # a full disk, say; the next sweep tries again
+                note(f"files whose time is over could not be removed: {type(error).__name__}")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _run(self, batch: Batch) -> None:
+        if self._rooms is not None:
+            run = self._runs[batch.id] = BatchRun(batch, self._rooms)
+            self._spawn(self._run_to_its_end(run, self._rooms))
+
+    async def _run_to_its_end(self, run: BatchRun, rooms: Rooms) -> None:
+        """Run the batch, and again after a failure of ours, until it has ended."""
+        batch_id = run.batch.id
+        try:
+            while not await self._has_ended(run):
+                await asyncio.sleep(AGAIN_SECONDS)
+                batch = await self.database.read(partial(batches.get, batch_id=batch_id))
+                run = self._runs[batch_id] = BatchRun(batch, rooms)
+        finally:
+            self._runs.pop(batch_id, None)
+
+    async def _has_ended(self, run: BatchRun) -> bool:
+        left = max(0.0, run.batch.expires_at - time.time())
+        timer = asyncio.get_running_loop().call_later(left, run.end, "expired")
+        try:
+            async with self._place(run):
+                await run.run()
+            return True
+        except Exception as error:  # whatever it is, the batch is on disk and is tried again
+            is_full = isinstance(error, OSError) and error.errno in FULL
+            full = is_full or isinstance(error, JobStopped)
+            run.live.waiting = _NO_ROOM if full else _FAILED
+            note(f"batch {run.batch.id} waits: {run.live.waiting} ({type(error).__name__})")
+            return False
+        finally:
+            timer.cancel()
+
+    @asynccontextmanager
+    async def _place(self, run: BatchRun) -> AsyncIterator[None]:
+        """A place among those that run. One that is asked to end needs none: little is left."""
+        place = asyncio.create_task(self._free.acquire())
+        end = asyncio.create_task(run.asked_to_end.wait())
+        try:
+            await asyncio.wait((place, end), return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            end.cancel()
+            if place.done() and not place.cancelled():
+                self._free.release()
+            place.cancel()
+
+
+def _storage_names(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
+    """The names of everything that has a row: files with parts of uploads, and batches."""
+    names = [
+        {row["storage"] for row in connection.execute(f"SELECT storage FROM {table}")}
+        for table in ("files", "upload_parts", "batches")
+    ]
+    return names[0] | names[1], names[2]
+
+
+def _by_status(connection: sqlite3.Connection) -> dict[str, int]:
+    found = connection.execute("SELECT status, count(*) AS num FROM batches GROUP BY status")
+    return dict.fromkeys((*LIVE, *ENDS), 0) | {row["status"]: row["num"] for row in found}

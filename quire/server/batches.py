@@ -1,0 +1,222 @@
+"""Batches as the database knows them: made, found, moved from state to state.
+
+Each change is one transaction that looks at the state it starts from, so that a cancel and an end
+that come together leave one of the two, whole.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire.openai_api.errors import ApiError, not_found
+from quire.server.batch_states import LIVE, TIMES, Ending, Status
+from quire.server.ids import BATCH, is_id
+from quire.server.paging import Page, select_page
+
+_JSON = ("metadata", "errors", "usage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch. `storage` names its job directory; `ending` is where a batch goes that is being
+    written out."""
+
+    id: str
+    key_id: str
+    storage: str
+    endpoint: str
+    input_file_id: str
+    input_sha256: str
+    completion_window: str
+    metadata: Mapping[str, str] | None
+    output_lifetime: int | None
+    model: str
+    created_at: int
+    expires_at: int
+    status: Status = "validating"
+    ending: Ending | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    errors: Sequence[Mapping[str, Any]] | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    usage: Mapping[str, Any] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.status in LIVE
+
+
+_COLUMNS = tuple(field.name for field in fields(Batch))
+_INSERT = f"INSERT INTO batches ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
+_IS_LIVE = "status IN (" + ", ".join(f"'{status}'" for status in LIVE) + ")"
+
+
+def batch_of(row: sqlite3.Row) -> Batch:
+    values = {name: row[name] for name in _COLUMNS}
+    for name in _JSON:
+        values[name] = None if values[name] is None else json.loads(values[name])
+    return Batch(**values)
+
+
+def insert(connection: sqlite3.Connection, batch: Batch) -> None:
+    connection.execute(_INSERT, _bound({name: getattr(batch, name) for name in _COLUMNS}))
+
+
+def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: json.dumps(value) if name in _JSON and value is not None else value
+        for name, value in values.items()
+    }
+
+
+def find(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Batch:
+    """The key's batch of this id; 404 if there is none, whatever other keys have."""
+    row = None
+    if is_id(batch_id, BATCH):
+        row = connection.execute(
+            "SELECT * FROM batches WHERE key_id = ? AND id = ?", (key_id, batch_id)
+        ).fetchone()
+    if row is None:
+        raise not_found("there is no such batch", param="batch_id")
+    return batch_of(row)
+
+
+def get(connection: sqlite3.Connection, batch_id: str) -> Batch:
+    """A batch that is known to be there, for the server itself."""
+    return batch_of(
+        connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    )
+
+
+def page_of(connection: sqlite3.Connection, key_id: str, page: Page) -> tuple[list[Batch], bool]:
+    rows, has_more = select_page(connection, "batches", page, kind=BATCH, where={"key_id": key_id})
+    return [batch_of(row) for row in rows], has_more
+
+
+def live(connection: sqlite3.Connection) -> list[Batch]:
+    """Every batch that has not ended, the oldest first."""
+    rows = connection.execute(f"SELECT * FROM batches WHERE {_IS_LIVE} ORDER BY seq").fetchall()
+    return [batch_of(row) for row in rows]
+
+
+def num_live(connection: sqlite3.Connection, key_id: str) -> int:
+    [found] = connection.execute(
+        f"SELECT count(*) FROM batches WHERE key_id = ? AND {_IS_LIVE}", (key_id,)
+    ).fetchone()
+    return int(found)
+
+
+def change(
+    connection: sqlite3.Connection,
+    batch_id: str,
+    status: Status,
+    *,
+    of: Sequence[Status],
+    **values: Any,
+) -> Batch | None:
+    """Move the batch to `status`, at this moment, if it is in one of the states `of`; the batch
+    as it is then, or None if it was in another state."""
+    values = {"status": status, **values}
+    row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    if row is None or row["status"] not in of:
+        return None
+    if status != row["status"] and (at := TIMES.get(status)) is not None:
+        values[at] = int(time.time())
+    assignments = ", ".join(f"{name} = :{name}" for name in values)
+    connection.execute(
+        f"UPDATE batches SET {assignments} WHERE id = :of_id", {**_bound(values), "of_id": batch_id}
+    )
+    return get(connection, batch_id)
+
+
+def cancel(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Batch:
+    """Ask the batch to end; 400 if it has. One that is asked already stays as it is."""
+    batch = find(connection, key_id, batch_id)
+    if batch.status == "cancelling":
+        return batch
+    changed = change(
+        connection, batch.id, "cancelling", of=("validating", "in_progress", "finalizing")
+    )
+    if changed is None:
+        raise ApiError(
+            400,
+            f"the batch cannot be cancelled any more: it is {batch.status}",
+            code="batch_ended",
+            param="batch_id",
+        )
+    return changed
+
+
+def without_outputs(connection: sqlite3.Connection, file_id: str) -> Batch | None:
+    """The batch that wrote this file, if none of the files that it wrote is left."""
+    row = connection.execute(
+        "SELECT * FROM batches WHERE :id IN (output_file_id, error_file_id) AND NOT EXISTS "
+        "(SELECT 1 FROM files WHERE files.id IN (output_file_id, error_file_id))",
+        {"id": file_id},
+    ).fetchone()
+    return None if row is None else batch_of(row)
+
+
+def take_old(connection: sqlite3.Connection, ended_before: int) -> list[Batch]:
+    """Forget batches that ended long ago, and whose files are gone."""
+    rows = connection.execute(
+        f"SELECT * FROM batches WHERE NOT {_IS_LIVE} AND created_at < ? "
+        "AND NOT EXISTS (SELECT 1 FROM files WHERE files.id IN (output_file_id, error_file_id)) "
+        "LIMIT 1000",
+        (ended_before,),
+    ).fetchall()
+    gone = [
+        batch
+        for batch in map(batch_of, rows)
+        if max(filter(None, (getattr(batch, at) for at in TIMES.values()))) < ended_before
+    ]
+    connection.executemany("DELETE FROM batches WHERE id = ?", [(batch.id,) for batch in gone])
+    return gone
+
+
+def as_object(batch: Batch, *, waiting: str | None = None) -> dict[str, Any]:
+    """The batch as clients read it. `waiting` says why it does not go on."""
+    errors = None if not batch.errors else {"object": "list", "data": list(batch.errors)}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "status_details": waiting,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "in_progress_at": batch.in_progress_at,
+        "expires_at": batch.expires_at,
+        "finalizing_at": batch.finalizing_at,
+        "completed_at": batch.completed_at,
+        "failed_at": batch.failed_at,
+        "expired_at": batch.expired_at,
+        "cancelling_at": batch.cancelling_at,
+        "cancelled_at": batch.cancelled_at,
+        "request_counts": {
+            "total": batch.total,
+            "completed": batch.completed,
+            "failed": batch.failed,
+        },
+        "usage": batch.usage,
+        "metadata": batch.metadata,
+    }

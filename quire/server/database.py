@@ -1,0 +1,174 @@
+"""What the server knows of files and batches, in one SQLite file.
+
+Bytes lie beside it and rows of a batch in its job directory; this file says which of them exist
+and to which key they belong. One thread writes, one reads; a write that has returned is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from quire.errors import CorruptJob
+
+Made = TypeVar("Made")
+Work = Callable[[sqlite3.Connection], Made]
+VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key_id TEXT NOT NULL,
+    storage TEXT NOT NULL UNIQUE,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER
+) STRICT;
+CREATE INDEX files_of_key ON files (key_id, seq);
+CREATE INDEX files_by_end ON files (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key_id TEXT NOT NULL,
+    storage TEXT NOT NULL UNIQUE,
+    endpoint TEXT NOT NULL,
+    input_file_id TEXT NOT NULL,
+    input_sha256 TEXT NOT NULL,
+    completion_window TEXT NOT NULL,
+    metadata TEXT,
+    output_lifetime INTEGER,
+    model TEXT NOT NULL,
+    status TEXT NOT NULL,
+    ending TEXT,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    in_progress_at INTEGER,
+    finalizing_at INTEGER,
+    completed_at INTEGER,
+    failed_at INTEGER,
+    expired_at INTEGER,
+    cancelling_at INTEGER,
+    cancelled_at INTEGER,
+    total INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    errors TEXT,
+    output_file_id TEXT,
+    error_file_id TEXT,
+    usage TEXT
+) STRICT;
+CREATE INDEX batches_of_key ON batches (key_id, seq);
+CREATE INDEX batches_by_status ON batches (status);
+CREATE INDEX batches_by_input ON batches (input_file_id);
+
+CREATE TABLE uploads (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key_id TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    mime_type TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    lifetime INTEGER,
+    status TEXT NOT NULL,
+    file_id TEXT,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX uploads_of_key ON uploads (key_id, status);
+
+CREATE TABLE upload_parts (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    upload_id TEXT NOT NULL REFERENCES uploads (id) ON DELETE CASCADE,
+    storage TEXT NOT NULL UNIQUE,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX parts_of_upload ON upload_parts (upload_id, seq);
+"""
+
+
+class Database:
+    """Two threads over one file. `write` runs its work as one transaction; `read` sees only what
+    was committed. Both can be awaited, or waited for with `.result()` from another thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer = ThreadPoolExecutor(1, "quire-database-writer")
+        self._reader = ThreadPoolExecutor(1, "quire-database-reader")
+        self._writing = self._writer.submit(_opened, path, create=True).result()
+        self._reading = self._reader.submit(_opened, path, create=False).result()
+
+    def submit_write(self, work: Work[Made]) -> Future[Made]:
+        return self._writer.submit(_in_transaction, self._writing, work)
+
+    def submit_read(self, work: Work[Made]) -> Future[Made]:
+        return self._reader.submit(work, self._reading)
+
+    async def write(self, work: Work[Made]) -> Made:
+        """What the work returns, once its changes are on disk. A caller that is cancelled does not
+        take the change back."""
+        return await asyncio.wrap_future(self.submit_write(work))
+
+    async def read(self, work: Work[Made]) -> Made:
+        return await asyncio.wrap_future(self.submit_read(work))
+
+    def close(self) -> None:
+        """Finish what was begun and close the file; a second time does nothing."""
+        for executor, connection in ((self._reader, self._reading), (self._writer, self._writing)):
+            try:
+                executor.submit(connection.close)
+            except RuntimeError:  # closed before
+                continue
+            executor.shutdown()
+
+
+def _opened(path: Path, *, create: bool) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+    connection.row_factory = sqlite3.Row
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        if create:
+            path.chmod(0o600)
+            _in_transaction(connection, _create)
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise CorruptJob(
+            f"{path} does not read as the server's database ({error}). Put it back from a copy, or "
+            "give another data folder."
+        ) from None
+    return connection
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    [found] = connection.execute("PRAGMA user_version").fetchone()
+    if found == VERSION:
+        return
+    if found:
+        raise sqlite3.DatabaseError(f"its version is {found}, this server writes {VERSION}")
+    for statement in _SCHEMA.split(";\n"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _in_transaction(connection: sqlite3.Connection, work: Work[Made]) -> Made:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        made = work(connection)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    return made

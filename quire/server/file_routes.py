@@ -1,0 +1,153 @@
+"""/v1/files: kept, listed, read and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from quire.openai_api.errors import not_found
+from quire.server import files
+from quire.server.batch_service import BatchService
+from quire.server.files import StoredFile
+from quire.server.multipart import Form, FormReader
+from quire.server.paging import list_object, page_asked
+from quire.server.receiving import Limits, Received, quota_exceeded, receive
+from quire.server.replies import json_response
+from quire.server.services import key_of
+
+MOST_LISTED = 10_000
+BATCH_LIFE = 30 * 86400  # seconds that a batch's input stays where nothing else is said
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_PIECE = 256 << 10
+
+
+class FileRoutes:
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/files", self.upload, methods=["POST"]),
+            Route("/v1/files", self.listed, methods=["GET"]),
+            Route("/v1/files/{file_id}", self.found, methods=["GET"]),
+            Route("/v1/files/{file_id}", self.deleted, methods=["DELETE"]),
+            Route("/v1/files/{file_id}/content", self.content, methods=["GET"]),
+        ]
+
+    async def upload(self, request: Request) -> Response:
+        """Acknowledged once bytes, name and row are durable."""
+        key_id = key_of(request)
+        reader = FormReader(
+            request.headers.get("content-type", ""),
+            file="file",
+            known=("purpose", _ANCHOR, _SECONDS),
+        )
+        limits = await limits_of(self._service, key_id)
+        received = await receive(request, reader, self._service.storage, limits)
+        try:
+            file = await self._kept(key_id, received)
+        except BaseException:
+            await asyncio.to_thread(self._service.storage.remove_file, received.storage)
+            raise
+        return json_response(file.as_object())
+
+    async def _kept(self, key_id: str, received: Received) -> StoredFile:
+        purpose = files.checked_purpose(received.form.fields.get("purpose"))
+        file = files.new_file(
+            key_id=key_id,
+            storage=received.storage,
+            filename=files.checked_name(received.form.filename),
+            purpose=purpose,
+            bytes=received.size,
+            sha256=received.sha256,
+            lifetime=_lifetime(received.form, purpose),
+        )
+        await self._service.database.write(
+            partial(insert_within, file=file, quota=self._service.settings.quota_bytes)
+        )
+        return file
+
+    async def listed(self, request: Request) -> Response:
+        page = page_asked(request.query_params, default=MOST_LISTED, most=MOST_LISTED)
+        purpose = request.query_params.get("purpose")
+        found, has_more = await self._service.database.read(
+            lambda connection: files.page_of(connection, key_of(request), page, purpose)
+        )
+        return json_response(list_object([file.as_object() for file in found], has_more))
+
+    async def found(self, request: Request) -> Response:
+        return json_response((await self._find(request)).as_object())
+
+    async def deleted(self, request: Request) -> Response:
+        file = await self._service.delete_file(key_of(request), request.path_params["file_id"])
+        return json_response({"id": file.id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        file = await self._find(request)
+        path = self._service.storage.file(file.storage)
+        return await download(path, file.filename, "application/octet-stream")
+
+    async def _find(self, request: Request) -> StoredFile:
+        return await self._service.database.read(
+            partial(files.find, key_id=key_of(request), file_id=request.path_params["file_id"])
+        )
+
+
+async def limits_of(service: BatchService, key_id: str) -> Limits:
+    """How much this key may send now."""
+    room = await asyncio.to_thread(service.storage.free_bytes)
+    if (quota := service.settings.quota_bytes) is not None:
+        used = await service.database.read(partial(files.used_bytes, key_id=key_id))
+        room = min(room, quota - used)
+    limits = Limits(service.settings.max_file_bytes, room)
+    limits.check(1)
+    return limits
+
+
+def insert_within(connection: sqlite3.Connection, file: StoredFile, quota: int | None) -> None:
+    """Write the row, unless uploads that came together have used the quota up."""
+    if quota is not None and files.used_bytes(connection, file.key_id) + file.bytes > quota:
+        raise quota_exceeded()
+    files.insert(connection, file)
+
+
+def _lifetime(form: Form, purpose: str) -> int | None:
+    anchor, seconds = form.fields.get(_ANCHOR), form.fields.get(_SECONDS)
+    if anchor is None and seconds is None:
+        return BATCH_LIFE if purpose == "batch" else None
+    return files.checked_lifetime(anchor, seconds)
+
+
+async def download(
+    path: Path, filename: str, media_type: str, *, inline: bool = False
+) -> StreamingResponse:
+    """A file, piece by piece. It stays readable to the end even if it is deleted meanwhile."""
+    try:
+        number = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise not_found("the file is gone", param="file_id") from None
+    kind = "inline" if inline else "attachment"
+    headers = {
+        "content-length": str(os.fstat(number).st_size),
+        "content-disposition": f"{kind}; filename*=utf-8''{quote(filename, safe='')}",
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-store",
+    }
+    return StreamingResponse(_pieces(number), headers=headers, media_type=media_type)
+
+
+async def _pieces(number: int) -> AsyncIterator[bytes]:
+    try:
+        while piece := await asyncio.to_thread(os.read, number, _PIECE):
+            yield piece
+    finally:
+        os.close(number)

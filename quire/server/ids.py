@@ -1,0 +1,24 @@
+"""Names that the server gives: random, of one form, and never part of a path.
+
+What a client sends as an id is only looked up; one of another form is looked up nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+FILE, BATCH, UPLOAD, PART = "file-", "batch_", "upload_", "part_"
+_REST = re.compile("[0-9a-f]{32}")
+
+
+def new_id(kind: str) -> str:
+    return kind + secrets.token_hex(16)
+
+
+def is_id(text: object, kind: str) -> bool:
+    return (
+        isinstance(text, str)
+        and text.startswith(kind)
+        and _REST.fullmatch(text[len(kind) :]) is not None
+    )

@@ -1,0 +1,80 @@
+"""Lists in pages: `limit`, `after` and `order` of a request, and the object that a page is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.openai_api.errors import bad, not_found
+from quire.server.ids import is_id
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list is asked for."""
+
+    limit: int
+    after: str | None
+    ascending: bool
+
+
+def page_asked(query: Mapping[str, str], *, default: int, most: int) -> Page:
+    """The page that a query names; 400 for one that names none."""
+    limit = query.get("limit", str(default))
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= most:
+        raise bad(f"limit is a whole number from 1 to {most:,}", param="limit")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad("order is asc or desc", param="order")
+    return Page(int(limit), query.get("after"), order == "asc")
+
+
+def select_page(
+    connection: sqlite3.Connection,
+    table: str,
+    page: Page,
+    *,
+    kind: str,
+    where: Mapping[str, Any],
+) -> tuple[list[sqlite3.Row], bool]:
+    """The rows of a page, newest first unless asked otherwise, and whether more follow.
+
+    `table` and the names in `where` are ours; values are bound.
+    """
+    conditions = [f"{name} = :{name}" for name in where]
+    bound = dict(where)
+    if page.after is not None:
+        found = None
+        if is_id(page.after, kind):
+            found = connection.execute(
+                f"SELECT seq FROM {table} WHERE key_id = :key_id AND id = :id",
+                {"key_id": where["key_id"], "id": page.after},
+            ).fetchone()
+        if found is None:
+            raise not_found("after names nothing in this list", param="after")
+        conditions.append(f"seq {'>' if page.ascending else '<'} :after")
+        bound["after"] = found["seq"]
+    order = "ASC" if page.ascending else "DESC"
+    rows = connection.execute(
+        f"SELECT * FROM {table} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT :most",
+        {**bound, "most": page.limit + 1},
+    ).fetchall()
+    return rows[: page.limit], len(rows) > page.limit
+
+
+def list_object(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": list(items),
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }
+
+
+def objects(
+    rows: Sequence[sqlite3.Row], made: Callable[[sqlite3.Row], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    return [made(row) for row in rows]

@@ -1,0 +1,143 @@
+"""Bytes of an upload, straight to disk: bounded, timed, hashed, and durable when it returns.
+
+Writing is done on another thread in pieces of a mebibyte, so that a slow disk keeps nothing else
+waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from starlette.requests import ClientDisconnect, Request
+
+from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
+from quire.server.multipart import Form, FormReader
+from quire.server.storage import Storage
+
+_PIECE = 1 << 20
+SLOWEST, GRACE = 64 << 10, 10.0  # bytes a second, after so many seconds
+LONGEST_SILENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may come: the server's limit for one file, and what is left of quota and disk."""
+
+    most: int
+    room: int
+
+    def check(self, size: int) -> None:
+        if size > self.most:
+            raise ApiError(
+                413,
+                f"a file has at most {self.most:,} bytes here",
+                code="file_too_large",
+                param="file",
+                headers=(("connection", "close"),),
+            )
+        if size > self.room:
+            raise quota_exceeded()
+
+
+def quota_exceeded() -> ApiError:
+    return server_error(
+        "there is no room left for this file; delete files that are no longer needed",
+        code="quota_exceeded",
+        status=507,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A file that is on disk under `storage`, and has no row yet."""
+
+    storage: str
+    form: Form
+    size: int
+    sha256: str
+
+
+async def receive(
+    request: Request, reader: FormReader, storage: Storage, limits: Limits
+) -> Received:
+    """Keep the file of a form. What fails on the way leaves nothing behind."""
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdigit():
+        # The form around the file takes a few hundred bytes, which do not count.
+        limits.check(int(said[:18]) - (64 << 10))
+    name = storage.new_name()
+    with storage.receiving(name) as file:
+        writer = _Writer(file, limits)
+        async for data in _timed(request):
+            for piece in reader.feed(data):
+                writer.add(piece)
+            if writer.waiting >= _PIECE:
+                await asyncio.to_thread(writer.write)
+        form = reader.finish()
+        await asyncio.to_thread(_kept, writer, storage, name, file)
+    return Received(name, form, writer.size, writer.sha256)
+
+
+class _Writer:
+    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+        self._file, self._limits = file, limits
+        self._pieces: list[bytes] = []
+        self._hash = hashlib.sha256()
+        self.size = self.waiting = 0
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self.waiting += len(piece)
+        self._limits.check(self.size)
+        self._pieces.append(piece)
+
+    def write(self) -> None:
+        data = memoryview(b"".join(self._pieces))
+        self._pieces, self.waiting = [], 0
+        self._hash.update(data)
+        while data:
+            data = data[self._file.write(data) :]
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _kept(writer: _Writer, storage: Storage, name: str, file: BinaryIO) -> None:
+    writer.write()
+    storage.keep(name, file)
+
+
+async def _timed(request: Request) -> AsyncIterator[bytes]:
+    """What arrives; 408 for a sender that is silent, or slower than anyone has to be."""
+    began, size = time.monotonic(), 0
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(LONGEST_SILENCE):
+                data = await anext(stream, None)
+        except TimeoutError:
+            raise _too_slow() from None
+        except ClientDisconnect:
+            raise bad("the upload ended before its file did") from None
+        if data is None:
+            return
+        size += len(data)
+        spent = time.monotonic() - began
+        if spent > GRACE and size < SLOWEST * (spent - GRACE):
+            raise _too_slow()
+        yield data
+
+
+def _too_slow() -> ApiError:
+    return ApiError(
+        408,
+        f"an upload sends at least {SLOWEST >> 10} KiB a second",
+        code="request_timeout",
+        headers=(*NO_RETRY, ("connection", "close")),
+    )

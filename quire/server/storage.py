@@ -1,0 +1,121 @@
+"""The server's folder: bytes of files, parts that are still arriving, job directories of batches.
+
+    data/
+        server.sqlite      what is known of them
+        lock               one server at a time
+        incoming/          uploads that are still arriving; emptied at each start
+        files/ab/abcd...   bytes of a file, under a random name that no client knows
+        batches/abcd...    a job directory per batch
+
+A name in the database always has its bytes: they are synced and named before the row is written,
+and removed after the row is gone. What a kill leaves between the two has no row, and goes at the
+next start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from quire.jobs.store.durable import make_directory, sync_directory
+from quire.jobs.store.lock import JobLock
+
+_NAME = re.compile("[0-9a-f]{32}")
+_GOING = ".going"  # what is being removed
+KEPT_FREE = 64 << 20  # bytes of the disk that uploads leave to journals and the database
+
+
+class Storage:
+    """Holds the folder's lock until `close`; JobLocked if another server has it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        make_directory(self.root)
+        self._lock = JobLock.take(self.root)
+        self._incoming, self._files = self.root / "incoming", self.root / "files"
+        self._batches = self.root / "batches"
+        for folder in (self._incoming, self._files, self._batches):
+            make_directory(folder)
+        self.database = self.root / "server.sqlite"
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def new_name(self) -> str:
+        return secrets.token_hex(16)
+
+    def file(self, name: str) -> Path:
+        return self._files / _checked(name)[:2] / name
+
+    def batch(self, name: str) -> Path:
+        return self._batches / _checked(name)
+
+    def free_bytes(self) -> int:
+        """What uploads may still take of the disk."""
+        return shutil.disk_usage(self.root).free - KEPT_FREE
+
+    @contextmanager
+    def receiving(self, name: str) -> Iterator[BinaryIO]:
+        """A file to write what arrives into; gone when the block ends, unless it was kept."""
+        path = self._arriving(name)
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(number, "wb", buffering=0) as file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    def keep(self, name: str, file: BinaryIO) -> None:
+        """Make what was received durable, bytes and name."""
+        os.fsync(file.fileno())
+        path = self.file(name)
+        make_directory(path.parent)
+        os.rename(self._arriving(name), path)
+        sync_directory(path.parent)
+
+    def link(self, source: Path, name: str) -> None:
+        """Give a file that is durable already a second name, among the files."""
+        path = self.file(name)
+        make_directory(path.parent)
+        os.link(source, path)
+        sync_directory(path.parent)
+
+    def remove_file(self, name: str) -> None:
+        """Remove the bytes of a file whose row is gone."""
+        self.file(name).unlink(missing_ok=True)
+
+    def remove_batch(self, name: str) -> None:
+        """Remove a job directory. It first loses its name, so that half of one is never seen."""
+        path = self.batch(name)
+        going = path.with_name(path.name + _GOING)
+        with suppress(FileNotFoundError):
+            os.rename(path, going)
+        shutil.rmtree(going, ignore_errors=True)
+
+    def sweep(self, files: Collection[str], batches: Collection[str]) -> None:
+        """Remove what has no row: only at the start, when nothing is arriving."""
+        for path in self._incoming.iterdir():
+            path.unlink(missing_ok=True)
+        for folder in self._files.iterdir():
+            for path in folder.iterdir():
+                if path.name not in files:
+                    path.unlink(missing_ok=True)
+        for path in self._batches.iterdir():
+            if path.name not in batches:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _arriving(self, name: str) -> Path:
+        return self._incoming / _checked(name)
+
+
+def _checked(name: str) -> str:
+    """Names come from the database, and are ours; this is the second lock on the same door."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("not a name that this server gave")
+    return name
