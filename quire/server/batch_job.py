@@ -21,7 +21,7 @@ from quire.errors import JobChanged
 from quire.jobs.input.files import find_files
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.work import Selection, Setting, Work, WorkRow
-from quire.jobs.output.output import json_line
+from quire.jobs.output.json_line import json_line
 from quire.jobs.store.durable import make_directory, replacing, sync_directory
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.lock import JobLock

@@ -16,7 +16,6 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.base.notes import note
@@ -28,24 +27,19 @@ from quire.jobs.supervise.supervisor import LONGEST_ERROR
 from quire.openai_api.errors import INVALID, SERVER, ApiError, bad
 from quire.server import batches, files
 from quire.server.batch_dispatch import Dispatcher
+from quire.server.batch_end import commit_end, write_out
 from quire.server.batch_engine import EngineFacts, RowAsked, RowEngine
 from quire.server.batch_input import check_lines
-from quire.server.batch_job import BatchJob, Outcome, Written, begin
+from quire.server.batch_job import BatchJob, begin
 from quire.server.batch_lines import answered, rejected, response_id
 from quire.server.batch_states import Ending, Status
 from quire.server.batches import Batch
 from quire.server.database import Database
-from quire.server.files import StoredFile
 from quire.server.storage import Storage
 
 Made = TypeVar("Made")
 READ_ROWS, READ_BYTES = 256, 2 << 20  # read ahead of the engine
 GROUP, GROUP_SECONDS = 64, 0.5  # results that wait for the journal, at most
-OUTPUT_LIFE = 30 * 86400  # seconds that outputs stay where nothing else is said
-_UNANSWERED: dict[Ending, tuple[str, str]] = {
-    "expired": ("batch_expired", "the batch's completion window ended before this request ran"),
-    "cancelled": ("batch_cancelled", "the batch was cancelled before this request ran"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,46 +281,9 @@ class BatchRun:
         self._ending = ending
         if ending != "cancelled":
             await self._change("finalizing", of=("in_progress",), ending=ending)
-        if ending in _UNANSWERED:
-            await self._on_thread(job.fail_rest, *_UNANSWERED[ending])
-        outcome = await self._on_thread(job.write)
-        made = {
-            "output_file_id": self._file(outcome.output, "output"),
-            "error_file_id": self._file(outcome.errors, "error"),
-        }
-        written = [pair for pair in made.values() if pair is not None]
-        for file, path in written:
-            await self._on_thread(self._rooms.storage.link, path, file.storage)
-
-        def commit(connection: sqlite3.Connection) -> None:
-            for file, _ in written:
-                files.insert(connection, file)
-            values: dict[str, Any] = {
-                "completed": outcome.completed,
-                "failed": outcome.failed,
-                "usage": outcome.usage,
-                "errors": _all_failed(outcome),
-                **{name: pair and pair[0].id for name, pair in made.items()},
-            }
-            batch_id = self.batch.id
-            if batches.change(connection, batch_id, ending, of=("finalizing",), **values) is None:
-                batches.change(connection, batch_id, "cancelled", of=("cancelling",), **values)
-
-        await self._rooms.database.write(commit)
-
-    def _file(self, written: Written | None, kind: str) -> tuple[StoredFile, Path] | None:
-        if written is None:
-            return None
-        file = files.new_file(
-            key_id=self.batch.key_id,
-            storage=self._rooms.storage.new_name(),
-            filename=f"{self.batch.id}_{kind}.jsonl",
-            purpose=files.BATCH_OUTPUT,
-            bytes=written.size,
-            sha256=written.sha256,
-            lifetime=self.batch.output_lifetime or OUTPUT_LIFE,
-        )
-        return file, written.path
+        storage = self._rooms.storage
+        written = await self._on_thread(write_out, self.batch, job, storage, ending)
+        await self._rooms.database.write(partial(commit_end, ending=ending, written=written))
 
     async def _change(
         self, status: Status, *, of: tuple[Status, ...], **values: Any
@@ -364,12 +321,3 @@ class BatchRun:
         except asyncio.CancelledError:
             await asyncio.wait((future,))
             raise
-
-
-def _all_failed(outcome: Outcome) -> list[dict[str, Any]] | None:
-    """A batch in which every request failed says so where clients look for errors."""
-    if outcome.completed or not outcome.failed:
-        return None
-    message = f"all {outcome.failed:,} requests failed, most of them with {outcome.main_error}"
-    error = {"code": "all_requests_failed", "line": None, "message": message, "param": None}
-    return [error]

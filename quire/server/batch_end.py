@@ -1,0 +1,88 @@
+"""How a batch ends: every line has its result, the files are durable, one transaction says so."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from quire.server import batches, files
+from quire.server.batch_job import BatchJob, Outcome, Written
+from quire.server.batch_states import Ending
+from quire.server.batches import Batch
+from quire.server.files import StoredFile
+from quire.server.storage import Storage
+
+OUTPUT_LIFE = 30 * 86400  # seconds that outputs stay where nothing else is said
+_UNANSWERED: dict[Ending, tuple[str, str]] = {
+    "expired": ("batch_expired", "the batch's completion window ended before this request ran"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this request ran"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOut:
+    """A batch whose files are on disk, and of which the database does not know yet."""
+
+    batch: Batch
+    outcome: Outcome
+    output: StoredFile | None
+    errors: StoredFile | None
+
+
+def write_out(batch: Batch, job: BatchJob, storage: Storage, ending: Ending) -> WrittenOut:
+    """Give every line without a result its error, and write the files. Blocks."""
+    if ending in _UNANSWERED:
+        job.fail_rest(*_UNANSWERED[ending])
+    outcome = job.write()
+    return WrittenOut(
+        batch,
+        outcome,
+        _linked(batch, outcome.output, "output", storage),
+        _linked(batch, outcome.errors, "error", storage),
+    )
+
+
+def _linked(
+    batch: Batch, written: Written | None, kind: str, storage: Storage
+) -> StoredFile | None:
+    if written is None:
+        return None
+    file = files.new_file(
+        key_id=batch.key_id,
+        storage=storage.new_name(),
+        filename=f"{batch.id}_{kind}.jsonl",
+        purpose=files.BATCH_OUTPUT,
+        bytes=written.size,
+        sha256=written.sha256,
+        lifetime=batch.output_lifetime or OUTPUT_LIFE,
+    )
+    storage.link(written.path, file.storage)
+    return file
+
+
+def commit_end(connection: sqlite3.Connection, ending: Ending, written: WrittenOut) -> None:
+    """Make the files known and the batch ended, together."""
+    for file in (written.output, written.errors):
+        if file is not None:
+            files.insert(connection, file)
+    outcome = written.outcome
+    values: dict[str, Any] = {
+        "completed": outcome.completed,
+        "failed": outcome.failed,
+        "usage": outcome.usage,
+        "errors": _all_failed(outcome),
+        "output_file_id": written.output.id if written.output else None,
+        "error_file_id": written.errors.id if written.errors else None,
+    }
+    batch_id = written.batch.id
+    if batches.change(connection, batch_id, ending, of=("finalizing",), **values) is None:
+        batches.change(connection, batch_id, "cancelled", of=("cancelling",), **values)
+
+
+def _all_failed(outcome: Outcome) -> list[dict[str, Any]] | None:
+    """A batch in which every request failed says so where clients look for errors."""
+    if outcome.completed or not outcome.failed:
+        return None
+    message = f"all {outcome.failed:,} requests failed, most of them with {outcome.main_error}"
+    return [{"code": "all_requests_failed", "line": None, "message": message, "param": None}]
