@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quire import __version__
+from quire.base.version import __version__
 from quire.errors import JobChanged
 from quire.jobs.input.files import find_files
 from quire.jobs.input.rows import BadRow

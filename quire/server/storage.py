@@ -71,6 +71,10 @@ class Storage:
         finally:
             path.unlink(missing_ok=True)
 
+    def temporary(self) -> Path:
+        """A name for something short-lived; what is left of it goes at the next start."""
+        return self._incoming / self.new_name()
+
     def keep(self, name: str, file: BinaryIO) -> None:
         """Make what was received durable, bytes and name."""
         os.fsync(file.fileno())

@@ -41,6 +41,7 @@ class FakeEngine:
         self.lanes: set[str] = set()
         self.num_crashes = self.most_held = 0
         self._held: set[asyncio.Future[None]] = set()
+        self._prompt_tokens = self._output_tokens = 0
 
     async def ready(self) -> None:
         while self.state != "ready":
@@ -73,13 +74,22 @@ class FakeEngine:
                 held.exception()
         if "<nan>" in prompt:
             raise ApiError(500, "the model gave NaN", code="nan_logits", type="server_error")
-        yield _output(prompt, row["params"])
+        output = _output(prompt, row["params"])
+        self._prompt_tokens += output.prompt_tokens
+        self._output_tokens += output.output_tokens
+        yield output
 
     async def call(self, kind: str, **given: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def stats(self) -> EngineStats:
-        return EngineStats(state="ready", running_batch=len(self._held), kv_use=0.25)
+        return EngineStats(
+            state="ready",
+            running_batch=len(self._held),
+            kv_use=0.25,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+        )
 
 
 def _output(prompt: str, params: Mapping[str, Any]) -> Output:

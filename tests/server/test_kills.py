@@ -29,17 +29,18 @@ ENDS = ("completed", "failed", "expired", "cancelled")
 class Server:
     """One life of a server."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, port: int = 0) -> None:
+        arguments = map(str, (folder, seconds, port))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.serve_stored", str(folder), str(seconds)],
+            [sys.executable, "-m", "tests.server.serve_stored", *arguments],
             cwd=ROOT,
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
-        port = self.process.stdout.readline().strip()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+        self.port = int(self.process.stdout.readline())
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
 
     def upload(self, data: bytes) -> dict[str, Any]:
         files = {"file": ("in.jsonl", data)}
@@ -70,8 +71,8 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, seconds: float) -> Iterator[Server]:
-    server = Server(folder, seconds)
+def serving(folder: Path, seconds: float, port: int = 0) -> Iterator[Server]:
+    server = Server(folder, seconds, port)
     try:
         yield server
     finally:

@@ -1,0 +1,80 @@
+"""The page at `/`: one document that holds everything it shows, and asks only this server.
+
+It carries no data itself. The content policy lets exactly our own scripts and styles run, known by
+their hashes; what the server answers is put into the page as text and never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from quire.base.version import __version__
+from quire.report.page import ASSETS as REPORT_ASSETS
+
+ASSETS = Path(__file__).parent / "assets"
+_UPLOT = REPORT_ASSETS / "uplot"
+_STYLES = (_UPLOT / "uPlot.min.css", REPORT_ASSETS / "report.css", ASSETS / "page.css")
+_SCRIPTS = (
+    REPORT_ASSETS / "base.js",
+    *(ASSETS / name for name in ("client.js", "rows.js", "live.js", "batches.js", "new_batch.js")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The document and the headers it is sent with."""
+
+    html: bytes
+    headers: dict[str, str]
+
+
+@cache
+def page() -> Page:
+    """The same for every visitor."""
+    theme = _read(REPORT_ASSETS / "theme.js")
+    # Every page is a copy of uPlot, so every page carries its notice.
+    uplot = f"/*\n{_read(_UPLOT / 'LICENSE')}*/\n{_read(_UPLOT / 'uPlot.iife.min.js')}"
+    scripts = [uplot, *map(_read, _SCRIPTS)]
+    styles = "\n".join(map(_read, _STYLES))
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined
+    )
+    html = environment.get_template("page.html.jinja").render(
+        version=__version__,
+        theme=Markup(theme),
+        styles=Markup(styles),
+        scripts=[Markup(script) for script in scripts],
+    )
+    policy = _policy([theme, *scripts], styles)
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cache-control": "no-cache",
+    }
+    return Page(html.encode(), headers)
+
+
+def _policy(scripts: Sequence[str], styles: str) -> str:
+    allowed = " ".join(map(_hashed, scripts))
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src {_hashed(styles)}; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hashed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
