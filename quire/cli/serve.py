@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.base.home import quire_home
 from quire.cli.run import assignments
 from quire.cli.terminal import say
 from quire.jobs.run_options import SAMPLING_FLAGS
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from quire.server.serve import Serving
 
 Names = list[str] | None
+GIB = 1 << 30
+# Not QUIRE_HOME, which may be deleted at any time: people's files are kept here.
+DATA = Path.home() / ".local" / "share" / "quire" / "serve"
 
 
 def serve(
@@ -31,6 +33,10 @@ def serve(
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 30.0,
     allowed_host: Annotated[Names, typer.Option(help="A further Host; repeatable.")] = None,
     allowed_origin: Annotated[Names, typer.Option(help="A further Origin; repeatable.")] = None,
+    max_file_gib: Annotated[float, typer.Option(min=0.001, help="Of one upload.")] = 2.0,
+    quota_gib: Annotated[
+        float | None, typer.Option(min=0.001, help="Of all files of a key; none: the disk.")
+    ] = None,
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Metrics under vLLM's names too.")
     ] = False,
@@ -42,7 +48,7 @@ def serve(
     from quire.server.serve import Serving
     from quire.server.services import Settings
 
-    folder = data or quire_home() / "serve"
+    folder = data or DATA
     keys, made = (Keys(), "") if no_key else open_keys(folder, api_key or (), more=new_key)
     settings = Settings(
         model=model,
@@ -56,6 +62,8 @@ def serve(
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
         vllm_metrics=vllm_metrics,
+        max_file_bytes=int(max_file_gib * GIB),
+        quota_bytes=None if quota_gib is None else int(quota_gib * GIB),
     )
     serving = Serving(settings, keys)
     stored = (

@@ -17,7 +17,7 @@ from quire.server.batch_engine import (
 )
 from quire.server.services import Services
 
-CRASHED = "engine_crashed"
+CRASHED = "engine_crash"
 _LATER = (429, 503)  # the queue is full, or no engine runs
 
 

@@ -23,7 +23,9 @@ from quire.server.queueing import Queueing
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
 
-MOST_FALLS = 5  # of engines in a row, without a single output between them
+# Of engines in a row, without a single output between them: looking for the row of a batch that
+# brings them down takes eight.
+MOST_FALLS = 16
 MOST_UNREAD = 4096  # outputs that wait for a reader; then its row is given up
 _LOOK_SECONDS = 5.0
 _FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
@@ -165,8 +167,11 @@ class Bridge:
             future.set_exception(_crashed())
         self._calls.clear()
         for reading in list(self._readings.values()):
-            reading.num_falls += reading.number in held
-            if reading.was_shown or reading.num_falls > 1:
+            is_held = reading.number in held
+            reading.num_falls += is_held
+            # Those of batches are not asked again here: their lane looks for the guilty one.
+            is_batch = is_held and reading.lane == "batch"
+            if reading.was_shown or reading.num_falls > 1 or is_batch:
                 self._readings.pop(reading.number)
                 reading.give(_crashed())
 

@@ -17,6 +17,7 @@ import uvicorn
 from quire.base.notes import note
 from quire.errors import InvalidOption
 from quire.server.app import make_app
+from quire.server.batch_service import BatchService, StoreSettings
 from quire.server.bridge import Bridge
 from quire.server.engine_life import COMMAND
 from quire.server.keys import Keys
@@ -42,8 +43,13 @@ class Serving:
         self.settings = settings
         refuse_open_door(settings, keys)
         self.socket = bind(settings.host, settings.port)
+        try:
+            self._stored = BatchService(_store_settings(settings))
+        except BaseException:
+            self.socket.close()
+            raise
         self.bridge = Bridge(settings, command=command)
-        self.services = Services(self.bridge, settings, keys)
+        self.services = Services(self.bridge, settings, keys, self._stored)
         config = uvicorn.Config(
             make_app(self.services),
             http=BoundedProtocol,
@@ -69,8 +75,11 @@ class Serving:
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until it is told to end; raises what keeps the engine from living."""
         runner = asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory())
-        with runner:
-            runner.run(self._run(on_ready))
+        try:
+            with runner:
+                runner.run(self._run(on_ready))
+        finally:
+            self._stored.close()
 
     def end(self) -> None:
         """Drain and end; from any thread."""
@@ -125,6 +134,14 @@ class Serving:
         with suppress(ValueError, RuntimeError):  # not the main thread: whoever made it ends it
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, told)
+
+
+def _store_settings(settings: Settings) -> StoreSettings:
+    return StoreSettings(
+        settings.data_dir,
+        max_file_bytes=settings.max_file_bytes,
+        quota_bytes=settings.quota_bytes,
+    )
 
 
 def refuse_open_door(settings: Settings, keys: Keys) -> None:

@@ -34,6 +34,8 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()  # further names in Host
     allowed_origins: tuple[str, ...] = ()
     vllm_metrics: bool = False  # metrics under vLLM's names too
+    max_file_bytes: int = 2 << 30  # of one upload
+    quota_bytes: int | None = None  # of all files of a key
 
 
 @dataclass(frozen=True, slots=True)

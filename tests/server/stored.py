@@ -64,7 +64,7 @@ class FakeEngine:
                 self.num_crashes += 1
                 for each in [*self._held]:
                     if not each.done():
-                        each.set_exception(ApiError(503, "the engine fell", code="engine_crashed"))
+                        each.set_exception(ApiError(500, "the engine fell", code="engine_crash"))
             await asyncio.wait((held,), timeout=self.seconds)
             if held.done():
                 held.result()
