@@ -115,13 +115,13 @@ def test_the_official_client_does_all_of_it(tmp_path: Path) -> None:
 
 
 def test_a_line_that_kills_engines_is_found_and_the_server_lives(tmp_path: Path) -> None:
-    def line(i: int) -> dict[str, Any]:
+    def asked(i: int) -> dict[str, Any]:
         prompt = "<crash>" if i == 9 else f"say {i}"
         body = {"model": "fake", "prompt": prompt, "max_tokens": 4}
         return {"custom_id": str(i), "url": COMPLETIONS, "body": body}
 
     with serving(tmp_path, "fake:rows=8") as server, client(server) as http:
-        batch = ended(http, create(http, lines_of(*map(line, range(40))), COMPLETIONS), 120)
+        batch = ended(http, create(http, lines_of(*map(asked, range(40))), COMPLETIONS), 120)
         assert batch["request_counts"] == {"total": 40, "completed": 39, "failed": 1}
         [line] = lines(http, batch["error_file_id"])
         assert line["custom_id"] == "9" and line["error"]["code"] == "engine_crash"
