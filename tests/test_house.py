@@ -111,8 +111,8 @@ def test_urls_are_opened_by_the_fetchers_alone() -> None:
 
 
 # The doors behind which anything may be raised: the command line, functions of a caller's,
-# grammars that are tried, requests that tasks make, what is made of a row of somebody's table, and
-# the boundary to what is not ours.
+# grammars that are tried, requests that tasks make, what is made of a row of somebody's table,
+# batches that are on disk and tried again, and the boundary to what is not ours.
 MAY_CATCH_ANYTHING = {
     "quire/base/boundary.py",
     "quire/cli/exits.py",
@@ -122,6 +122,7 @@ MAY_CATCH_ANYTHING = {
     "quire/jobs/child/requests.py",
     "quire/jobs/input/work.py",
     "quire/sampling/lanes.py",
+    "quire/server/batch_service.py",
     "quire/session/engine_thread.py",
 }
 

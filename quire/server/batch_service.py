@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+import traceback
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -180,7 +181,7 @@ class BatchService:
         while True:
             try:
                 await self.sweep()
-            except Exception as error:  # a full disk, say; the next sweep tries again
+            except (OSError, sqlite3.Error) as error:  # a full disk, say; it is tried again
                 note(f"files whose time is over could not be removed: {type(error).__name__}")
             await asyncio.sleep(SWEEP_SECONDS)
 
@@ -216,7 +217,7 @@ class BatchService:
             is_full = isinstance(error, OSError) and error.errno in FULL
             full = is_full or isinstance(error, JobStopped)
             run.live.waiting = _NO_ROOM if full else _FAILED
-            note(f"batch {run.batch.id} waits: {run.live.waiting} ({type(error).__name__})")
+            note(f"batch {run.batch.id} waits: {run.live.waiting} ({_where(error)})")
             return False
         finally:
             timer.cancel()
@@ -234,6 +235,13 @@ class BatchService:
             if place.done() and not place.cancelled():
                 self._free.release()
             place.cancel()
+
+
+def _where(error: Exception) -> str:
+    """The kind of an error and its place in the code: what it says may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return type(error).__name__ + at
 
 
 def _storage_names(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
