@@ -45,6 +45,7 @@ class ServerRowEngine:
         if asked.stream:
             raise ApiError(400, "a line of a batch is not streamed", param="stream")
         for each in asked.rows:
+            each["once"] = True  # when the engine falls, the rows it held are searched
             # What is drawn is a function of the line, however often it is computed.
             if each["params"].get("seed") is None:
                 each["params"] = {**each["params"], "seed": row.seed}

@@ -8,9 +8,8 @@ second name of the uploaded file's bytes, so it stays whole when the file is del
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +34,7 @@ from quire.params.rules import show
 from quire.server.batch_engine import EngineFacts
 from quire.server.batch_lines import line_of
 from quire.server.batches import Batch
+from quire.server.storage import second_name
 
 INPUT, OUTPUT, ERRORS = "input.jsonl", "output.jsonl", "output.errors.jsonl"
 _ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
@@ -76,9 +76,7 @@ def begin(batch: Batch, directory: Path, source: Path, facts: EngineFacts, num_r
     """Make the directory, its input and its manifest; what a kill left of them is used again."""
     make_directory(directory)
     kept = directory / INPUT
-    with suppress(FileExistsError):
-        os.link(source, kept)
-    sync_directory(directory)
+    second_name(source, kept)
     if (directory / MANIFEST).exists():
         return
     stamp = FileStamp.of(kept)

@@ -39,6 +39,8 @@ class _Reading:
         self.came: asyncio.Queue[Output | ApiError] = asyncio.Queue()
         self.was_shown = self.is_over = False
         self.num_falls = 0  # engines that died with it on the device
+        # Rows of batches are not asked again here: whoever asks looks for the guilty one.
+        self.most_falls = 0 if message.pop("once", False) else 1
 
     def give(self, one: Output | ApiError) -> None:
         self.is_over = isinstance(one, ApiError) or one.finished
@@ -167,11 +169,8 @@ class Bridge:
             future.set_exception(_crashed())
         self._calls.clear()
         for reading in list(self._readings.values()):
-            is_held = reading.number in held
-            reading.num_falls += is_held
-            # Those of batches are not asked again here: their lane looks for the guilty one.
-            is_batch = is_held and reading.lane == "batch"
-            if reading.was_shown or reading.num_falls > 1 or is_batch:
+            reading.num_falls += reading.number in held
+            if reading.was_shown or reading.num_falls > reading.most_falls:
                 self._readings.pop(reading.number)
                 reading.give(_crashed())
 

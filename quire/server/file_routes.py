@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from quire.openai_api.errors import not_found
 from quire.server import files
 from quire.server.batch_service import BatchService
 from quire.server.files import StoredFile
+from quire.server.limits import SLOW_READER_SECONDS
 from quire.server.multipart import Form, FormReader
 from quire.server.paging import list_object, page_asked
 from quire.server.receiving import Limits, Received, quota_exceeded, receive
@@ -127,27 +128,40 @@ def _lifetime(form: Form, purpose: str) -> int | None:
     return files.checked_lifetime(anchor, seconds)
 
 
+class DownloadResponse(Response):
+    """A file, piece by piece. It stays readable to the end though it is deleted meanwhile; a
+    reader that takes nothing for long is left, so that it holds no file and no connection."""
+
+    def __init__(self, number: int, filename: str, media_type: str, *, inline: bool) -> None:
+        kind = "inline" if inline else "attachment"
+        headers = {
+            "content-length": str(os.fstat(number).st_size),
+            "content-disposition": f"{kind}; filename*=utf-8''{quote(filename, safe='')}",
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+        }
+        super().__init__(headers=headers, media_type=media_type)
+        self._number = number
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            while piece := await asyncio.to_thread(os.read, self._number, _PIECE):
+                async with asyncio.timeout(SLOW_READER_SECONDS):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:  # returning before the end closes the connection
+            return
+        finally:
+            os.close(self._number)
+
+
 async def download(
     path: Path, filename: str, media_type: str, *, inline: bool = False
-) -> StreamingResponse:
-    """A file, piece by piece. It stays readable to the end even if it is deleted meanwhile."""
+) -> DownloadResponse:
     try:
         number = await asyncio.to_thread(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         raise not_found("the file is gone", param="file_id") from None
-    kind = "inline" if inline else "attachment"
-    headers = {
-        "content-length": str(os.fstat(number).st_size),
-        "content-disposition": f"{kind}; filename*=utf-8''{quote(filename, safe='')}",
-        "x-content-type-options": "nosniff",
-        "cache-control": "no-store",
-    }
-    return StreamingResponse(_pieces(number), headers=headers, media_type=media_type)
-
-
-async def _pieces(number: int) -> AsyncIterator[bytes]:
-    try:
-        while piece := await asyncio.to_thread(os.read, number, _PIECE):
-            yield piece
-    finally:
-        os.close(number)
+    return DownloadResponse(number, filename, media_type, inline=inline)

@@ -16,7 +16,7 @@ MOST = 1000  # that are open at once; the oldest gives way
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class Linked:
     """What a link leads to. `temporary`: made for this link, and removed with it."""
 
     path: Path
@@ -30,9 +30,9 @@ class Links:
     """Known by the hashes of their tokens, in memory: a restart ends them all."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[float, Download]] = {}
+        self._open: dict[str, tuple[float, Linked]] = {}
 
-    def make(self, download: Download) -> str:
+    def make(self, download: Linked) -> str:
         """The token of a new link."""
         self.drop_old()
         if len(self._open) >= MOST:
@@ -41,7 +41,7 @@ class Links:
         self._open[_hashed(token)] = time.monotonic() + LIFE, download
         return token
 
-    def take(self, token: str) -> Download | None:
+    def take(self, token: str) -> Linked | None:
         """What the link leads to, this once."""
         self.drop_old()
         found = self._open.pop(_hashed(token), None)

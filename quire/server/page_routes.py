@@ -16,7 +16,7 @@ from quire.openai_api.errors import bad, not_found
 from quire.server import batches, files
 from quire.server.batch_service import BatchService
 from quire.server.file_routes import download
-from quire.server.links import LIFE, Download
+from quire.server.links import LIFE, Linked
 from quire.server.page import page
 from quire.server.replies import json_response
 from quire.server.services import Services, key_of
@@ -69,7 +69,7 @@ class PageRoutes:
             partial(files.find, key_id=key_of(request), file_id=request.path_params["file_id"])
         )
         path = self._service.storage.file(file.storage)
-        return self._linked(Download(path, file.filename, "application/octet-stream"))
+        return self._linked(Linked(path, file.filename, "application/octet-stream"))
 
     async def report(self, request: Request) -> Response:
         """A link to the report of a batch, as far as it has come."""
@@ -84,10 +84,10 @@ class PageRoutes:
             is_there = await asyncio.to_thread(_write_report, directory, target)
         if not is_there:
             raise not_found("the rows of this batch were deleted", param="batch_id")
-        found = Download(target, f"{batch.id}.html", "text/html", inline=True, temporary=True)
+        found = Linked(target, f"{batch.id}.html", "text/html", inline=True, temporary=True)
         return self._linked(found)
 
-    def _linked(self, found: Download) -> Response:
+    def _linked(self, found: Linked) -> Response:
         token = self._service.links.make(found)
         return json_response({"url": f"/download/{token}", "expires_in": int(LIFE)})
 

@@ -11,13 +11,12 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from starlette.requests import ClientDisconnect, Request
 
 from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
-from quire.server.storage import Storage
+from quire.server.storage import Storage, write_all
 
 _PIECE = 1 << 20
 SLOWEST, GRACE = 64 << 10, 10.0  # bytes a second, after so many seconds
@@ -71,21 +70,21 @@ async def receive(
         # The form around the file takes a few hundred bytes, which do not count.
         limits.check(int(said[:18]) - (64 << 10))
     name = storage.new_name()
-    with storage.receiving(name) as file:
-        writer = _Writer(file, limits)
+    with storage.receiving(name) as number:
+        writer = _Writer(number, limits)
         async for data in _timed(request):
             for piece in reader.feed(data):
                 writer.add(piece)
             if writer.waiting >= _PIECE:
                 await asyncio.to_thread(writer.write)
         form = reader.finish()
-        await asyncio.to_thread(_kept, writer, storage, name, file)
+        await asyncio.to_thread(_kept, writer, storage, name, number)
     return Received(name, form, writer.size, writer.sha256)
 
 
 class _Writer:
-    def __init__(self, file: BinaryIO, limits: Limits) -> None:
-        self._file, self._limits = file, limits
+    def __init__(self, number: int, limits: Limits) -> None:
+        self._number, self._limits = number, limits
         self._pieces: list[bytes] = []
         self._hash = hashlib.sha256()
         self.size = self.waiting = 0
@@ -97,20 +96,19 @@ class _Writer:
         self._pieces.append(piece)
 
     def write(self) -> None:
-        data = memoryview(b"".join(self._pieces))
+        data = b"".join(self._pieces)
         self._pieces, self.waiting = [], 0
         self._hash.update(data)
-        while data:
-            data = data[self._file.write(data) :]
+        write_all(self._number, data)
 
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
 
 
-def _kept(writer: _Writer, storage: Storage, name: str, file: BinaryIO) -> None:
+def _kept(writer: _Writer, storage: Storage, name: str, number: int) -> None:
     writer.write()
-    storage.keep(name, file)
+    storage.keep(name, number)
 
 
 async def _timed(request: Request) -> AsyncIterator[bytes]:

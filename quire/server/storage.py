@@ -14,6 +14,7 @@ next start.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -21,13 +22,13 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from quire.jobs.store.durable import make_directory, sync_directory
+from quire.jobs.store.durable import make_directory, replacing, sync_directory
 from quire.jobs.store.lock import JobLock
 
 _NAME = re.compile("[0-9a-f]{32}")
 _GOING = ".going"  # what is being removed
+_NO_SECOND_NAMES = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 KEPT_FREE = 64 << 20  # bytes of the disk that uploads leave to journals and the database
 
 
@@ -61,34 +62,35 @@ class Storage:
         return shutil.disk_usage(self.root).free - KEPT_FREE
 
     @contextmanager
-    def receiving(self, name: str) -> Iterator[BinaryIO]:
-        """A file to write what arrives into; gone when the block ends, unless it was kept."""
+    def receiving(self, name: str) -> Iterator[int]:
+        """The number of a file to write what arrives into; gone when the block ends, unless it
+        was kept."""
         path = self._arriving(name)
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with open(number, "wb", buffering=0) as file:
-                yield file
+            yield number
         finally:
+            os.close(number)
             path.unlink(missing_ok=True)
 
     def temporary(self) -> Path:
         """A name for something short-lived; what is left of it goes at the next start."""
         return self._incoming / self.new_name()
 
-    def keep(self, name: str, file: BinaryIO) -> None:
+    def keep(self, name: str, number: int) -> None:
         """Make what was received durable, bytes and name."""
-        os.fsync(file.fileno())
+        os.fsync(number)
         path = self.file(name)
         make_directory(path.parent)
-        os.rename(self._arriving(name), path)
-        sync_directory(path.parent)
+        os.replace(self._arriving(name), path)
+        for folder in (path.parent, self._incoming):  # a name that moves is in both
+            sync_directory(folder)
 
     def link(self, source: Path, name: str) -> None:
         """Give a file that is durable already a second name, among the files."""
         path = self.file(name)
         make_directory(path.parent)
-        os.link(source, path)
-        sync_directory(path.parent)
+        second_name(source, path)
 
     def remove_file(self, name: str) -> None:
         """Remove the bytes of a file whose row is gone."""
@@ -116,6 +118,28 @@ class Storage:
 
     def _arriving(self, name: str) -> Path:
         return self._incoming / _checked(name)
+
+
+def second_name(source: Path, target: Path) -> None:
+    """Give a durable file a second name that is durable when this returns. Where the file system
+    has no such names the second one is a copy; one that is there already stays."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_SECOND_NAMES:
+            raise
+        with open(source, "rb") as file, replacing(target) as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    sync_directory(target.parent)
+
+
+def write_all(number: int, data: bytes) -> None:
+    """Write all of it, however little the system takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(number, view) :]
 
 
 def _checked(name: str) -> str:

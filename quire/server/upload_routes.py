@@ -24,7 +24,7 @@ from quire.server.reading import read_json
 from quire.server.receiving import Limits, receive
 from quire.server.replies import json_response
 from quire.server.services import key_of
-from quire.server.storage import Storage
+from quire.server.storage import Storage, write_all
 from quire.server.uploads import Part, Upload
 
 _FIELDS = ("filename", "purpose", "bytes", "mime_type", "expires_after")
@@ -156,18 +156,16 @@ def _wanted(given: Mapping[str, Any]) -> dict[str, Any]:
 def _joined(storage: Storage, name: str, parts: Sequence[Part], md5: str | None) -> str:
     """Write the parts one after the other under a new name; the hash of the whole."""
     digest, wanted = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-    with storage.receiving(name) as file:
+    with storage.receiving(name) as number:
         for part in parts:
             with open(storage.file(part.storage), "rb") as source:
                 while piece := source.read(_COPIED):
                     digest.update(piece)
                     wanted.update(piece)
-                    view = memoryview(piece)
-                    while view:
-                        view = view[file.write(view) :]
+                    write_all(number, piece)
         if md5 is not None and wanted.hexdigest() != md5.lower():
             raise bad("the parts do not have this md5", param="md5")
-        storage.keep(name, file)
+        storage.keep(name, number)
     return digest.hexdigest()
 
 

@@ -22,7 +22,7 @@ from quire.server import links
 from quire.server.app import make_app
 from quire.server.batch_service import BatchService, StoreSettings
 from quire.server.keys import Keys, hash_of
-from quire.server.links import Download, Links
+from quire.server.links import Linked, Links
 from quire.server.serve import bind
 from quire.server.services import Services, Settings
 from tests.report.conftest import Opened, browser  # noqa: F401
@@ -210,7 +210,7 @@ def test_a_link_is_over_after_a_minute(monkeypatch: pytest.MonkeyPatch, tmp_path
     made = Links()
     path = tmp_path / "report.html"
     path.write_text("x")
-    token = made.make(Download(path, "x", "text/html", temporary=True))
+    token = made.make(Linked(path, "x", "text/html", temporary=True))
     monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
     assert made.take(token) is None
     assert not path.exists()

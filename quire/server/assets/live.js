@@ -1,7 +1,7 @@
 // How the server is doing, asked once a second while the page is looked at.
 "use strict";
 quire.live = (() => {
-  const { element, color, onTheme, client, say } = quire;
+  const { color, onTheme, client, say } = quire;
   const SECONDS = 300, HEIGHT = 150, SMOOTH = 5;
   const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
   const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -9,7 +9,7 @@ quire.live = (() => {
   const watchers = [];
   const show = (id, text) => { const place = document.getElementById(id); if (place.textContent !== text) place.textContent = text; };
   const STATES = { ready: "good", loading: "warn", restarting: "warn", draining: "warn", failed: "bad" };
-  let model = null;
+  let model = null, isWaitingForKey = false;
 
   // Tokens per second over the last few looks; an engine that began anew counts from nothing.
   function rate(name) {
@@ -75,6 +75,7 @@ quire.live = (() => {
   async function look() {
     try {
       take(await client.request("GET", "/quire/status"));
+      isWaitingForKey = false;
       document.getElementById("key").classList.add("hidden");
       for (const chart of charts) if (chart.plot) chart.plot.setData(data(chart));
       await Promise.all(watchers.map((watch) => watch()));
@@ -87,6 +88,7 @@ quire.live = (() => {
   }
 
   function askForKey(error) {
+    isWaitingForKey = true;
     const place = document.getElementById("key");
     if (place.classList.contains("hidden")) {
       place.classList.remove("hidden");
@@ -97,7 +99,7 @@ quire.live = (() => {
   }
 
   async function watch() {
-    if (!document.hidden) await look();
+    if (!document.hidden && !isWaitingForKey) await look();
     setTimeout(watch, 1000);
   }
 
@@ -114,5 +116,5 @@ quire.live = (() => {
     window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 80); });
     watch();
   });
-  return { onLook: (watcher) => watchers.push(watcher), model: () => model, look, element };
+  return { onLook: (watcher) => watchers.push(watcher), model: () => model, look };
 })();
