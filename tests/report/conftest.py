@@ -14,7 +14,9 @@ import pytest
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@pytest.fixture(scope="session")
+# For one file: as long as Playwright is there an event loop runs in this thread, and tests of
+# other files could not start theirs.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, or a skip that says how to get it."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
