@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from quire.openai_api.asks import read_body
+from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
-from quire.openai_api.errors import ApiError
+from quire.openai_api.errors import ApiError, bad
+from quire.openai_api.fields import RESPONSES
+from quire.openai_api.outputs import Output
+from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
 from quire.server.batch_engine import (
     EngineCrashed,
@@ -41,26 +45,28 @@ class ServerRowEngine:
 
     async def answer(self, row: RowAsked) -> RowAnswered:
         names = self._services.settings.names
-        asked = read_body(row.endpoint, row.body, names)
+        given: dict[str, Any] = {}
+        if row.endpoint == RESPONSES:
+            asked, given = read_response(row.body, names)
+        else:
+            asked = read_body(row.endpoint, row.body, names)
         if asked.stream:
-            raise ApiError(400, "a line of a batch is not streamed", param="stream")
+            raise bad("a line of a batch is not streamed", param="stream")
         for each in asked.rows:
             each["once"] = True  # when the engine falls, the rows it held are searched
             # What is drawn is a function of the line, however often it is computed.
             if each["params"].get("seed") is None:
                 each["params"] = {**each["params"], "seed": row.seed}
-        try:
-            outputs = await whole_outputs(self._services, asked, lane="batch", key_id=row.key_id)
-        except ApiError as error:
-            if error.code == CRASHED:
-                raise EngineCrashed(error.message) from None
-            if error.status in _LATER:
-                raise EngineUnavailable(error.message) from None
-            raise
-        body = response_body(
-            asked, outputs, id=row.response_id, created=row.created, model=asked.model or names[0]
-        )
-        _forget_cache(body)
+        outputs = await self._outputs(asked, row.key_id)
+        # How much of a prompt came from the cache depends on what ran before: a line that is
+        # computed again would differ. The batch's own usage has the sum.
+        shown = [replace(output, cached_tokens=0) for output in outputs]
+        model = asked.model or names[0]
+        if row.endpoint == RESPONSES:
+            number = row.response_id.removeprefix("resp_")
+            body = response_object(asked, shown[0], About(number, row.created, model, given))
+        else:
+            body = response_body(asked, shown, id=row.response_id, created=row.created, model=model)
         answers = [answer for output in outputs for answer in output.answers]
         return RowAnswered(
             body=body,
@@ -69,12 +75,15 @@ class ServerRowEngine:
             prompt_tokens=sum(output.prompt_tokens for output in outputs),
             output_tokens=sum(output.output_tokens for output in outputs),
             cached_tokens=sum(output.cached_tokens for output in outputs),
+            timings=outputs[0].timings,
         )
 
-
-def _forget_cache(body: dict[str, Any]) -> None:
-    """How much of a prompt came from the cache depends on what ran before: a line that is computed
-    again would differ. The batch's own usage has the sum."""
-    usage = body.get("usage")
-    if isinstance(usage, dict) and "prompt_tokens_details" in usage:
-        body["usage"] = {**usage, "prompt_tokens_details": None}
+    async def _outputs(self, asked: Asked, key_id: str) -> list[Output]:
+        try:
+            return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
+        except ApiError as error:
+            if error.code == CRASHED:
+                raise EngineCrashed(error.message) from None
+            if error.status in _LATER:
+                raise EngineUnavailable(error.message) from None
+            raise

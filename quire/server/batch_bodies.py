@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from quire.openai_api.asks import ENDPOINTS
 from quire.openai_api.errors import bad
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
 from quire.params.rules import show
 from quire.server import files
 from quire.server.batches import Batch
 from quire.server.files import StoredFile
 from quire.server.ids import BATCH, new_id
 
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES)
 _FIELDS = (
     "input_file_id",
     "endpoint",

@@ -57,6 +57,8 @@ class RowAnswered:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    # Seconds from the queue to the device, to the first token, to the end; for the report.
+    timings: tuple[float | None, ...] = ()
 
 
 class RowEngine(Protocol):

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.jobs.store.record import ResultRecord
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
+from quire.server.batch_engine import RowAnswered
 
-CHAT = "/v1/chat/completions"
-_PREFIXES = {CHAT: "chatcmpl-", "/v1/completions": "cmpl-", "/v1/responses": "resp_"}
+_PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}
 STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
 
 
@@ -24,7 +25,7 @@ def row_name(batch_id: str, row: int) -> str:
 
 
 def response_id(endpoint: str, batch_id: str, row: int) -> str:
-    return _PREFIXES.get(endpoint, "resp_") + row_name(batch_id, row)
+    return _PREFIXES[endpoint] + row_name(batch_id, row)
 
 
 def line_of(batch_id: str, record: ResultRecord) -> dict[str, Any]:
@@ -46,9 +47,14 @@ def line_of(batch_id: str, record: ResultRecord) -> dict[str, Any]:
     }
 
 
-def answered(body: Mapping[str, Any], cached_tokens: int) -> dict[str, Any]:
+def answered(found: RowAnswered) -> dict[str, Any]:
     """The `extra` of a record with an answer."""
-    return {STATUS: 200, BODY: body, **({"cached_tokens": cached_tokens} if cached_tokens else {})}
+    extra: dict[str, Any] = {STATUS: 200, BODY: found.body}
+    if found.cached_tokens:
+        extra["cached_tokens"] = found.cached_tokens
+    if found.timings:
+        extra["timings"] = found.timings
+    return extra
 
 
 def rejected(status: int, body: Mapping[str, Any]) -> dict[str, Any]:

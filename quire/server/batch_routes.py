@@ -14,6 +14,7 @@ from quire.openai_api.errors import ApiError
 from quire.server import batches, files
 from quire.server.batch_answers import ServerRowEngine
 from quire.server.batch_bodies import new_batch, read_new_batch
+from quire.server.batch_metrics import BatchMetrics
 from quire.server.batch_service import BatchService
 from quire.server.file_routes import FileRoutes
 from quire.server.page_routes import PageRoutes
@@ -47,6 +48,7 @@ async def running(services: Services) -> AsyncIterator[None]:
         yield
         return
     await service.start(ServerRowEngine(services))
+    services.engine.add_metrics(BatchMetrics(service, services.settings.names[0]))
     try:
         yield
     finally:

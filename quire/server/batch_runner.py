@@ -51,6 +51,7 @@ class Rooms:
     engine: RowEngine
     dispatcher: Dispatcher
     threads: Executor
+    num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began
 
 
 @dataclass(slots=True)
@@ -201,6 +202,9 @@ class BatchRun:
         records, self._results = self._results, []
         counts = await self._on_thread(job.keep, records)
         self.live.completed, self.live.failed = counts
+        num_failed = sum(record.failed for record in records)
+        self._rooms.num_rows["failed"] += num_failed
+        self._rooms.num_rows["completed"] += len(records) - num_failed
         self._tell_metrics(job)
 
     def _tell_metrics(self, job: BatchJob) -> None:
@@ -248,7 +252,7 @@ class BatchRun:
             finish_reasons=found.finish_reasons,
             prompt_tokens=found.prompt_tokens,
             output_tokens=found.output_tokens,
-            extra=answered(found.body, found.cached_tokens),
+            extra=answered(found),
         )
 
     def blame(self, row: WorkRow) -> None:

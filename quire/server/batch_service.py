@@ -69,13 +69,16 @@ class BatchService:
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = asyncio.Semaphore(MOST_RUNNING)
+        self._num_rows = {"completed": 0, "failed": 0}
 
     async def start(self, engine: RowEngine) -> None:
         """Remove what a kill left behind, and go on with every batch that has not ended."""
         known = await self.database.read(_storage_names)
         await asyncio.to_thread(self.storage.sweep, *known)
         dispatcher = Dispatcher()
-        self._rooms = Rooms(self.database, self.storage, engine, dispatcher, self._threads)
+        self._rooms = Rooms(
+            self.database, self.storage, engine, dispatcher, self._threads, self._num_rows
+        )
         self._spawn(dispatcher.run())
         self._spawn(self._sweep_now_and_then())
         for batch in await self.database.read(batches.live):
@@ -144,6 +147,14 @@ class BatchService:
     async def stats(self) -> Mapping[str, int]:
         """How many batches are in each state."""
         return await self.database.read(_by_status)
+
+    def num_by_status(self) -> Mapping[str, int]:
+        """The same, waited for."""
+        return self.database.submit_read(_by_status).result()
+
+    def num_rows(self) -> Mapping[str, int]:
+        """Rows that came into journals since the server began."""
+        return dict(self._num_rows)
 
     async def delete_file(self, key_id: str, file_id: str) -> StoredFile:
         file = await self.database.write(

@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from prometheus_client.registry import Collector
+
 from quire.base.notes import note
 from quire.errors import EngineError, InvalidRequest, ModelError, QuireError
 from quire.openai_api.asks import Row
@@ -272,6 +274,10 @@ class Bridge:
             preemptions=int(told.get("preemptions", 0)),
             **queueing.totals(),
         )
+
+    def add_metrics(self, collector: Collector) -> None:
+        """See EngineClient."""
+        self.metrics.registry.register(collector)
 
     def metrics_text(self) -> bytes:
         """See EngineClient."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 
 from quire.openai_api.asks import Row
@@ -84,6 +85,9 @@ class EngineClient(Protocol):
         """Something that needs the tokenizer or scores: "tokenize", "detokenize", "score"."""
 
     def stats(self) -> EngineStats: ...
+
+    def add_metrics(self, collector: Collector) -> None:
+        """Have Prometheus read what another part of the server counts."""
 
     def metrics_text(self) -> bytes:
         """What Prometheus reads."""

@@ -82,6 +82,12 @@ class FakeEngine:
     async def call(self, kind: str, **given: Any) -> dict[str, Any]:
         raise NotImplementedError
 
+    def add_metrics(self, collector: Any) -> None:
+        self.collected = collector
+
+    def metrics_text(self) -> bytes:
+        raise NotImplementedError
+
     def stats(self) -> EngineStats:
         return EngineStats(
             state="ready",

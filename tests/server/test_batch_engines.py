@@ -114,6 +114,25 @@ def test_the_official_client_does_all_of_it(tmp_path: Path) -> None:
             api.uploads.cancel(upload.id)
 
 
+def test_responses_are_answered_in_batches_and_counted(tmp_path: Path) -> None:
+    def asked(i: int) -> dict[str, Any]:
+        body = {"model": "fake", "input": f"say {i}", "max_output_tokens": 4}
+        return {"custom_id": str(i), "url": "/v1/responses", "body": body}
+
+    with serving(tmp_path, "fake:rows=8:chat=1") as server, client(server) as http:
+        data = lines_of(*map(asked, range(5)), {**asked(5), "body": {}})
+        batch = ended(http, create(http, data, "/v1/responses"))
+        assert batch["request_counts"] == {"total": 6, "completed": 5, "failed": 1}
+        found = lines(http, batch["output_file_id"])
+        for line in found:
+            body = openai.types.responses.Response.model_validate(line["response"]["body"])
+            assert body.object == "response" and body.output_text
+        assert len({line["response"]["body"]["id"] for line in found}) == 5
+        told = http.get("/metrics").text
+        assert 'quire:batches{engine="0",model_name="fake",status="completed"} 1.0' in told
+        assert 'quire:batch_rows_total{engine="0",model_name="fake",result="failed"} 1.0' in told
+
+
 def test_a_line_that_kills_engines_is_found_and_the_server_lives(tmp_path: Path) -> None:
     def asked(i: int) -> dict[str, Any]:
         prompt = "<crash>" if i == 9 else f"say {i}"
