@@ -13,7 +13,8 @@ from typing import Protocol
 
 from quire.base.notes import note
 from quire.jobs.input.work import WorkRow
-from quire.jobs.supervise.suspects import Suspects
+from quire.replicas.suspects import Suspects
+from quire.replicas.task import Task
 from quire.server.batch_engine import EngineCrashed, EngineUnavailable
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
@@ -47,8 +48,8 @@ class _Ticket:
     row: WorkRow
 
     @property
-    def suspect(self) -> WorkRow:
-        return WorkRow(self.number, self.row.key, "", {})
+    def suspect(self) -> Task:
+        return Task(self.number, cost=0.0)
 
 
 class Dispatcher:
@@ -161,7 +162,7 @@ class Dispatcher:
         fallen, self._fallen = self._fallen, []
         self._suspected |= {ticket.number: ticket for ticket in fallen}
         guilty = self._suspects.accuse([ticket.suspect for ticket in fallen])
-        if guilty is not None and (ticket := self._suspected.pop(guilty.row, None)) is not None:
+        if guilty is not None and (ticket := self._suspected.pop(guilty.number, None)) is not None:
             self._guilty.append(ticket)
         if len(self._guilty) >= MOST_GUILTY:
             self._rest()
@@ -182,7 +183,7 @@ class Dispatcher:
         if self._resting is not None:
             return
         for suspect in self._suspects.take() or ():
-            if (ticket := self._suspected.get(suspect.row)) is not None:
+            if (ticket := self._suspected.get(suspect.number)) is not None:
                 self._start(ticket)
         if not self._tasks:
             self._changed.set()
