@@ -23,7 +23,7 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from quire import LLM, SamplingParams
 from quire.executor.executor import PendingStep
-from quire.spec import ModelSpec
+from quire.spec import AnySpec
 from quire.step import StepPlan
 
 TURN = 50  # contexts computed in one go
@@ -56,7 +56,7 @@ class Cost:
 class Counting:
     """An executor that counts what it is asked to compute."""
 
-    def __init__(self, inner: Any, spec: ModelSpec) -> None:
+    def __init__(self, inner: Any, spec: AnySpec) -> None:
         self._inner, self._spec, self.cost = inner, spec, Cost(0)
 
     def __getattr__(self, name: str) -> Any:
@@ -69,7 +69,7 @@ class Counting:
         return step
 
 
-def operations(plan: StepPlan, spec: ModelSpec) -> int:
+def operations(plan: StepPlan, spec: AnySpec) -> int:
     """Multiplications and additions of a plan: weights, attention, and logits that are read."""
     context, lines = 0, len(plan.decode) * plan.repeat
     for one in plan.prefill:

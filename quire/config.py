@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quire.params.pooling import PoolerConfig as PoolerConfig  # under the name scripts know
 from quire.params.structured import StructuredOutputsConfig
 
 

@@ -20,10 +20,11 @@ from quire.session.controls import LLMControls, NotBuiltMethods
 from quire.session.gather import OnError, OnResult, UseTqdm, gather, gather_call, raises
 from quire.session.intake import Params
 from quire.session.interrupts import CtrlC
+from quire.session.pooling_methods import PoolingMethods
 from quire.session.session import Session
 
 
-class LLM(LLMControls, NotBuiltMethods):
+class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
     """A model, ready to generate text for any number of prompts.
 
     >>> with LLM("smollm2") as llm:

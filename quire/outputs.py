@@ -193,6 +193,7 @@ class RequestOutput:
         error: QuireError | None = None,
         continuation_scores: list[ContinuationScore] | None = None,
         choice_chances: ChoiceChances | None = None,
+        hidden: npt.NDArray[np.float32] | None = None,
         **ignored: Any,
     ) -> None:
         self.request_id = request_id
@@ -210,6 +211,7 @@ class RequestOutput:
         self.error = error
         self.continuation_scores = continuation_scores  # of score_continuations alone
         self._choice_chances = choice_chances
+        self.hidden = hidden  # of requests for hidden states alone
 
     @property
     def choice_probs(self) -> dict[str, float] | None:
@@ -232,6 +234,10 @@ class RequestOutput:
     @prompt_token_ids.setter
     def prompt_token_ids(self, ids: list[int] | None) -> None:
         self._prompt_ids = ids
+
+    def drop_hidden(self) -> None:
+        """Let the hidden states go: something else was made of them."""
+        self.hidden = None
 
     @property
     def num_prompt_tokens(self) -> int:

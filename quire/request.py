@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from quire.sampling_params import BeamSearchParams, SamplingParams
 
 Ints = npt.NDArray[np.int32]
+# Hidden states of a text: of its first token, of its last, the sum over all, or each of them.
+HiddenKind = Literal["first", "last", "sum", "all"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +46,9 @@ class Request:
     prompt; none is empty. With `choices` its answer is one of them, by the scores of these
     continuations. With `search` its answers are the best that a beam search finds.
 
+    A request with `hidden` draws nothing either: these hidden states of its prompt are its answer.
+    `whole`: the model computes the prompt in one pass or not at all.
+
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
     the `background` yields to those that are not.
     """
@@ -66,6 +71,8 @@ class Request:
     reading: AnswerReading | None = None
     watched: bool = False
     background: bool = False
+    hidden: HiddenKind | None = None
+    whole: bool = False
 
     @property
     def num_prompt(self) -> int:

@@ -150,9 +150,10 @@ class Run:
         if pending.grammar is not None:
             self._compiling.remove(pending)
         self._engine.abort(pending.samples)
-        if pending.samples[0].tree is None:
+        lead = pending.samples[0]
+        if lead.tree is None and lead.request.hidden is None:
             self._cancelled += self._done(pending)
-        else:  # some scores of a request say nothing about it
+        else:  # some scores of a request, or some of its hidden states, say nothing about it
             self._cancelled += self._take_out(pending, number)
             del self._pending[pending.number]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan, Rope
 
@@ -239,3 +239,59 @@ def plain_decoder(
         family, vocab_size, hidden_size, max_model_len, (layer,) * num_layers, norm, **facts
     )
     return spec.with_windows(*windows) if windows else spec
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """One encoder: every token of a text sees every other, and there is no KV cache."""
+
+    family: str  # a name of families/encoders/registry.py
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    max_model_len: int
+    norm_eps: float
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    gated: bool = False  # activation(first half) * second half of one product
+    norm_before: bool = False  # norms before attention and feed-forward, and one at the end
+    norm_bias: bool = True
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    num_positions: int = 0  # learned positions; 0: rotary ones
+    first_position: int = 0  # of a text's first token in that table
+    num_types: int = 0  # learned token types (first text, second text); 0: none
+    # One entry per layer where positions are rotary: theta, and how far a token sees to either
+    # side, None = all.
+    thetas: tuple[float, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids as an encoder is given them: those of type t are numbered from
+        t * vocab_size on."""
+        return self.vocab_size * max(1, self.num_types)
+
+    @property
+    def body_weights(self) -> int:
+        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
+        return self.num_layers * (4 * self.hidden_size**2 + mlp)
+
+    @property
+    def head_weights(self) -> int:
+        return 0
+
+    def flops(self, *, tokens: int, context: int, sampled: int) -> int:
+        """Multiply-adds x 2 of a step, as ModelSpec has it. A causal model's token sees half of
+        its text, an encoder's sees all of it."""
+        return 2 * self.body_weights * tokens + 8 * self.num_layers * self.hidden_size * context
+
+
+AnySpec = ModelSpec | EncoderSpec

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.request import Ints
+from quire.request import HiddenKind, Ints
 
 if TYPE_CHECKING:
     from quire.sampling_params import SamplingParams
@@ -142,7 +142,8 @@ class Slice:
 
     `sample_into` names the rows that each draw a token from the logits of the last position:
     empty for a chunk that does not reach the end, several for the siblings of n > 1.
-    `targets` are tokens whose logprobs are wanted.
+    `targets` are tokens whose logprobs are wanted, `hidden` says of which of the slice's tokens
+    the last hidden states are.
 
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
     draw. It draws at each of these positions and at the one before them, and keeps what it drew
@@ -156,6 +157,7 @@ class Slice:
     sample_into: tuple[int, ...] = ()
     targets: Targets | None = None
     num_guessed: int = 0
+    hidden: HiddenKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,8 @@ class StepResult:
     tokens [rows, K], of which the first counts[i] of a row are real: a row that the device
     stopped, or whose guesses were wrong, has fewer than K. `logprobs` has a line per real token of
     the rows that asked, in a block for each number of likeliest tokens asked for. `scored[i]`
-    belongs to prefill slice i, one line per target. `failed` names rows (by index into `tokens`)
+    belongs to prefill slice i, one line per target, and so does `hidden[i]`, float32: [tokens, H]
+    of a slice that wants all of them, [1, H] else. `failed` names rows (by index into `tokens`)
     whose logits were not finite; their tokens mean nothing. `errors` says of some of these what
     their processors did. `held` are rows that drew nothing yet: their processors are at work on
     their logits, which have this number among the executor's Handles.
@@ -347,3 +350,4 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
     candidates: Candidates | None = None
+    hidden: dict[int, Floats] = field(default_factory=dict)

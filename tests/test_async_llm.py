@@ -16,6 +16,7 @@ from quire import (
     AsyncEngineArgs,
     AsyncLLM,
     AsyncLLMEngine,
+    PoolingParams,
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
@@ -194,7 +195,7 @@ def test_what_scripts_ask_of_an_engine(llm: AsyncLLM) -> None:
         await llm.check_health()
         assert (await llm.get_tokenizer()).encode("a") and (await llm.get_model_config())
         with pytest.raises(NotSupported):
-            await llm.encode("a")
+            await anext(llm.encode("a", PoolingParams(task="embed")))
         with pytest.raises(NotSupported):
             await anext(llm.generate("a", params(1), lora_request=object()))
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config import Speculation
+from quire.config import PoolerConfig, Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
 from quire.params.structured import StructuredOutputsConfig
@@ -96,6 +96,17 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     ],
     "guided_decoding_disable_any_whitespace": [(True, True)],
     "guided_decoding_disable_additional_properties": [(True, True)],
+    "runner": [("pooling", "pooling"), ("generate", "generate")],
+    "convert": [("embed", "embed"), ("none", "none")],
+    "task": [("embed", "embed"), ("score", "score")],
+    "pooler_config": [
+        (
+            {"pooling_type": "mean", "normalize": False},
+            {"pooling_type": "MEAN", "use_activation": False},
+        ),
+        (PoolerConfig("CLS"), {"pooling_type": "CLS"}),
+    ],
+    "override_pooler_config": [({"pooling_type": "LAST"}, {"pooling_type": "LAST"})],
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
     "batch_invariant": [(True, True)],
     "data_parallel_size": [(1, 1), (4, 4)],
@@ -138,6 +149,11 @@ BAD: dict[str, list[Any]] = {
     ],
     "guided_decoding_disable_any_whitespace": [1],
     "guided_decoding_disable_additional_properties": ["yes"],
+    "runner": ["embed", 3],
+    "convert": ["reward", True],
+    "task": ["dance"],
+    "pooler_config": ["MEAN", {"pooling_type": "MAX"}, {"use_activation": 1}],
+    "override_pooler_config": [{"pooling_type": 3}],
     "device": ["cuda:1"],
     "logits_processors": ["a:B", [Path], ["no_such_module:X"], ["json:NoSuch"], [lambda: 0], 5],
     "speculative_config": [
@@ -237,7 +253,7 @@ def another(default: Any) -> Any:
     return {"something": 1} if isinstance(default, dict) else ["something"]
 
 
-SPECIAL = {"enable_chunked_prefill": False, "scheduling_policy": "priority", "runner": "pooling"}
+SPECIAL = {"enable_chunked_prefill": False, "scheduling_policy": "priority"}
 
 
 @pytest.mark.parametrize("name", of_kind("moot"))
@@ -266,7 +282,7 @@ def test_a_refused_option_says_what_to_do_instead(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("runner", "generate"), ("task", "generate"), ("convert", "none"), ("model_impl", "vllm")],
+    [("model_impl", "vllm"), ("config_format", "hf")],
 )
 def test_asking_for_what_happens_anyway_is_fine(name: str, value: str) -> None:
     assert parse_options({name: value}) == Options()

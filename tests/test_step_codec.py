@@ -83,7 +83,8 @@ def piece(rng: random.Random) -> Slice:
     targets = Targets(ints(rng), ints(rng), rng.choice([-1, 0, 3]), rng.random() < 0.5)
     rows = tuple(rng.randrange(50) for _ in range(rng.randrange(3)))
     return Slice(rng.randrange(9), rng.randrange(99), ints(rng, 40), rows,
-                 rng.choice([None, targets]), rng.randrange(3))  # fmt: skip
+                 rng.choice([None, targets]), rng.randrange(3),
+                 rng.choice([None, "first", "sum"]))  # fmt: skip
 
 
 def scores(rng: random.Random) -> Scores:
@@ -123,6 +124,7 @@ def result(rng: random.Random) -> StepResult:
         {2: "it raised \ud800 ü"} if rng.random() < 0.3 else {},
         {0: 7} if rng.random() < 0.3 else {},
         rng.choice([None, Candidates(ints(rng), ints(rng), floats(rng, 3))]),
+        {i: floats(rng, 2, 3) for i in range(rng.randrange(3))},
     )
 
 

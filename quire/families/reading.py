@@ -72,7 +72,7 @@ def read_decoder(
         max_model_len=max_len,
         layers=tuple(layers),
         bos_id=bos[0] if bos else None,
-        dtype=_dtype(fields),
+        dtype=read_dtype(fields),
         **{**usual, **facts},
     )
 
@@ -157,7 +157,7 @@ def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if layer >= first else None for layer in range(num_layers(fields)))
 
 
-def _dtype(fields: Fields) -> str:
+def read_dtype(fields: Fields) -> str:
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
     name = fields.word(key, "float32").removeprefix("torch.")
     if name not in _DTYPES:

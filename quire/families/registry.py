@@ -50,7 +50,20 @@ FAMILIES: tuple[Family, ...] = (
     gemma3.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
+CAUSAL = "ForCausalLM"
+# The same layers with another head, or with none.
+_OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "Model")
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+
+
+def family_of(architecture: str) -> Family | None:
+    """The family whose layers an architecture has, whatever its head is for."""
+    if architecture in BY_ARCHITECTURE:
+        return BY_ARCHITECTURE[architecture]
+    for ending in _OTHER_HEADS:
+        if architecture.endswith(ending):
+            return BY_ARCHITECTURE.get(architecture.removesuffix(ending) + CAUSAL)
+    return None
 
 
 def family_named(name: str) -> Family:

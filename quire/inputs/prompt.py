@@ -32,14 +32,21 @@ from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
 from quire.sampling_params import SamplingParams, check_vocabulary
 
-__all__ = ["RequestMaker", "is_single", "merge_prompts", "split_prompts"]
+__all__ = [
+    "Encoding",
+    "RequestMaker",
+    "is_single",
+    "merge_prompts",
+    "read_tokenization",
+    "split_prompts",
+]
 
 _TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoding:
+class Encoding:
     """How prompts become token ids: `tokenization_kwargs`, checked."""
 
     add_special_tokens: bool = True
@@ -110,7 +117,7 @@ class RequestMaker:
         Request i gets number first_number + i; an error names index first_index + i.
         A prompt that is an error already (a chat that could not be rendered) is passed on.
         """
-        encoding = _check_tokenization(tokenization_kwargs)
+        encoding = read_tokenization(tokenization_kwargs)
         parsed = [
             given
             if isinstance(given, QuireError)
@@ -167,7 +174,7 @@ class RequestMaker:
         return _Resolved(self._eos_ids, stop_ids, choices)
 
     def _encode(
-        self, parsed: Sequence[ParsedPrompt | QuireError], encoding: _Encoding
+        self, parsed: Sequence[ParsedPrompt | QuireError], encoding: Encoding
     ) -> list[Ints | QuireError | None]:
         """Token ids of each good prompt; the texts among them are encoded together."""
         ids: list[Ints | QuireError | None] = [None] * len(parsed)
@@ -213,7 +220,7 @@ class RequestMaker:
         ids: Ints,
         params: SamplingParams,
         meaning: _Resolved,
-        encoding: _Encoding,
+        encoding: Encoding,
         number: int,
         priority: int,
         arrival: float,
@@ -243,7 +250,7 @@ class RequestMaker:
         )
 
     def _truncated(
-        self, prompt: ParsedPrompt, ids: Ints, params: SamplingParams, encoding: _Encoding
+        self, prompt: ParsedPrompt, ids: Ints, params: SamplingParams, encoding: Encoding
     ) -> Ints:
         """At most as many tokens as asked for; the end of the prompt is kept, and the beginning
         token that the tokenizer put before a text."""
@@ -310,9 +317,9 @@ def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -
     return [list(ids) for ids in found]
 
 
-def _check_tokenization(given: Mapping[str, Any] | None) -> _Encoding:
+def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
     if given is None:
-        return _Encoding()
+        return Encoding()
     for name in given:
         if name not in _TOKENIZATION:
             near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)
@@ -338,4 +345,4 @@ def _check_tokenization(given: Mapping[str, Any] | None) -> _Encoding:
                 parameter="tokenization_kwargs",
                 value=given[name],
             )
-    return _Encoding(True if add is None else add, keep, side == "right")
+    return Encoding(True if add is None else add, keep, side == "right")

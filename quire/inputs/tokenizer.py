@@ -51,7 +51,7 @@ def check_text(text: str) -> None:
 _NOTHING: Ints = np.zeros(0, np.int32)
 
 
-def _problem(text: str) -> InvalidPrompt | None:
+def text_problem(text: str) -> InvalidPrompt | None:
     try:
         check_text(text)
     except InvalidPrompt as error:
@@ -172,13 +172,13 @@ class Tokenizer:
             ["" if i in quoted else text for i, text in enumerate(plain)], add_special_tokens
         )
         for i, chat in quoted.items():
-            encoded[i] = _problem(chat.text) or self._attempt(chat, add_special_tokens)
+            encoded[i] = text_problem(chat.text) or self._attempt(chat, add_special_tokens)
         return encoded
 
     def _encode_plain(
         self, texts: Sequence[str], add_special_tokens: bool
     ) -> list[Ints | InvalidPrompt]:
-        encoded: list[Ints | InvalidPrompt] = [_problem(text) or _NOTHING for text in texts]
+        encoded: list[Ints | InvalidPrompt] = [text_problem(text) or _NOTHING for text in texts]
         good = [i for i, found in enumerate(encoded) if found is _NOTHING]
         for some in _batches(good, texts):
             try:

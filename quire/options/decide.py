@@ -16,7 +16,7 @@ from quire.options.parse import Options
 from quire.options.speculation import speculation_for
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
-from quire.spec import ModelSpec
+from quire.spec import AnySpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
@@ -46,7 +46,7 @@ class DeviceFacts:
 
 
 def resolve(
-    options: Options, spec: ModelSpec, facts: DeviceFacts, *, int8_fits: str = ""
+    options: Options, spec: AnySpec, facts: DeviceFacts, *, int8_fits: str = ""
 ) -> EngineConfig:
     """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
     this model on this device, where it is."""
@@ -150,7 +150,7 @@ def _quantization(
     return None
 
 
-def _kv_cache_dtype(options: Options, spec: ModelSpec, facts: DeviceFacts) -> str:
+def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
     if options.kv_cache_dtype == "fp8":
         _check_fp8("kv_cache_dtype", facts)
         if spec.head_dim % 4 or options.block_size == 1:
@@ -177,7 +177,7 @@ def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
     return options.batch_invariant
 
 
-def _dtype(spec: ModelSpec, facts: DeviceFacts, notes: list[str]) -> str:
+def _dtype(spec: AnySpec, facts: DeviceFacts, notes: list[str]) -> str:
     """The stored type where it is fast here, else the fast type of the widest range.
 
     Stored float32 becomes bfloat16 where that is fast, on either device. On a CPU float16
@@ -216,7 +216,7 @@ def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tup
     return seqs, tokens
 
 
-def _max_model_len(options: Options, spec: ModelSpec) -> int:
+def _max_model_len(options: Options, spec: AnySpec) -> int:
     """What was asked for, or the model's; one that fits the memory is found when that is known."""
     if options.max_model_len in (None, FIT_TO_MEMORY):
         return spec.max_model_len

@@ -56,6 +56,11 @@ class Options:
     structured_outputs_config: StructuredOutputsConfig | None = None
     guided_decoding_disable_any_whitespace: bool = False
     guided_decoding_disable_additional_properties: bool = False
+    runner: str = "auto"
+    convert: str = "auto"
+    task: str = "auto"
+    pooler_config: dict[str, Any] | None = None
+    override_pooler_config: dict[str, Any] | None = None
     device: str | None = None
     batch_invariant: bool | None = None
     data_parallel_size: int = 1

@@ -26,11 +26,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
     "quire runs text generation models: leave it out.": {
-        "runner": "auto",
-        "convert": "auto",
-        "task": "auto",
-        "pooler_config": None,
-        "override_pooler_config": None,
         "io_processor_plugin": None,
         "diffusion_config": None,
     },

@@ -15,6 +15,7 @@ from quire.options import checks
 from quire.options.checks import Check
 from quire.options.moot import MOOT
 from quire.options.parsers import reasoning_parser, tool_call_parser
+from quire.options.pooler import pooler_config
 from quire.options.refused import REFUSED
 from quire.options.speculation import speculation
 from quire.options.structured import structured_outputs_config
@@ -240,6 +241,39 @@ HONOURED: tuple[Option, ...] = (
         checks.flag,
         "The older spelling of disable_additional_properties in structured_outputs_config.",
     ),
+    _honoured(
+        "runner",
+        "auto",
+        checks.choice(
+            *("auto", "generate", "pooling"), others=("draft",), instead="Leave it at 'auto'."
+        ),
+        "auto: what the model's files say it is for. pooling: a generator gives embeddings of its "
+        "last token; generate: a sentence-transformers directory writes text.",
+    ),
+    _honoured(
+        "convert",
+        "auto",
+        checks.choice("auto", "none", "embed", "classify"),
+        "embed: embeddings from a model that was made for something else.",
+    ),
+    _honoured(
+        "task",
+        "auto",
+        checks.choice(
+            *("auto", "generate", "embed", "embedding", "classify", "score", "reward"),
+            others=("draft", "transcription"),
+            instead="Leave it out.",
+        ),
+        'The older spelling of runner and convert: "embed" is convert="embed".',
+    ),
+    _honoured(
+        "pooler_config",
+        None,
+        pooler_config,
+        'How states become an embedding, over what the files say: {"pooling_type": "LAST", "CLS" '
+        'or "MEAN", "use_activation": whether it is normalised}.',
+    ),
+    _honoured("override_pooler_config", None, pooler_config, "The older name of pooler_config."),
     _honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
     _honoured(
         "batch_invariant",
@@ -270,9 +304,6 @@ HONOURED: tuple[Option, ...] = (
 
 # Values of other options that ask for nothing new, and options whose values are still checked.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "runner": ("generate",),
-    "convert": ("none",),
-    "task": ("generate",),
     "model_impl": ("vllm",),
     "config_format": ("hf",),
     "enable_sleep_mode": (True,),
@@ -283,7 +314,6 @@ _CHECKED = {
     "enable_chunked_prefill": checks.flag,
     "disable_log_stats": checks.flag,
     "scheduling_policy": checks.choice("fcfs", "priority"),
-    "runner": checks.choice("auto", "generate", "pooling", "draft"),
 }
 
 

@@ -1,18 +1,20 @@
-"""Pooling models (embedding, classification, scoring): their parameters and outputs.
-
-The names exist so that scripts import and make them; `LLM.encode`, `embed`, `classify` and
-`score` refuse to run until such models are built.
-"""
+"""Pooling models (embedding, classification, scoring): their parameters and outputs."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from quire.errors import InvalidParams
+from quire.errors import InvalidParams, QuireError
 from quire.params.output_kind import RequestOutputKind
-from quire.params.rules import truth, whole
+from quire.params.rules import one_of, truth, whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class PoolingParams:
     skip_reading_prefix_cache: bool | None = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.dimensions is not None:
@@ -35,9 +38,17 @@ class PoolingParams:
         for name in ("use_activation", "skip_reading_prefix_cache"):
             if getattr(self, name) is not None:
                 truth(InvalidParams, name, getattr(self, name))
+        if self.truncate_prompt_tokens is not None:
+            whole(InvalidParams, "truncate_prompt_tokens", self.truncate_prompt_tokens, low=-1)
+        if self.task is not None:
+            one_of(InvalidParams, "task", self.task, TASKS)
 
     def clone(self) -> PoolingParams:
         return copy.deepcopy(self)
+
+    def checked_copy(self) -> PoolingParams:
+        """A copy whose fields were checked again: scripts assign to them."""
+        return replace(self)
 
 
 @dataclass(slots=True)
@@ -48,16 +59,46 @@ class PoolingOutput:
 
 
 @dataclass(slots=True)
+class PoolerConfig:
+    """How states become an embedding: `LLM(..., pooler_config=PoolerConfig(...))`."""
+
+    pooling_type: str | None = None
+    use_activation: bool | None = None
+
+
 class EmbeddingOutput:
-    embedding: list[float]
+    """A vector. `embedding` is a list from the moment it is asked for, `array` the same numbers
+    as float32: a million vectors as lists take eight times the memory."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, embedding: list[float] | npt.NDArray[np.float32]) -> None:
+        self._values = embedding
 
     @staticmethod
     def from_base(pooling_output: PoolingOutput) -> EmbeddingOutput:
         return EmbeddingOutput(_vector(pooling_output))
 
     @property
+    def embedding(self) -> list[float]:
+        if isinstance(self._values, list):
+            return self._values
+        listed: list[float] = self._values.tolist()
+        self._values = listed
+        return listed
+
+    @property
+    def array(self) -> npt.NDArray[np.float32]:
+        import numpy as np
+
+        return np.asarray(self._values, np.float32)
+
+    @property
     def hidden_size(self) -> int:
-        return len(self.embedding)
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EmbeddingOutput) and self.embedding == other.embedding
 
     def __repr__(self) -> str:
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
@@ -93,7 +134,7 @@ Pooled = TypeVar("Pooled")
 
 
 class PoolingRequestOutput(Generic[Pooled]):
-    """What a pooling model says about one prompt."""
+    """What a pooling model says about one prompt; with an `error` its `outputs` are None."""
 
     def __init__(
         self,
@@ -102,12 +143,15 @@ class PoolingRequestOutput(Generic[Pooled]):
         prompt_token_ids: list[int],
         num_cached_tokens: int,
         finished: bool,
+        *,
+        error: QuireError | None = None,
     ) -> None:
         self.request_id = request_id
         self.outputs = outputs
         self.prompt_token_ids = prompt_token_ids
         self.num_cached_tokens = num_cached_tokens
         self.finished = finished
+        self.error = error
 
     def __repr__(self) -> str:
         return (

@@ -38,6 +38,7 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
             request.priority,
             request.watched,
             _frozen(request.search),
+            request.hidden,
             0 if params.temperature == 0 else request.noise_key,
         )
         first = seen.setdefault(key, index)

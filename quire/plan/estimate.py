@@ -9,7 +9,7 @@ from quire.plan.prefixes import SharedPrefix
 from quire.plan.simulation import Job, Run
 from quire.plan.times import StepTimes
 from quire.request import Ints, Request
-from quire.spec import ModelSpec
+from quire.spec import AnySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def estimate_run(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     times: StepTimes,
-    spec: ModelSpec,
+    spec: AnySpec,
     groups: Sequence[SharedPrefix] = (),
     caching: bool = True,
     depth: int = 1,

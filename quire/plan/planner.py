@@ -21,7 +21,7 @@ from quire.plan.plan import Percentiles, Plan
 from quire.plan.prefixes import PrefixTree, SharedPrefix
 from quire.plan.times import Doubles, StepTimes
 from quire.request import Ints, Request
-from quire.spec import ModelSpec
+from quire.spec import AnySpec
 
 
 class Planner:
@@ -30,7 +30,7 @@ class Planner:
     def __init__(
         self,
         config: EngineConfig,
-        spec: ModelSpec,
+        spec: AnySpec,
         *,
         num_blocks: int,
         times: StepTimes,
@@ -56,7 +56,10 @@ class Planner:
         tree = tree.keep(runs)
         expected = np.array([self.lengths.expected(r) for r in requests], np.float64)
         groups = tree.groups() if self.config.enable_prefix_caching else ()
-        order = _order(requests, np.flatnonzero(runs), expected, groups)
+        # A text that is only read has no output: the longest first, so that passes hold texts of
+        # one length, or of nearly one.
+        lengths = np.array([r.num_prompt if r.hidden else 0 for r in requests], np.float64)
+        order = _order(requests, np.flatnonzero(runs), expected + lengths, groups)
         found = self._cached_tokens(requests, tree, order, cached)
         for repeat, first in duplicates.items():
             found[repeat] = found[first]

@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from quire.spec import ModelSpec
+from quire.spec import AnySpec
 
 Doubles = npt.NDArray[np.float64]
 
@@ -51,7 +51,7 @@ class StepCost:
 
 
 def assumed_cost(
-    spec: ModelSpec,
+    spec: AnySpec,
     *,
     flops_per_second: float = 1e11,
     bytes_per_second: float = 1e10,
@@ -96,7 +96,7 @@ class StepTimes:
     @classmethod
     def of(
         cls,
-        spec: ModelSpec,
+        spec: AnySpec,
         *,
         flops_per_second: float = 1e11,
         bytes_per_second: float = 1e10,

@@ -13,12 +13,13 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
 from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
-from quire.request import Choices, Ints, Request
+from quire.request import Choices, HiddenKind, Ints, Request
 from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
 from quire.sampling.choices import choose, normalised
 from quire.scheduler.commit import Grown
+from quire.scheduler.hidden import joined
 from quire.scheduler.sequence import Sequence
 from quire.step import Scores, in_arrays_of_its_own
 
@@ -46,6 +47,8 @@ class Results:
             return self._chosen_output(request, request.choices, samples)
         if request.continuations:
             return _scored_output(request, samples)
+        if request.hidden is not None:
+            return _hidden_output(request, request.hidden, samples[0])
         texts = self._texts(samples)
         first = samples[0]
         return RequestOutput(
@@ -241,6 +244,23 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
         num_cached_tokens=samples[0].num_cached,
         error=error,
         continuation_scores=None if error else PathScores(samples).of_continuations(),
+    )
+
+
+def _hidden_output(request: Request, kind: HiddenKind, sequence: Sequence) -> RequestOutput:
+    """The hidden states of a prompt; None where it failed."""
+    error = sequence.error
+    return RequestOutput(
+        str(request.number),
+        request.prompt,
+        request.prompt_ids,
+        None,
+        [],
+        True,
+        _metrics(request, [sequence]),
+        num_cached_tokens=sequence.num_cached,
+        error=error,
+        hidden=None if error else joined(kind, sequence.hidden),
     )
 
 

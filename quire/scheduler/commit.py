@@ -18,6 +18,7 @@ from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
 from quire.scheduler.guesses import Guesses
 from quire.scheduler.held import HeldRows
+from quire.scheduler.hidden import not_finite
 from quire.scheduler.placements import Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
@@ -123,6 +124,7 @@ class Committer:
         """Give each row what it drew; whoever ends there has left its row after this."""
         rows, now = self.rows, self._clock()
         self._keep_scores(sent, result, now)
+        self._keep_hidden(sent, result, now)
         live = np.flatnonzero(
             (rows.placement[sent.rows] == sent.placements) & (sent.placements > 0)
         )
@@ -208,6 +210,22 @@ class Committer:
                 self.fail(self._placements.end(row), error)
             elif self._scoring.commit(row, placement, scores):
                 self.rows.sequence(row).finish_reason = "length"
+                self._finish(row, now)
+
+    def _keep_hidden(self, sent: SentPlan, result: StepResult, now: float) -> None:
+        """Give each slice's row its hidden states; one whose prompt is computed ends with them."""
+        for i, states in result.hidden.items():
+            one = sent.plan.prefill[i]
+            row, end = one.row, one.start + len(one.token_ids)
+            if self.rows.placement[row] != sent.slice_placements[i]:
+                continue
+            sequence = self.rows.sequence(row)
+            sequence.hidden.append(states)
+            if (error := not_finite(states)) is not None:
+                self.fail(self._placements.end(row), error)
+            elif end == sequence.request.num_prompt:
+                sequence.finish_reason = "stop"
+                sequence.timings.first_token = now
                 self._finish(row, now)
 
     def _visit(self, row: int, tokens: list[int]) -> tuple[int, bool]:

@@ -26,6 +26,7 @@ from quire.scheduler.commit import Committer, SentPlan, StepReport
 from quire.scheduler.forking import Forking
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.guesses import Guesses
+from quire.scheduler.hidden import hidden_of
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
 from quire.scheduler.pass_times import PassTimes
@@ -276,13 +277,14 @@ class Scheduler:
         if sequence.tree is not None:
             if end == leaving:
                 self._fork_siblings(row, draft)  # each goes on by itself
-        elif end == rows.planned[row]:
+        elif end == rows.planned[row] and sequence.request.hidden is None:
             drawing = (row, *self._fork_siblings(row, draft))
             for r in drawing:
                 rows.planned[r] += 1
                 rows.drawn[r] = True
         targets = targets_of(sequence, start, end)
-        draft.prefill.append(Slice(row, start, known[start:end], drawing, targets))
+        hidden = hidden_of(sequence.request, start, end)
+        draft.prefill.append(Slice(row, start, known[start:end], drawing, targets, hidden=hidden))
         draft.budget -= end - start
         draft.spare = min(draft.spare - (end - start) * int(rows.background[row]), draft.budget)
 
@@ -317,6 +319,8 @@ class Scheduler:
             if sequence is None or not self._admission.has_rows(sequence):
                 return
             budget = draft.spare if sequence.request.background else draft.budget
+            if sequence.request.whole and sequence.num_tokens > draft.budget:
+                return  # in a pass of its own, or with shorter ones
             unfold(sequence)
             cached = self._admission.cached_blocks(sequence)
             cached = cached[: self._scoring.readable(sequence, cached)]
@@ -333,6 +337,7 @@ class Scheduler:
             expected = self._expected_output(sequence.request)
             row = self._placements.begin(sequence, cached, expected, draft)
             self._scoring.begin(row)
+            sequence.hidden.clear()  # of a placement that ended early: it begins again
             if sequence.group is not None:
                 self._beams.enter(row, draft)
             self._plan_chunk(row, draft)

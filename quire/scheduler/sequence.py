@@ -17,7 +17,7 @@ from quire.request import Ints, Request
 if TYPE_CHECKING:
     from quire.errors import QuireError
     from quire.scheduler.score_tree import ScoreTree
-    from quire.step import Scores
+    from quire.step import Floats, Scores
 
 
 class SearchGroup(Protocol):
@@ -107,6 +107,7 @@ class Sequence:
     logprobs: list[Scores] = field(default_factory=list)  # of its tokens, in order
     scores: list[Scores] = field(default_factory=list)  # of given tokens, in order
     num_scored: int = 0  # lines in `scores`
+    hidden: list[Floats] = field(default_factory=list)  # states of its prompt, slice by slice
     num_cached: int = 0
     num_preemptions: int = 0
     waiting: bool = False

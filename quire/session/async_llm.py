@@ -10,14 +10,16 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
 from quire.options import EngineArgs, parse_options
-from quire.outputs import RequestOutput
+from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.lora import LORA_WAY_OUT
+from quire.params.pooling import PoolingParams
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.engine_thread import Asked, EngineThread, News
+from quire.session.pooling import task_of
 from quire.session.session import Session
 from quire.session.views import ModelConfigView
 
@@ -128,8 +130,33 @@ class AsyncLLM:
         for reader in [self._readers[name] for name in ids if name in self._readers]:
             self._engine.give_up(reader.asked)
 
-    async def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSupported("encode: pooling models are not built. Use generate.")
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str | None = None,
+        *,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
+        """What `pooling_params.task` asks for of one prompt: one output, with `outputs.data`."""
+        if lora_request is not None:
+            raise NotSupported(LORA_WAY_OUT)
+        pooling = self._session.pooling
+        task = pooling.check(task_of(None, pooling_params))
+        [wanted] = pooling.asked(pooling_params, task, 1)
+        asked = Asked(prompt, pooling_params.checked_copy(), priority, tokenization_kwargs)
+        reader = self._ask(self._new_id(request_id), asked)
+        output = None
+        try:
+            output = await reader.next()
+            yield pooling.request_output(output, wanted)
+        finally:
+            del self._readers[reader.asked.request_id]
+            if output is None:
+                self._engine.give_up(reader.asked)
 
     async def get_tokenizer(self) -> Any:
         """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""

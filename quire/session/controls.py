@@ -94,7 +94,7 @@ class LLMControls:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
+        return self._session.supported_tasks
 
     def close(self) -> None:
         """Free the model's memory. Twice is fine; using the LLM afterwards is not."""
@@ -124,7 +124,6 @@ def _not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
     return method
 
 
-_POOLING = "quire generates text; use a sentence-embedding library for vectors and scores."
 _WEIGHTS = "Exchange weights by name: collective_rpc with a function that calls load_weights."
 _PROFILE = "Use torch.profiler around generate()."
 
@@ -132,11 +131,6 @@ _PROFILE = "Use torch.profiler around generate()."
 class NotBuiltMethods:
     """Methods of vLLM's LLM that raise NotSupported."""
 
-    encode = _not_built("encode", _POOLING)
-    embed = _not_built("embed", _POOLING)
-    classify = _not_built("classify", _POOLING)
-    reward = _not_built("reward", _POOLING)
-    score = _not_built("score", _POOLING)
     reset_mm_cache = _not_built("reset_mm_cache", "There are no media inputs yet.")
     start_profile = _not_built("start_profile", _PROFILE)
     stop_profile = _not_built("stop_profile", _PROFILE)

@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.errors import EngineClosed, EngineError
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.params.pooling import PoolingParams
 from quire.request import Request
 from quire.run import Refused, Run, Window
 from quire.sampling_params import SamplingParams
@@ -31,7 +32,7 @@ class Asked:
     of a chat, for tool calls too if it has `tools`."""
 
     prompt: Any
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     priority: int = 0
     tokenization_kwargs: dict[str, Any] | None = None
     background: bool = False
@@ -192,18 +193,25 @@ class EngineThread:
             answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
             return RequestOutput(asked.request_id, None, None, None, [answer], True)
         try:
-            item = self._session.intake.read_watched(
-                asked.prompt,
-                asked.params,
-                priority=asked.priority,
-                tokenization_kwargs=asked.tokenization_kwargs,
-                background=asked.background,
-                chat=asked.chat,
-                with_tools=asked.tools,
-            )
+            item = self._made(asked, asked.params)
         except Exception as error:  # the reader's, whatever it is: the others go on
             return error
         return item.error if isinstance(item, Refused) else item
+
+    def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:
+        if isinstance(params, PoolingParams):
+            return self._session.read_pooling(
+                asked.prompt, params, asked.tokenization_kwargs, asked.priority
+            )
+        return self._session.intake.read_watched(
+            asked.prompt,
+            params,
+            priority=asked.priority,
+            tokenization_kwargs=asked.tokenization_kwargs,
+            background=asked.background,
+            chat=asked.chat,
+            with_tools=asked.tools,
+        )
 
     def _between_steps(self) -> None:
         if self._inbox.closed:

@@ -3,23 +3,33 @@ early handed the outputs that were finished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from quire.errors import BatchError, EngineError, Interrupted, InvalidOption
 from quire.outputs import RequestOutput
 from quire.run import Result, Window
-from quire.session.beams import BeamCall
 from quire.session.interrupts import CtrlC
 from quire.session.progress import Progress
-from quire.session.scoring import ScoreCall
 
 OnError = Literal["raise", "return"]
 OnResult = Callable[[int, RequestOutput], object]
 UseTqdm = bool | Callable[..., Any]
 # Windows, and what to call between steps -> results.
 RunWindows = Callable[[Iterable[Window], Callable[[], None]], Generator[Result, None, None]]
+
+
+class Call(Protocol):
+    """Prompts that something else is made of than RequestOutputs."""
+
+    @property
+    def num_requests(self) -> int: ...
+
+    def windows(self) -> Iterable[Window]: ...
+
+    def known(self, outputs: Sequence[RequestOutput | None], /) -> Sequence[Any]:
+        """What can be made of those outputs that are there."""
 
 
 def gather(
@@ -63,7 +73,7 @@ def gather(
 
 def gather_call(
     run: RunWindows,
-    call: BeamCall | ScoreCall,
+    call: Call,
     use_tqdm: UseTqdm,
     on_result: OnResult | None = None,
 ) -> list[RequestOutput]:

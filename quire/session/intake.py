@@ -57,8 +57,10 @@ class Intake:
         tokenizer: Tokenizer | None,
         lazy_window: int,
         answers: AnswerOptions,
+        refusal: str | None = None,
     ) -> None:
-        self._answers = answers
+        """`refusal` says why the model writes no text, where it writes none."""
+        self._answers, self._refusal = answers, refusal
         self._maker, self._default_params = maker, default_params
         self._tokenizer, self._lazy_window = tokenizer, lazy_window
         self._num_made = 0
@@ -141,6 +143,16 @@ class Intake:
         watched = _watch(read)
         return watched if isinstance(watched, Request) else made
 
+    def check(self) -> None:
+        """NotSupported where the model writes no text."""
+        if self._refusal is not None:
+            raise NotSupported(self._refusal)
+
+    def take_numbers(self, count: int) -> int:
+        """Numbers for so many requests that are made elsewhere; the first of them."""
+        first, self._num_made = self._num_made, self._num_made + count
+        return first
+
     def window(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> Window:
         """One window, each prompt with its own parameters; bad prompts are refused."""
         return self._make(list(prompts), _ParamCopies(params), 0, None, self._maker.make)
@@ -174,6 +186,7 @@ class Intake:
         priority: Sequence[int] | None,
         make: Callable[..., list[Request | QuireError]],
     ) -> Window:
+        self.check()
         priorities = None if priority is None else _priorities(priority, first, len(prompts))
         number, self._num_made = self._num_made, self._num_made + len(prompts)
         made = make(

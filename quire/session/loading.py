@@ -13,24 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from quire.base.notes import note
 from quire.config import EngineConfig
-from quire.errors import InvalidOption, InvalidParams
+from quire.errors import InvalidOption, InvalidParams, NotSupported
 from quire.executor.cpu.spinning import short_spins
 from quire.executor.executor import ExecutorFacts, ModelExecutor
 from quire.executor.precompile.cuda_context import wake_gpu
 from quire.executor.precompile.parent import Compiling, begin_compiling, hash_triton
+from quire.families.encoders.registry import encoder_family
 from quire.families.fields import Fields
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.checks import FIT_TO_MEMORY
 from quire.options.plugins import unused_line
+from quire.pooling.choose import choose_pooler
+from quire.pooling.spec import PoolerSpec
 from quire.sampling_params import SamplingParams
+from quire.session.decoder_spec import decoder_spec
+from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.hf_config import config_of
-from quire.spec import ModelSpec
+from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
-from quire.weights.tied import with_stored_head
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quire.pooling.head import Head
 
 # What a generation_config.json may set of a request's parameters, and our name for it.
 GENERATION_DEFAULTS = {
@@ -48,7 +54,7 @@ class LoadedModel:
     """A model that is ready to run."""
 
     name: str
-    spec: ModelSpec
+    spec: AnySpec
     config: EngineConfig
     executor: ModelExecutor
     facts: ExecutorFacts
@@ -57,6 +63,8 @@ class LoadedModel:
     hf_config: Mapping[str, Any] = field(default_factory=dict)  # as its files write it
     # Reads weights, the model's own (None) or those at another path, by their names.
     stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
+    head: Head | None = None  # what makes embeddings and classes of its states
+    no_text: str | None = None  # why it writes no text, where it does not
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -102,16 +110,23 @@ def load(model: str, options: Options) -> LoadedModel:
         weights=not dummy,
         trust_remote_code=options.trust_remote_code,
     )
-    spec = files.spec(options.hf_overrides)
-    if not dummy:
-        spec = with_stored_head(files, spec)
+    said = {**files.config, **(options.hf_overrides or {})}
+    encoder = encoder_family(said)
+    pooler = choose_pooler(files, said, options, encoder)
     generation_config = _generation_config(files, options)
     # The tokenizer is built by Rust and Python while the weights are read by torch.
     with ThreadPoolExecutor(1) as aside:
         reading = aside.submit(_tokenizer, files, options)
-        config, executor = _executor(files, spec, options)
+        spec: AnySpec
+        if encoder is not None:
+            no_text: str | None = NO_TEXT
+            spec, config, executor = load_encoder(files, said, encoder, pooler, options)
+        else:
+            spec, no_text = decoder_spec(files, pooler, options)
+            config, executor = _executor(files, spec, options)
         facts = executor.start()
         tokenizer = reading.result()
+    head = _head(pooler, files, spec, tokenizer, dummy=dummy)
     if options.max_model_len == FIT_TO_MEMORY:
         config = _fitted(config, facts)
     for line in (*config.notes, *facts.notes, unused_line(options.logits_processors or ())):
@@ -125,8 +140,10 @@ def load(model: str, options: Options) -> LoadedModel:
         facts,
         tokenizer,
         generation_config,
-        {**(files.config or config_of(spec)), **(options.hf_overrides or {})},
+        said if isinstance(spec, EncoderSpec) or files.config else {**config_of(spec), **said},
         partial(_stored, model, spec, options),
+        head,
+        no_text,
     )
 
 
@@ -158,6 +175,22 @@ def read_parts(model: str, options: Options) -> ModelParts:
     )
 
 
+def _head(
+    pooler: PoolerSpec,
+    files: ModelFiles,
+    spec: AnySpec,
+    tokenizer: Tokenizer | None,
+    *,
+    dummy: bool,
+) -> Head:
+    from quire.pooling.head import load_head  # torch
+
+    def token_id(token: str) -> int | None:
+        return None if tokenizer is None else tokenizer.backend.token_to_id(token)
+
+    return load_head(pooler, files, spec.hidden_size, token_id, dummy=dummy)
+
+
 def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
     """With no more length than the KV cache holds."""
     most = facts.num_blocks * config.block_size
@@ -168,11 +201,13 @@ def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
 
 
 def _stored(
-    model: str, spec: ModelSpec, options: Options, path: str | None
+    model: str, spec: AnySpec, options: Options, path: str | None
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of the model's files, or of those at another path, one after the other."""
     from quire.weights.load import stored_weights
 
+    if isinstance(spec, EncoderSpec):
+        raise NotSupported("an encoder takes no other weights once it is built: make a new LLM.")
     files = locate(
         model if path is None else path,
         revision=options.revision if path is None else None,

@@ -17,10 +17,12 @@ from quire.inputs.continuations import ContinuationReader
 from quire.inputs.given_tokenizer import tokenizer_of
 from quire.inputs.prompt import RequestMaker
 from quire.options import Options
+from quire.params.pooling import PoolingParams
 from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Plan
 from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
+from quire.request import Request
 from quire.results.finished import Results
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
@@ -34,6 +36,7 @@ from quire.session.intake import Intake, Params
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.loading import LoadedModel, load
 from quire.session.metrics import Metric, Metrics
+from quire.session.pooling import make_pooling
 from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
@@ -71,12 +74,14 @@ class Session:
             lengths=self._lengths,
         )
         self._results = Results(model.tokenizer)
+        self.pooling = make_pooling(model)
         self.intake = Intake(
             self._make_maker(),
             model.default_params,
             tokenizer=model.tokenizer,
             lazy_window=4 * self.engine.scheduler.rows.capacity,
             answers=AnswerOptions(config.reasoning_parser, config.tool_call_parser),
+            refusal=model.no_text,
         )
 
     @classmethod
@@ -88,6 +93,13 @@ class Session:
             )
         with nothing_collected():
             return cls(load(model, options))
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for."""
+        writes = ("generate",) if self.model.no_text is None else ()
+        scores = ("score",) if self.pooling.spec.is_cross_encoder else ()
+        return (*writes, *self.pooling.tasks, *scores)
 
     def _make_guides(self) -> Guides:
         model = self.model
@@ -204,6 +216,7 @@ class Session:
     def score_call(self, contexts: Any, continuations: Any) -> ScoreCall:
         """Contexts and continuations, read and checked."""
         model = self.model
+        self.intake.check()
         reader = ContinuationReader(
             model.tokenizer,
             vocab_size=model.spec.vocab_size,
@@ -211,6 +224,20 @@ class Session:
             pool_tokens=model.facts.num_blocks * model.config.block_size,
         )
         return ScoreCall(reader.read(contexts, continuations))
+
+    def read_pooling(
+        self,
+        prompt: Any,
+        params: PoolingParams,
+        tokenization_kwargs: dict[str, Any] | None,
+        priority: int,
+    ) -> Request | Refused:
+        """One prompt whose hidden states are wanted."""
+        number = self.intake.take_numbers(1)
+        made = self.pooling.read_one(prompt, params, tokenization_kwargs, number)
+        if not isinstance(made, Request):
+            return Refused(number, made)
+        return replace(made, priority=priority)
 
     def read_metrics(self) -> list[Metric]:
         """Counters, gauges and histograms of all that was done."""
@@ -245,6 +272,7 @@ class Session:
             self._guides = self._make_guides()
             self.engine.scheduler = self._make_scheduler()
             self._results = Results(made)
+            self.pooling = make_pooling(self.model)
             self.intake.use(self._make_maker(), made)
 
     def sleep(self, level: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import ModelNotFound, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE
+from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from quire.families.rope_config import overridden
 from quire.spec import ModelSpec
 from quire.weights.checkpoint import checked_file
@@ -102,17 +102,19 @@ def _family(fields: Fields) -> Family:
     if not isinstance(named, list):
         raise fields.wrong("architectures", "a list of names")
     model_type = fields.word("model_type", "")
-    known = [name for name in named if isinstance(name, str) and name in BY_ARCHITECTURE]
+    known = [
+        (name, found) for name in named if isinstance(name, str) and (found := family_of(name))
+    ]
     said = BY_MODEL_TYPE.get(model_type)
     if not known:
         if not named and said is not None:
             return said
         raise _unknown(fields, named, model_type)
-    family = BY_ARCHITECTURE[known[0]]
+    architecture, family = known[0]
     if model_type and family is not said:
         raise UnsupportedModel(
-            f"{fields.source}: architectures says {known[0]}, model_type says {model_type[:40]!r}; "
-            "these are different models. hf_overrides={"
+            f"{fields.source}: architectures says {architecture}, model_type says "
+            f"{model_type[:40]!r}; these are different models. hf_overrides={{"
             f'"model_type": "{family.model_types[0]}"}} runs it as the former.'
         )
     return family

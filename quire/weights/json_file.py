@@ -22,13 +22,25 @@ def read_json(path: Path, *, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 def parse_object(raw: bytes, name: str) -> dict[str, Any]:
     """The JSON object in `raw`; `name` is for the error."""
-    try:
-        value = json.loads(raw, object_pairs_hook=_without_twins)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, huge numbers
-        raise CorruptModel(f"{name}: not readable as JSON: {_short(error)}") from None
+    value = _parsed(raw, name)
     if not isinstance(value, dict):
         raise CorruptModel(f"{name}: holds a JSON {type(value).__name__}, not an object")
     return value
+
+
+def parse_array(raw: bytes, name: str) -> list[Any]:
+    """The JSON array in `raw`; `name` is for the error."""
+    value = _parsed(raw[: MAX_BYTES + 1], name)
+    if not isinstance(value, list):
+        raise CorruptModel(f"{name}: holds a JSON {type(value).__name__}, not an array")
+    return value
+
+
+def _parsed(raw: bytes, name: str) -> Any:
+    try:
+        return json.loads(raw, object_pairs_hook=_without_twins)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, huge numbers
+        raise CorruptModel(f"{name}: not readable as JSON: {_short(error)}") from None
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

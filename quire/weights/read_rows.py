@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
@@ -14,6 +15,8 @@ from quire.errors import CorruptModel
 from quire.weights.dequantise import dequantise_into
 from quire.weights.formats import StorageFormat, StoredTensor
 from quire.weights.row_order import RowOrder
+
+_WHOLE_READ = 1 << 23
 
 
 def stored_rows(
@@ -67,3 +70,19 @@ def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTens
                 "while it was read"
             )
         view = view[count:]
+
+
+def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) -> Tensor:
+    """Rows first .. first + count of a stored tensor, by default all of it, as float32."""
+    count = source.shape[0] - first if count is None else count
+    part = replace(
+        source,
+        offset=source.offset + first * source.row_bytes,
+        num_bytes=count * source.row_bytes,
+        shape=(count, *source.shape[1:]),
+    )
+    out = torch.empty(part.shape)
+    rows = stored_rows(part, count, None, _WHOLE_READ)
+    for at, number, raw in rows:
+        unpack(out[at : at + number].view(-1), raw, source.format, _WHOLE_READ)
+    return out

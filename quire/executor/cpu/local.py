@@ -77,7 +77,7 @@ class LocalExecutor:
             raise EngineClosed("this executor was started or closed before; make a new one.")
         config, spec = self.config, self.spec
         weights, self._weights = self._weights, None
-        _limit_threads()
+        limit_threads()
         self._model = model = self._build(weights)
         cache_dtype = self._cache_dtype(model)
         self._num_blocks = count = num_blocks(config, spec, cache_dtype, available_memory())
@@ -160,7 +160,7 @@ class LocalExecutor:
         self._runner = self._model = self._weights = None
 
 
-def _limit_threads() -> None:
+def limit_threads() -> None:
     """Torch counts the machine's cores; a container may have fewer, and threads beyond those
     only wait for each other. Whoever set OMP_NUM_THREADS has decided."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.guessed import Draws, most_drawn, part_of
+from quire.executor.hidden import hidden_states
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.layers.batch import Batch, make_batch
 from quire.models.decoder import Decoder
@@ -25,6 +26,7 @@ from quire.sampling.sampler import Sampled
 from quire.step import (
     Candidates,
     DrawnScores,
+    Floats,
     Masks,
     RowStart,
     Scores,
@@ -108,6 +110,7 @@ class Runner:
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()
                 made.scored = self.scorer.score(plan.prefill, starts, hidden)
+                made.hidden = hidden_states(plan.prefill, starts, hidden)
             draws = Draws.of(prefill, entries, positions)
             if len(draws):
                 self._draw(batch, hidden, sampled_rows[draws.entries], plan, made, draws)
@@ -208,6 +211,7 @@ class _Made:
         self.errors: dict[int, str] = {}
         self.held: dict[int, int] = {}
         self.candidates: Candidates | None = None
+        self.hidden: dict[int, Floats] = {}
 
     def add_candidates(
         self,
@@ -243,4 +247,5 @@ class _Made:
             self.errors,
             self.held,
             self.candidates,
+            self.hidden,
         )

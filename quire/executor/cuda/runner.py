@@ -25,6 +25,7 @@ from quire.executor.cuda.device_ops import DeviceOps
 from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import Graphs
+from quire.executor.cuda.hidden import pack_hidden, send_hidden
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.prompts import Prompts
@@ -90,7 +91,10 @@ class CudaRunner:
         first = sum(len(one.sample_into) for one in plan.prefill)
         seated = self._decoding.seat(plan, upload, first) if len(plan.decode) else None
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
-        packed = self._pack_scores(plan, laid_out.work, upload) if laid_out is not None else []
+        packed, wanted = [], None
+        if laid_out is not None:
+            packed = self._pack_scores(plan, laid_out.work, upload)
+            wanted = pack_hidden(plan.prefill, laid_out.work.query_starts, upload)
         bring_masks = self._masks.pack(plan.masks, upload)
         self._change(plan, upload)
         blocks, extras = [], Extras()
@@ -103,6 +107,7 @@ class CudaRunner:
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
+            extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
         block = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
         return CudaStep(self._host_copies.send(block), extras)
 
@@ -155,6 +160,7 @@ class CudaRunner:
             work = EagerPass(one, sent, self.block_size)
             picked = self._pick(one, sent, plan.single if k else no_ints())
             packed = self._pack_scores(one, work, sent)
+            wanted = pack_hidden(one.prefill, work.query_starts, sent)
             self._beams.pack(one, sent)
             bring_masks = self._masks.pack(one.masks, sent)
             if k == 0:
@@ -165,6 +171,7 @@ class CudaRunner:
             batch = work.batch(self.columns)
             hidden = self.model(batch, self.cache)
             extras.score_letters += self._scoring.run(packed, sent, hidden)
+            extras.hidden_letters += send_hidden(wanted, sent, hidden, self._host_copies)
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
             logits = work.drawn_logits(batch, logits)
             extras.candidates = self._beams.rank(one, sent, logits)

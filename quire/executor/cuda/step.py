@@ -10,6 +10,7 @@ from quire.errors import EngineError
 from quire.executor.cuda.beams import CandidateLetter
 from quire.executor.cuda.device_rows import FAILED
 from quire.executor.cuda.drawn_scores import DrawnLetter
+from quire.executor.cuda.hidden import HiddenLetter
 from quire.executor.cuda.host_copies import HostCopy
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
@@ -24,6 +25,7 @@ class Extras:
     logprobs: list[DrawnScores] = field(default_factory=list)
     drawn_letters: list[DrawnLetter] = field(default_factory=list)
     score_letters: list[ScoreLetter] = field(default_factory=list)
+    hidden_letters: list[HiddenLetter] = field(default_factory=list)
     candidates: CandidateLetter | None = None
     errors: dict[int, str] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class CudaStep:
             self.extras.errors,
             self.extras.held,
             None if self.extras.candidates is None else self.extras.candidates.read(),
+            {i: one for sent in self.extras.hidden_letters for i, one in sent.read().items()},
         )
 
 

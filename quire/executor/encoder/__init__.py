@@ -1,0 +1,1 @@
+"""What runs encoders: one pass over whole texts, and nothing that lasts beyond it."""

@@ -1,0 +1,95 @@
+"""EncoderExecutor: plans whose slices are whole texts, computed where submit is called.
+
+Rows and blocks of a plan mean nothing here: an encoder keeps nothing from one pass to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.errors import EngineClosed, NotSupported
+from quire.executor.cpu.local import DTYPES, FinishedStep, limit_threads
+from quire.executor.executor import ExecutorFacts, Part
+from quire.executor.hidden import hidden_states
+from quire.models.encoder import Encoder, Texts, order_texts
+from quire.spec import EncoderSpec
+from quire.step import Slice, StepPlan, StepResult, no_ints
+from quire.steps.handles import Handles
+
+# Builds the encoder: reads its files, and packs its weights for a device.
+BuildEncoder = Callable[[], Encoder]
+
+
+class EncoderExecutor:
+    """Runs one encoder on one device."""
+
+    def __init__(self, config: EngineConfig, spec: EncoderSpec, build: BuildEncoder) -> None:
+        self.config, self.spec, self._build = config, spec, build
+        self.handles = Handles()
+        self._model: Encoder | None = None
+
+    def start(self) -> ExecutorFacts:
+        limit_threads()
+        self._model = self._build()
+        config = self.config
+        return ExecutorFacts(
+            num_blocks=virtual_blocks(config),
+            device=config.device,
+            dtype=config.dtype,
+            notes=(f"{torch.get_num_threads()} threads",) if config.device == "cpu" else (),
+        )
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        if self._model is None:
+            raise EngineClosed("this executor does not run; call start() before submit().")
+        order, groups = order_texts([len(one.token_ids) for one in plan.prefill])
+        texts = [plan.prefill[i] for i in order]
+        hidden = self._model(_laid_out(texts, groups, self._model.device))
+        starts = np.cumsum([0, *(len(one.token_ids) for one in texts)])
+        states = hidden_states(texts, starts, hidden)
+        found = {order[i]: one for i, one in states.items()}
+        empty = np.empty((0, 1), np.int32)
+        return FinishedStep(StepResult(empty, no_ints(), hidden=found))
+
+    def reset(self) -> None:
+        """Nothing: no row outlives its pass."""
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Drop the weights, unless they are to be kept and lie in main memory already."""
+        if not keep_weights or self.config.device != "cpu":
+            self._model = None
+
+    def wake_up(self, part: Part) -> None:
+        if part == "weights" and self._model is None:
+            self._model = self._build()
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
+        raise NotSupported("an encoder takes no other weights once it is built: make a new LLM.")
+
+    def close(self) -> None:
+        self._model = None
+
+
+def virtual_blocks(config: EngineConfig) -> int:
+    """Blocks that the scheduler may hand out: enough for every pass that may be on its way. No
+    memory stands behind them."""
+    per_pass = config.max_num_batched_tokens // config.block_size + 4 * config.max_num_seqs + 16
+    return (config.depth + 1) * per_pass
+
+
+def _laid_out(
+    texts: list[Slice], groups: tuple[tuple[int, int], ...], device: torch.device
+) -> Texts:
+    ids = np.concatenate([one.token_ids for one in texts]).astype(np.int64)
+    positions = np.concatenate([np.arange(len(one.token_ids)) for one in texts])
+    return Texts(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), groups)
+
+
+def encoder_dtype(config: EngineConfig) -> torch.dtype:
+    return DTYPES[config.dtype]

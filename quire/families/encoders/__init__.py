@@ -1,0 +1,1 @@
+"""Encoders: models whose tokens see each other both ways, a file per family."""

@@ -1,0 +1,116 @@
+"""What an encoder's file says of it: names of weights, and how its config is read. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.fields import Fields
+from quire.families.reading import read_dtype
+from quire.spec import EncoderSpec
+
+Activation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
+# Names that configs have for them; the part behind the last dot where it is a class of torch.
+ACTIVATIONS: Mapping[str, Activation] = {
+    "identity": "identity",
+    "linear": "identity",
+    "tanh": "tanh",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "sigmoid": "sigmoid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A product of a head, by the name of its stored tensors without `.weight` and `.bias`, and
+    the activation after it."""
+
+    name: str
+    activation: Activation = "identity"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A norm of a head, by the name of its stored tensors."""
+
+    name: str
+    eps: float
+
+
+HeadPart = Dense | LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderNames:
+    """What files call the tensors, without `.weight`; those of a layer behind `layer`."""
+
+    words: str
+    embed_norm: str
+    layer: str  # "encoder.layer.{}."
+    qkv: tuple[str, ...]
+    o: str
+    attn_norm: str
+    up: str
+    down: str
+    mlp_norm: str
+    positions: str = ""
+    types: str = ""
+    norm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """One family. `stem` begins its architectures: BertModel, BertForSequenceClassification ..."""
+
+    name: str
+    stems: tuple[str, ...]
+    model_types: tuple[str, ...]
+    prefix: str  # before every name, where the model has a head
+    read: Callable[[Fields], EncoderSpec]
+    names: EncoderNames
+    # What stands between the pooled state, or with `per_token` each state, and the labels.
+    classifier: Callable[[Fields, bool], tuple[HeadPart, ...]]
+    # Values of keys beyond which it would be another model; null and absent are fine.
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Other keys that change nothing, and why.
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_activation(fields: Fields, key: str, default: str) -> Activation:
+    """What a config names as an activation, also as a class of torch."""
+    named = fields.word(key, default)
+    word = named.rsplit(".", 1)[-1].lower()
+    if word not in ACTIVATIONS:
+        raise UnsupportedModel(
+            f"{fields.source}: {key} {named[:60]!r}; quire has {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[word]
+
+
+def inner_activation(fields: Fields, key: str) -> Literal["gelu", "gelu_tanh", "relu", "silu"]:
+    """The activation of a feed-forward."""
+    found = read_activation(fields, key, "gelu")
+    if found not in ("gelu", "gelu_tanh", "relu", "silu"):
+        raise UnsupportedModel(
+            f"{fields.source}: {key} {found!r}; a feed-forward has gelu, relu or silu"
+        )
+    return found
+
+
+def read_encoder(family: str, fields: Fields, keys: Mapping[str, str], **facts: Any) -> EncoderSpec:
+    """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others."""
+    counts: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in keys.items()}
+    spec = EncoderSpec(family=family, dtype=read_dtype(fields), **counts, **facts)
+    if spec.hidden_size % spec.num_heads:
+        raise CorruptModel(
+            f"{fields.source}: hidden size {spec.hidden_size} does not divide among "
+            f"{spec.num_heads} heads"
+        )
+    return spec

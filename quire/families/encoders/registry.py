@@ -1,0 +1,77 @@
+"""The encoders that quire has, and which of them a config names. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import UnsupportedModel
+from quire.families.encoders import bert, distilbert, modernbert, roberta
+from quire.families.encoders.family import EncoderFamily
+from quire.families.fields import Fields
+from quire.spec import EncoderSpec
+
+FAMILIES: tuple[EncoderFamily, ...] = (
+    bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    modernbert.FAMILY,
+)
+BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
+# What may stand behind a stem; a head that guesses words is not used.
+ENDINGS = (
+    "Model",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+)
+ARCHITECTURES = {
+    f"{stem}{ending}": family for family in FAMILIES for stem in family.stems for ending in ENDINGS
+}
+# Keys that change nothing of what an encoder computes here.
+WITHOUT_EFFECT = {
+    "initializer_range": "training",
+    "use_cache": "nothing is generated",
+    "chunk_size_feed_forward": "the sums are the same",
+    "tie_word_embeddings": "the head that guesses words is not built",
+    "bos_token_id": "the tokenizer's",
+    "eos_token_id": "the tokenizer's",
+    "pad_token_id": "nothing is padded",
+    "output_hidden_states": "what a call returns",
+    "return_dict": "what a call returns",
+    "transformers_version": "who wrote the file",
+}
+
+
+def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
+    """The encoder that a config is of; None for anything else."""
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    kind = config.get("model_type")
+    return BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
+
+
+def encoder_named(name: str) -> EncoderFamily:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
+    """The spec of a config; UnsupportedModel for values that would make another model."""
+    named = fields.values.get("architectures") or []
+    for name in named if isinstance(named, list) else []:
+        if ARCHITECTURES.get(name) is not family:
+            raise UnsupportedModel(
+                f"{fields.source}: {str(name)[:80]} is not supported; of this family quire runs "
+                f"{', '.join(known for known, one in ARCHITECTURES.items() if one is family)}"
+            )
+    for key, allowed in family.only.items():
+        value = fields.values.get(key)
+        if value is not None and value not in allowed:
+            raise UnsupportedModel(
+                f"{fields.source}: {key} {str(value)[:100]!r}; quire has "
+                f"{' or '.join(str(one) for one in allowed)}"
+            )
+    return family.read(fields)

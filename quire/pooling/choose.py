@@ -1,0 +1,179 @@
+"""What a model can be asked for beside text, from its config, its directory and the options.
+
+The order: what the caller says (runner, convert, pooler_config), what the directory says
+(modules.json), what the architecture says. A plain generator embeds only where it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import CorruptModel, InvalidOption, UnsupportedModel
+from quire.families.encoders.family import Dense, EncoderFamily
+from quire.families.fields import Fields
+from quire.options import Options
+from quire.pooling.sentence_files import SentenceFiles, read_sentence_files
+from quire.pooling.spec import (
+    PLAIN_GENERATOR,
+    Classifier,
+    PoolerSpec,
+    PoolingType,
+    Task,
+    TokenRows,
+)
+from quire.weights.source import ModelFiles
+
+CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
+_EMBEDS = "this model gives embeddings. Classes need a model with a head for them."
+_CLASSIFIES = "this model classifies. Use classify(), or score() where it has one label."
+_POOLING_TYPES: Mapping[str, PoolingType] = {"CLS": "cls", "MEAN": "mean", "LAST": "last"}
+
+
+def choose_pooler(
+    files: ModelFiles, config: Mapping[str, Any], options: Options, encoder: EncoderFamily | None
+) -> PoolerSpec:
+    """The pooler of a model; one without tasks for a plain generator."""
+    fields = Fields(config, "config.json")
+    ending = _ending(fields)
+    sentence = read_sentence_files(files.path) if files.kind == "hf" else None
+    if options.runner == "generate":
+        if encoder is not None:
+            raise InvalidOption(
+                "runner='generate': an encoder writes no text. Leave it out.",
+                parameter="runner",
+                value=options.runner,
+            )
+        sentence = None
+    if ending in (CLASSIFIES, LABELS_TOKENS) and options.convert != "embed":
+        spec = _classifying(fields, encoder, per_token=ending == LABELS_TOKENS)
+    elif options.convert == "classify":
+        raise InvalidOption(
+            "convert='classify': config.json names no model with a head for classes "
+            "(...ForSequenceClassification). Load one that has it.",
+            parameter="convert",
+            value=options.convert,
+        )
+    elif sentence is not None or encoder is not None or _is_asked(options):
+        default: PoolingType = "last" if encoder is None else "cls"
+        spec = _embedding(fields, sentence, default)
+    else:
+        return PLAIN_GENERATOR
+    if sentence is not None:
+        spec = replace(spec, max_len=sentence.max_len, lower_case=sentence.lower_case)
+    return _configured(spec, options)
+
+
+def _ending(fields: Fields) -> str:
+    named = fields.values.get("architectures")
+    first = named[0] if isinstance(named, list) and named else ""
+    return next(
+        (end for end in (CLASSIFIES, LABELS_TOKENS) if isinstance(first, str) and end in first), ""
+    )
+
+
+def _is_asked(options: Options) -> bool:
+    embeds = "embed" in (options.convert, options.task) or options.task == "embedding"
+    return embeds or options.runner == "pooling"
+
+
+def _embedding(fields: Fields, sentence: SentenceFiles | None, default: PoolingType) -> PoolerSpec:
+    dimensions = _dimensions(fields)
+    if sentence is None:
+        both: tuple[Task, ...] = ("embed", "token_embed")
+        return PoolerSpec(both, default, dimensions=dimensions, why_not=_EMBEDS)
+    only: tuple[Task, ...] = ("token_embed",)
+    return PoolerSpec(
+        only if sentence.pooling is None else ("embed", "token_embed"),
+        sentence.pooling or default,
+        sentence.normalise,
+        sentence.projections,
+        dimensions,
+        prompts=sentence.prompts,
+        default_prompt=sentence.default_prompt,
+        why_not=_EMBEDS,
+    )
+
+
+def _dimensions(fields: Fields) -> tuple[int, ...] | None:
+    """Sizes that embeddings may be cut to: those that are listed, or any."""
+    listed = fields.values.get("matryoshka_dimensions")
+    if listed is None:
+        return () if fields.flag("is_matryoshka", False) else None
+    if not isinstance(listed, list) or not listed:
+        raise fields.wrong("matryoshka_dimensions", "a list of whole numbers")
+    return tuple(
+        Fields({"matryoshka_dimensions": n}, fields.source).count("matryoshka_dimensions")
+        for n in listed
+    )
+
+
+def _classifying(fields: Fields, encoder: EncoderFamily | None, *, per_token: bool) -> PoolerSpec:
+    pooling: PoolingType = "last" if encoder is None else "cls"
+    tokens = fields.values.get("classifier_from_token")
+    count = 1 if tokens is not None else _num_labels(fields)
+    prefix = "model." if encoder is None else encoder.prefix
+    parts: Any = (Dense("score"),)
+    if tokens is not None:
+        parts = _token_rows(fields, tokens)
+    elif encoder is not None:
+        parts = encoder.classifier(fields, per_token)
+        if fields.values.get("classifier_pooling") == "mean":
+            pooling = "mean"
+    classifier = Classifier(parts, count, _activation(fields, count), pooling, prefix)
+    tasks: tuple[Task, ...] = ("token_classify",) if per_token else ("classify", "token_classify")
+    return PoolerSpec(tasks, pooling, classifier=classifier, why_not=_CLASSIFIES)
+
+
+def _num_labels(fields: Fields) -> int:
+    labels = fields.values.get("id2label")
+    if isinstance(labels, dict) and labels:
+        return len(labels)
+    return fields.count("num_labels", 2)
+
+
+def _token_rows(fields: Fields, tokens: Any) -> TokenRows:
+    if (
+        not isinstance(tokens, list)
+        or len(tokens) != 2
+        or not all(isinstance(token, str) for token in tokens)
+    ):
+        raise fields.wrong("classifier_from_token", 'two tokens, such as ["no", "yes"]')
+    return TokenRows(*tokens)
+
+
+def _activation(fields: Fields, num_labels: int) -> Any:
+    """As Transformers and cross-encoders have it: by the kind of problem and what is written."""
+    ours = fields.inner("sentence_transformers").values.get("activation_fn")
+    named = ours or fields.values.get("sbert_ce_default_activation_function")
+    if named is not None:
+        word = str(named).rsplit(".", 1)[-1].lower()
+        if word not in ("sigmoid", "identity", "softmax"):
+            raise UnsupportedModel(
+                f"{fields.source}: activation {str(named)[:80]!r} of the labels; quire has "
+                "Sigmoid, Softmax and Identity"
+            )
+        return word
+    problem = fields.word("problem_type", "")
+    if problem == "regression":
+        return "identity"
+    if problem not in ("", "single_label_classification", "multi_label_classification"):
+        raise CorruptModel(f"{fields.source}: problem_type {problem[:60]!r} is not known")
+    return "sigmoid" if num_labels == 1 or problem == "multi_label_classification" else "softmax"
+
+
+def _configured(spec: PoolerSpec, options: Options) -> PoolerSpec:
+    """With what pooler_config says laid over it."""
+    given = options.pooler_config or options.override_pooler_config or {}
+    kind, active = given.get("pooling_type"), given.get("use_activation")
+    classifier = spec.classifier
+    if kind is not None:
+        pooling = _POOLING_TYPES[kind]
+        spec = replace(spec, pooling=pooling)
+        classifier = None if classifier is None else replace(classifier, pooling=pooling)
+    if active is not None:
+        spec = replace(spec, normalise=active)
+        if classifier is not None and not active:
+            classifier = replace(classifier, activation="identity")
+    return replace(spec, classifier=classifier)

@@ -1,0 +1,177 @@
+"""Head: hidden states that came home -> vectors, labels and scores, in float32 on the CPU.
+
+A few products for a text whose layers took millions: where they are computed does not matter, and
+here they are the same for every device. Each text is computed by itself, so that its bits do not
+depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.errors import CorruptModel
+from quire.families.encoders.family import Dense, HeadPart
+from quire.models.encoder import Norm, activation
+from quire.pooling.spec import Classifier, PoolerSpec, Projection, Task, TokenRows
+from quire.step import Floats
+from quire.weights.checkpoint import SINGLE, check_inside, read_header
+from quire.weights.formats import StoredTensor
+from quire.weights.read_rows import read_tensor
+from quire.weights.source import ModelFiles
+
+Op = Callable[[Tensor], Tensor]
+TokenId = Callable[[str], int | None]
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+
+
+class Head:
+    """What follows the layers of one model."""
+
+    def __init__(
+        self, spec: PoolerSpec, hidden_size: int, projections: list[Op], labels: list[Op]
+    ) -> None:
+        self.spec = spec
+        self.size = spec.projections[-1].rows if spec.projections else hidden_size
+        self._projections, self._labels = projections, labels
+
+    @torch.inference_mode()
+    def apply(
+        self,
+        task: Task,
+        states: Floats,
+        num_tokens: int,
+        *,
+        dimensions: int | None = None,
+        use_activation: bool | None = None,
+    ) -> Floats:
+        """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
+        x = torch.from_numpy(np.array(states))
+        if self.spec.states(task) == "sum":
+            x = x / num_tokens
+        if task in ("embed", "token_embed"):
+            x = self._embedded(x, dimensions, use_activation)
+        else:
+            x = self._classified(x, use_activation)
+        found: Floats = (x if task.startswith("token_") else x[0]).numpy()
+        return found
+
+    def _embedded(self, x: Tensor, dimensions: int | None, use_activation: bool | None) -> Tensor:
+        for op in self._projections:
+            x = op(x)
+        if dimensions is not None:
+            x = x[:, :dimensions]
+        wanted = self.spec.normalise if use_activation is None else use_activation
+        return F.normalize(x) if wanted else x
+
+    def _classified(self, x: Tensor, use_activation: bool | None) -> Tensor:
+        for op in self._labels:
+            x = op(x)
+        classifier = self.spec.classifier
+        if use_activation is False or classifier is None:
+            return x
+        if classifier.activation == "softmax":
+            return x.softmax(-1)
+        return activation(classifier.activation)(x)
+
+
+def load_head(
+    spec: PoolerSpec, files: ModelFiles, hidden_size: int, token_id: TokenId, *, dummy: bool = False
+) -> Head:
+    """Read what a pooler needs; CorruptModel where a part is missing or has another shape.
+
+    `token_id` gives the number of a token by its text; `dummy`: random numbers in place of files.
+    """
+    stored = {} if dummy else files.stored_tensors()
+    projections, width = [], hidden_size
+    for one in spec.projections:
+        projections.append(_projection(one, files.path, width))
+        width = one.rows
+    labels: list[Op] = []
+    if spec.classifier is not None:
+        labels = _classifier(spec.classifier, stored, files, hidden_size, token_id, dummy=dummy)
+    return Head(spec, hidden_size, projections, labels)
+
+
+def _projection(one: Projection, directory: Path, width: int) -> Op:
+    path = check_inside(directory, directory / one.folder / SINGLE)
+    stored = read_header(path)
+    op, rows = _part(one.part, stored, "", width, f"{one.folder}/{SINGLE}")
+    if (one.columns, one.rows) != (width, rows):
+        raise CorruptModel(
+            f"{one.folder}: the config says {one.columns} in and {one.rows} out, the weights have "
+            f"{width} and {rows}"
+        )
+    if one.bias != ("linear.bias" in stored):
+        raise CorruptModel(f"{one.folder}: bias is {one.bias} in the config and not in the weights")
+    return op
+
+
+def _classifier(
+    classifier: Classifier,
+    stored: Mapping[str, StoredTensor],
+    files: ModelFiles,
+    width: int,
+    token_id: TokenId,
+    *,
+    dummy: bool,
+) -> list[Op]:
+    if dummy:
+        made = torch.Generator().manual_seed(0)
+        weight = torch.empty(classifier.num_labels, width).normal_(0, 0.02, generator=made)
+        return [lambda x: F.linear(x, weight)]
+    if isinstance(classifier.parts, TokenRows):
+        weight = _difference(classifier.parts, stored, width, token_id)
+        return [lambda x: F.linear(x, weight)]
+    ops = []
+    for part in classifier.parts:
+        op, width = _part(part, stored, classifier.prefix, width, str(files.path))
+        ops.append(op)
+    if width != classifier.num_labels:
+        raise CorruptModel(
+            f"{files.path}: the head has {width} labels, config.json names {classifier.num_labels}"
+        )
+    return ops
+
+
+def _part(
+    part: HeadPart, stored: Mapping[str, StoredTensor], prefix: str, width: int, where: str
+) -> tuple[Op, int]:
+    """The op of a part, and the numbers that come out of it for a token."""
+    names = (f"{part.name}.weight", f"{part.name.removeprefix(prefix)}.weight")
+    name = next((one for one in names if one in stored), None)
+    if name is None:
+        raise CorruptModel(f"{where}: tensor {names[0]!r} is missing")
+    weight = read_tensor(stored[name])
+    bias = stored.get(f"{name.removesuffix('weight')}bias")
+    beside = None if bias is None else read_tensor(bias)
+    if weight.shape[-1] != width or (beside is not None and beside.shape != weight.shape[:1]):
+        raise CorruptModel(
+            f"{where}: tensor {name!r} has the shape {tuple(weight.shape)}; what comes before it "
+            f"has {width} numbers"
+        )
+    if isinstance(part, Dense):
+        after = activation(part.activation)
+        return lambda x: after(F.linear(x, weight, beside)), weight.shape[0]
+    return Norm(weight, beside, part.eps), width
+
+
+def _difference(
+    rows: TokenRows, stored: Mapping[str, StoredTensor], width: int, token_id: TokenId
+) -> Tensor:
+    """The row of the second token less that of the first: [1, H]."""
+    head = next((stored[name] for name in _HEADS if name in stored), None)
+    if head is None or head.shape[1:] != (width,):
+        raise CorruptModel(f"classifier_from_token: the model has no head of {width} columns")
+    found = []
+    for token in (rows.yes, rows.no):
+        number = token_id(token)
+        if number is None or number >= head.shape[0]:
+            raise CorruptModel(f"classifier_from_token: {token!r} is no token of this model")
+        found.append(read_tensor(head, number, 1))
+    return found[0] - found[1]

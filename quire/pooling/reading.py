@@ -1,0 +1,250 @@
+"""Texts, token ids and pairs of texts -> requests for hidden states. No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.base.boundary import refusing
+from quire.errors import (
+    InvalidPrompt,
+    InvalidRequest,
+    NotSupported,
+    PromptTooLong,
+    QuireError,
+)
+from quire.inputs.cut_encoder import CutEncoder, Text
+from quire.inputs.parse import ParsedPrompt, parse_prompt
+from quire.inputs.prompt import Encoding, read_tokenization
+from quire.inputs.tokenizer import Tokenizer
+from quire.pooling.spec import PoolerSpec
+from quire.request import HiddenKind, Ints, Request
+from quire.sampling_params import SamplingParams
+
+Made = Request | QuireError
+_MOST_ENCODERS = 4  # copies of the tokenizer, one for each length that texts are cut to
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How the texts of a call are read: `tokenization_kwargs`, checked, and what comes first."""
+
+    encoding: Encoding = Encoding()
+    side: str = "right"
+    prompt: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        truncate: int | None,
+        prompt: str,
+    ) -> TextOptions:
+        given = dict(tokenization_kwargs or {})
+        if truncate is not None:
+            given.setdefault("truncate_prompt_tokens", truncate)
+        side = given.get("truncation_side") or "right"
+        return cls(read_tokenization(given), side, prompt)
+
+
+class PoolingReader:
+    """Reads what one model is asked about."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        spec: PoolerSpec,
+        *,
+        vocab_size: int,
+        num_types: int,
+        max_len: int,
+        whole: bool,
+    ) -> None:
+        """A text has at most `max_len` tokens. `whole`: the model takes it in one pass alone."""
+        self._tokenizer, self._spec = tokenizer, spec
+        self._vocab_size, self._num_types = vocab_size, num_types
+        self._max_len, self._whole = max_len, whole
+        self._encoders: dict[tuple[int | None, str], CutEncoder] = {}
+        self._params: dict[bool, SamplingParams] = {}
+
+    def prompt_named(self, name: str | None) -> str:
+        """What a text begins with, by the name of a prompt; None is the model's usual one."""
+        prompts = self._spec.prompts
+        if name is None:
+            name = self._spec.default_prompt
+            return "" if name is None else prompts[name]
+        if name and name not in prompts:
+            known = ", ".join(repr(one) for one in prompts) or "none"
+            raise InvalidRequest(
+                f"prompt_name {name!r} is no prompt of this model; it has: {known}. '' is none.",
+                parameter="prompt_name",
+                value=name,
+            )
+        return prompts[name] if name else ""
+
+    def read(
+        self,
+        prompts: Sequence[Any],
+        hidden: HiddenKind,
+        options: TextOptions,
+        *,
+        first_number: int,
+        skip_cache: bool = False,
+    ) -> list[Made]:
+        """A request, or what is wrong, for each prompt in order."""
+        parsed = [_attempt(parse_prompt, given, self._vocab_size) for given in prompts]
+        texts: list[Text] = [
+            self._as_text(one, options)
+            for one in parsed
+            if not isinstance(one, QuireError) and one.token_ids is None
+        ]
+        encoded = iter(self._encode(texts, options))
+        made: list[Made] = []
+        for i, one in enumerate(parsed):
+            if isinstance(one, QuireError):
+                found: Made = one
+            else:
+                ids = next(encoded) if one.token_ids is None else _cut(one.token_ids, options, self)
+                found = self._request(ids, one, hidden, first_number + i, skip_cache)
+            made.append(_at(found, i))
+        return made
+
+    def read_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        hidden: HiddenKind,
+        options: TextOptions,
+        *,
+        first_number: int,
+    ) -> list[Made]:
+        """The same for pairs of texts, which the model reads as one."""
+        lower = self._lower
+        encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
+        nothing = ParsedPrompt(None, None)
+        return [
+            _at(self._request(ids, nothing, hidden, first_number + i, False), i)
+            for i, ids in enumerate(encoded)
+        ]
+
+    def _lower(self, text: str) -> str:
+        return text.lower() if self._spec.lower_case else text
+
+    def _as_text(self, parsed: ParsedPrompt, options: TextOptions) -> str:
+        return self._lower(f"{options.prompt}{parsed.text}")
+
+    def _encode(self, texts: Sequence[Text], options: TextOptions) -> list[Ints | QuireError]:
+        if not texts:
+            return []
+        if self._tokenizer is None:
+            raise NotSupported(
+                "text needs a tokenizer, and skip_tokenizer_init=True left it out; pass token ids"
+            )
+        rows = self._encoder(options).encode(texts, options.encoding.add_special_tokens)
+        return [row if isinstance(row, QuireError) else self._typed(*row) for row in rows]
+
+    def _encoder(self, options: TextOptions) -> CutEncoder:
+        if self._tokenizer is None:
+            raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
+        key = (self.most(options), options.side)
+        if key not in self._encoders:
+            while len(self._encoders) >= _MOST_ENCODERS:
+                self._encoders.pop(next(iter(self._encoders)))
+            self._encoders[key] = CutEncoder(self._tokenizer, *key)
+        return self._encoders[key]
+
+    def most(self, options: TextOptions) -> int | None:
+        """The most tokens that a text is cut to; None: it is not."""
+        keep = options.encoding.truncate_prompt_tokens
+        if keep == -1:
+            return self._max_len
+        if keep is not None and keep > self._max_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {keep}, the model takes {self._max_len} tokens; -1 is "
+                "as many as it takes",
+                parameter="truncate_prompt_tokens",
+                value=keep,
+            )
+        return keep
+
+    def _typed(self, ids: Ints, types: Ints) -> Ints | QuireError:
+        """Ids with their types folded in, as encoders take them."""
+        if not len(ids):
+            return InvalidPrompt("the text gives no tokens at all; give it at least one character")
+        if int(ids.max()) >= self._vocab_size:
+            return InvalidPrompt(
+                f"the tokenizer gives token {int(ids.max())}, and the model has only "
+                f"{self._vocab_size}; the tokenizer is another model's",
+                parameter="prompt",
+            )
+        if self._num_types <= 1:
+            return ids
+        second = np.minimum(types, self._num_types - 1) * self._vocab_size
+        typed: Ints = (ids + second).astype(np.int32)
+        return typed
+
+    def _request(
+        self,
+        ids: Ints | QuireError,
+        parsed: ParsedPrompt,
+        hidden: HiddenKind,
+        number: int,
+        skip_cache: bool,
+    ) -> Made:
+        if isinstance(ids, QuireError):
+            return ids
+        if len(ids) > self._max_len:
+            return PromptTooLong(
+                f"the text has {len(ids)} tokens; the model takes {self._max_len}. Shorten it, or "
+                "set truncate_prompt_tokens=-1 to keep its beginning",
+                parameter="prompt",
+                value=len(ids),
+            )
+        return Request(
+            number=number,
+            prompt_ids=ids,
+            params=self._sampling(skip_cache or hidden != "last"),
+            max_tokens=0,
+            noise_key=0,
+            prompt=parsed.text,
+            arrival=time.time(),
+            cache_salt=parsed.cache_salt,
+            hidden=hidden,
+            whole=self._whole,
+        )
+
+    def _sampling(self, skip_cache: bool) -> SamplingParams:
+        """States of tokens that a cached prefix holds were not kept: such requests read none."""
+        if skip_cache not in self._params:
+            self._params[skip_cache] = SamplingParams(
+                temperature=0, max_tokens=1, detokenize=False, skip_reading_prefix_cache=skip_cache
+            )
+        return self._params[skip_cache]
+
+
+def _cut(ids: Ints, options: TextOptions, reader: PoolingReader) -> Ints:
+    """Token ids that the caller made, with nothing around them that must stay."""
+    most = reader.most(options)
+    if most is None or len(ids) <= most:
+        return ids
+    return ids[:most] if options.side == "right" else ids[-most:]
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function gives, or what is wrong: a prompt may be any object, with methods that
+    raise whatever they like."""
+    try:
+        with refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}")):
+            return function(*args)
+    except (InvalidRequest, NotSupported) as error:
+        return error
+
+
+def _at(made: Made, index: int) -> Made:
+    """An error that names the prompt it belongs to; a request as it is."""
+    if isinstance(made, InvalidRequest):
+        return made.at(index)
+    return NotSupported(f"prompt {index}: {made}") if isinstance(made, NotSupported) else made

@@ -1,0 +1,45 @@
+"""Which hidden states of a prompt its slices ask for, and when they mean nothing.
+
+A request for hidden states computes its prompt and draws nothing. Every chunk of it asks for what
+it holds of the answer, and the last chunk always asks, so that its result ends the row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.errors import InvalidLogits
+from quire.request import HiddenKind, Request
+from quire.step import Floats
+
+
+def hidden_of(request: Request, start: int, end: int) -> HiddenKind | None:
+    """What tokens start .. end of a prompt contribute."""
+    kind = request.hidden
+    if kind == "first" and start:
+        kind = "last"  # the first chunk had it; this one only says that it is done
+    if kind == "last" and end < request.num_prompt:
+        return None
+    return kind
+
+
+def not_finite(states: Floats) -> InvalidLogits | None:
+    """Why these hidden states mean nothing, if they do."""
+    if np.isfinite(states).all():
+        return None
+    return InvalidLogits(
+        "the model gave NaN or infinite hidden states for this text; the other rows went on. Try "
+        "dtype='float32', or check the weights."
+    )
+
+
+def joined(kind: HiddenKind, parts: list[Floats]) -> Floats:
+    """The states of a whole prompt from those of its chunks: [tokens, H] of all, [1, H] else."""
+    if kind == "all":
+        return np.concatenate(parts)
+    if kind == "sum":
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+    return parts[0] if kind == "first" else parts[-1]

@@ -1,0 +1,38 @@
+"""The spec of a decoder, and whether it can write text at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.registry import CAUSAL
+from quire.options import Options
+from quire.pooling.spec import PoolerSpec
+from quire.spec import ModelSpec
+from quire.weights.source import ModelFiles
+from quire.weights.tied import HEAD, with_stored_head
+
+
+def decoder_spec(
+    files: ModelFiles, pooler: PoolerSpec, options: Options
+) -> tuple[ModelSpec, str | None]:
+    """The spec of a model's files, and why it writes no text, where it does not.
+
+    A model without a head for tokens is built as if it shared its embedding: nothing reads it."""
+    spec = files.spec(options.hf_overrides)
+    if options.load_format == "dummy":
+        return spec, _headless(files, options)
+    spec = with_stored_head(files, spec)
+    why = _headless(files, options)
+    is_apart = pooler.tasks and files.kind == "hf" and not spec.tied_embeddings
+    if why is None and is_apart and HEAD not in files.stored_tensors():
+        why = f"this model writes no text: {HEAD} is not among its tensors."
+    return (spec if why is None else replace(spec, tied_embeddings=True)), why
+
+
+def _headless(files: ModelFiles, options: Options) -> str | None:
+    """Why an architecture writes no text, by its name."""
+    given = {**files.config, **(options.hf_overrides or {})}.get("architectures")
+    for name in given if isinstance(given, list) else []:
+        if isinstance(name, str) and not name.endswith((CAUSAL, "LMHeadModel", "Generation")):
+            return f"this model writes no text: {name} has no head for tokens."
+    return None

@@ -1,0 +1,114 @@
+"""An encoder from its files to an executor: config, decisions, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig
+from quire.errors import NotSupported
+from quire.executor.cpu.spinning import short_spins
+from quire.families.encoders.family import EncoderFamily
+from quire.families.encoders.registry import encoder_spec
+from quire.families.fields import Fields
+from quire.options import DeviceFacts, Options, resolve
+from quire.pooling.spec import PoolerSpec
+from quire.spec import EncoderSpec
+from quire.weights.source import ModelFiles
+
+if TYPE_CHECKING:
+    from quire.executor.executor import ModelExecutor
+    from quire.models.encoder import Encoder, MakeLinear
+
+NO_TEXT = "an encoder writes no text: use embed(), classify() or score(), as its head allows."
+# Tokens of one pass, where the caller says nothing: enough for every product to be at its best.
+CPU_TOKENS, GPU_TOKENS = 2048, 65_536
+
+
+def load_encoder(
+    files: ModelFiles,
+    config: Mapping[str, Any],
+    family: EncoderFamily,
+    pooler: PoolerSpec,
+    options: Options,
+) -> tuple[EncoderSpec, EngineConfig, ModelExecutor]:
+    """The spec of an encoder, how it runs, and an executor that is yet to be started."""
+    spec = encoder_spec(family, Fields(config, "config.json"))
+    if pooler.max_len is not None:
+        spec = replace(spec, max_model_len=min(spec.max_model_len, pooler.max_len))
+    with short_spins():
+        from quire.executor.encoder.executor import EncoderExecutor
+        from quire.executor.probe import device_facts  # torch, which takes seconds
+
+    facts = _with_kernels(device_facts(options.device), spec)
+    decided = _decide(options, spec, facts)
+    build = partial(_build, files, spec, family, decided)
+    return spec, decided, EncoderExecutor(decided, spec, build)
+
+
+def _decide(options: Options, spec: EncoderSpec, facts: DeviceFacts) -> EngineConfig:
+    if options.quantization == "fp8":
+        raise NotSupported("quantization='fp8' of an encoder is not built: leave it out.")
+    on_cpu = facts.device == "cpu"
+    if on_cpu and options.dtype is None:
+        # An embedding is compared with others by its last digits, and products are few.
+        options = replace(options, dtype="float32")
+    config = resolve(options, spec, facts)
+    tokens = options.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+    return replace(
+        config,
+        max_num_batched_tokens=max(tokens, config.max_model_len),
+        enable_prefix_caching=False,
+        prefix_groups=False,
+        speculation=None,
+        depth=1,
+    )
+
+
+def _with_kernels(facts: DeviceFacts, spec: EncoderSpec) -> DeviceFacts:
+    """Products in C have bits that no batch changes; so has what torch does between them."""
+    from quire.backends.cpu.native.library import library
+
+    return replace(facts, steady_kernels=facts.device == "cpu" and library() is not None)
+
+
+def _build(
+    files: ModelFiles, spec: EncoderSpec, family: EncoderFamily, config: EngineConfig
+) -> Encoder:
+    import torch
+
+    from quire.models.encoder import Encoder
+    from quire.weights.encoder import dummy_encoder_weights, load_encoder_weights
+
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    if config.load_format == "dummy":
+        weights = dummy_encoder_weights(
+            spec, family, dtype=dtype, device=config.device, seed=config.seed
+        )
+    else:
+        weights = load_encoder_weights(files, spec, family, dtype=dtype, device=config.device)
+    return Encoder(spec, weights, _linears(spec, config), config.max_model_len)
+
+
+def _linears(spec: EncoderSpec, config: EngineConfig) -> MakeLinear:
+    """Who multiplies."""
+    import torch
+
+    from quire.backends.cpu.linear import PlainLinear
+
+    if config.device != "cpu":
+        return PlainLinear
+    if config.quantization == "int8":
+        from quire.backends.cpu.int8 import Int8Matrix
+        from quire.executor.cpu.int8_probe import int8_arithmetic
+
+        arithmetic = int8_arithmetic()
+        return lambda weight, bias: Int8Matrix.of(weight, arithmetic).linear(bias)
+    from quire.backends.choose import kernels_for
+    from quire.backends.ops import HeadShape
+
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    shape = HeadShape(spec.num_heads, spec.num_heads, spec.head_dim, config.block_size, dtype)
+    return kernels_for("cpu", shape, batch_invariant=config.batch_invariant).make_linear

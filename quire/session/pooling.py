@@ -1,0 +1,299 @@
+"""What an LLM's pooling methods share: requests made, run, and their hidden states made into
+embeddings, classes and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from quire.errors import (
+    BatchError,
+    InvalidParams,
+    InvalidRequest,
+    NotSupported,
+    QuireError,
+)
+from quire.outputs import PoolingRequestOutput, RequestOutput
+from quire.params.pooling import PoolingOutput, PoolingParams
+from quire.pooling.reading import Made, PoolingReader, TextOptions
+from quire.pooling.spec import PLAIN_GENERATOR, TASKS, PoolerSpec, Task
+from quire.request import Request
+from quire.run import Refused, Window
+from quire.session.intake import cut_windows
+from quire.session.loading import LoadedModel
+from quire.spec import EncoderSpec
+from quire.step import Floats
+
+if TYPE_CHECKING:
+    from quire.pooling.head import Head
+
+Params = PoolingParams | Sequence[PoolingParams] | None
+Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked about one text, checked."""
+
+    task: Task
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    skip_cache: bool = False
+
+
+class Pooling:
+    """The pooling side of one loaded model."""
+
+    def __init__(
+        self, spec: PoolerSpec, head: Head | None, reader: PoolingReader, *, vocab_size: int
+    ) -> None:
+        self.spec, self.reader = spec, reader
+        self._head, self._vocab_size = head, vocab_size
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        return self.spec.tasks
+
+    def check(self, task: str) -> Task:
+        """The task, if the model has it."""
+        for known in TASKS:
+            if task == known and known in self.tasks:
+                return known
+        have = ", ".join(self.tasks) or "none"
+        raise NotSupported(
+            f"task {task!r}: {self.spec.why_not} Pooling tasks of this model: {have}."
+        )
+
+    def asked(self, params: Params, task: Task, count: int) -> list[Asked]:
+        """What is asked about each of `count` texts."""
+        if params is None or isinstance(params, PoolingParams):
+            return [self._asked(params or PoolingParams(), task)] * count
+        if isinstance(params, str) or not isinstance(params, Sequence):
+            raise _wrong_params(params)
+        if len(params) != count:
+            raise InvalidParams(
+                f"pooling_params has {len(params)} entries for {count} prompts; give one for all, "
+                "or one for each",
+                parameter="pooling_params",
+                value=len(params),
+            )
+        return [self._asked(one, task) for one in params]
+
+    def read_one(
+        self,
+        prompt: Any,
+        params: PoolingParams,
+        tokenization_kwargs: dict[str, Any] | None,
+        number: int,
+    ) -> Made:
+        """The request of one prompt, whose task its parameters say."""
+        task = self.check(task_of(None, params))
+        [asked] = self.asked(params, task, 1)
+        options = text_options(self, tokenization_kwargs, params.truncate_prompt_tokens, None)
+        [made] = self.reader.read(
+            [prompt],
+            self.spec.states(task),
+            options,
+            first_number=number,
+            skip_cache=asked.skip_cache,
+        )
+        return made
+
+    def _asked(self, params: PoolingParams, task: Task) -> Asked:
+        if not isinstance(params, PoolingParams):
+            raise _wrong_params(params)
+        params = params.checked_copy()
+        if params.task is not None and params.task != task:
+            raise InvalidParams(
+                f"pooling_params has the task {params.task!r}, and {task!r} is asked for",
+                parameter="task",
+                value=params.task,
+            )
+        for name in ("step_tag_id", "returned_token_ids", "extra_kwargs"):
+            if getattr(params, name):
+                raise NotSupported(f"PoolingParams.{name} is not built: leave it out.")
+        if params.dimensions is not None:
+            self._check_dimensions(params.dimensions, task)
+        return Asked(
+            task,
+            params.dimensions,
+            params.use_activation,
+            bool(params.skip_reading_prefix_cache),
+        )
+
+    def _check_dimensions(self, wanted: int, task: Task) -> None:
+        allowed, size = self.spec.dimensions, self._head.size if self._head else 0
+        if task not in ("embed", "token_embed"):
+            why = "dimensions are those of an embedding"
+        elif allowed is None:
+            why = (
+                "this model was not made to be cut (config.json has neither is_matryoshka nor "
+                "matryoshka_dimensions; hf_overrides can say so)"
+            )
+        elif wanted > size:
+            why = f"its embeddings have {size} numbers"
+        elif allowed and wanted not in allowed:
+            why = f"it was made to be cut to {', '.join(map(str, allowed))}"
+        else:
+            return
+        raise InvalidParams(f"dimensions={wanted}: {why}", parameter="dimensions", value=wanted)
+
+    def pooled(self, output: RequestOutput, asked: Asked) -> Floats | None:
+        """What was asked, of the hidden states that came; None where none did."""
+        states = output.hidden
+        if states is None or self._head is None:
+            return None
+        return self._head.apply(
+            asked.task,
+            states,
+            output.num_prompt_tokens,
+            dimensions=asked.dimensions,
+            use_activation=asked.use_activation,
+        )
+
+    def token_ids(self, output: RequestOutput) -> list[int]:
+        """The ids that the tokenizer gave, without the types that are folded into them."""
+        ids = output.prompt_token_ids or []
+        return [token % self._vocab_size for token in ids]
+
+    def request_output(self, output: RequestOutput, asked: Asked) -> PoolingRequestOutput[Any]:
+        """A result as `encode` gives it."""
+        values = self.pooled(output, asked)
+        return self.made(
+            PoolingRequestOutput, output, None if values is None else PoolingOutput(values)
+        )
+
+    def made(self, kind: Callable[..., Output], output: RequestOutput, outputs: Any) -> Output:
+        """One result of a kind, around what was made of the hidden states."""
+        return kind(
+            output.request_id,
+            outputs,
+            self.token_ids(output),
+            output.num_cached_tokens or 0,
+            output.finished,
+            error=output.error,
+        )
+
+
+def make_pooling(model: LoadedModel) -> Pooling:
+    """The pooling side of a model that was loaded."""
+    spec, config = model.spec, model.config
+    pooler = PLAIN_GENERATOR if model.head is None else model.head.spec
+    encoder = spec if isinstance(spec, EncoderSpec) else None
+    pool_tokens = model.facts.num_blocks * config.block_size
+    reader = PoolingReader(
+        model.tokenizer,
+        pooler,
+        vocab_size=spec.vocab_size,
+        num_types=encoder.num_types if encoder is not None else 0,
+        max_len=min(pooler.max_len or config.max_model_len, config.max_model_len, pool_tokens),
+        whole=encoder is not None,
+    )
+    return Pooling(pooler, model.head, reader, vocab_size=spec.vocab_size)
+
+
+class PoolCall:
+    """One call: what to run, and what to make of the outputs."""
+
+    def __init__(
+        self,
+        pooling: Pooling,
+        made: Sequence[Made],
+        asked: Sequence[Asked],
+        finish: Callable[[RequestOutput, Asked], Any],
+        *,
+        first_number: int,
+        strict: bool,
+    ) -> None:
+        """`finish` makes a result of an output. `strict`: the first bad prompt raises, before any
+        work."""
+        self._pooling, self._asked, self._finish = pooling, asked, finish
+        self.num_requests = len(made)
+        self._items: Window = []
+        for i, one in enumerate(made):
+            if isinstance(one, Request):
+                self._items.append(one)
+            elif strict:
+                raise one
+            else:
+                self._items.append(Refused(first_number + i, one))
+        self._done: dict[int, Any] = {}
+
+    def windows(self) -> Iterable[Window]:
+        return cut_windows(self._items)
+
+    def keep(self, index: int, output: RequestOutput) -> None:
+        """One output is there: its states become its result, and are let go."""
+        self._done[index] = self._finish(output, self._asked[index])
+        output.drop_hidden()
+
+    def known(self, outputs: Sequence[RequestOutput | None]) -> list[Any]:
+        """The result of each output that is there."""
+        return [self._done.get(i) for i in range(len(outputs))]
+
+    def results(self, outputs: Sequence[RequestOutput], *, raises: bool) -> list[Any]:
+        """Every result, in order; BatchError if some failed and that `raises`."""
+        found = self.known(outputs)
+        errors: dict[int, QuireError] = {
+            i: output.error for i, output in enumerate(outputs) if output.error is not None
+        }
+        if errors and raises:
+            raise BatchError(found, errors)
+        return found
+
+
+def task_of(pooling_task: str | None, params: Params) -> str:
+    """The task that is asked for, which has to be said."""
+    given = params if not isinstance(params, Sequence) else params[0] if params else None
+    task = pooling_task or getattr(given, "task", None)
+    if task is None:
+        raise InvalidRequest(
+            "encode needs pooling_task: 'embed', 'classify', 'token_embed' or 'token_classify'",
+            parameter="pooling_task",
+        )
+    return str(task)
+
+
+def truncation(given: int | None, params: Params) -> int | None:
+    """How many tokens to keep: as a call says, or as all of its parameters do."""
+    listed = [params] if isinstance(params, PoolingParams) else params or ()
+    said = {getattr(one, "truncate_prompt_tokens", None) for one in listed}
+    if given is None and len(said) > 1:
+        raise InvalidParams(
+            "truncate_prompt_tokens differs among the pooling_params; give one for all",
+            parameter="truncate_prompt_tokens",
+        )
+    return given if given is not None else next(iter(said), None)
+
+
+def cosine(one: Floats, other: Floats) -> float:
+    """Of two vectors, in float64."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
+
+
+def max_sim(query: Floats, document: Floats) -> float:
+    """For each token of the query the nearest of the document, summed."""
+    products = query.astype(np.float64) @ document.astype(np.float64).T
+    return float(products.max(axis=1).sum())
+
+
+def text_options(
+    pooling: Pooling,
+    tokenization_kwargs: dict[str, Any] | None,
+    truncate: int | None,
+    prompt_name: str | None,
+) -> TextOptions:
+    prompt = pooling.reader.prompt_named(prompt_name)
+    return TextOptions.of(tokenization_kwargs, truncate, prompt)
+
+
+def _wrong_params(params: Any) -> InvalidParams:
+    return InvalidParams(
+        f"pooling_params is a PoolingParams or a list of them, not {type(params).__name__}",
+        parameter="pooling_params",
+        value=params,
+    )

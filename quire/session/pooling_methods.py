@@ -1,0 +1,169 @@
+"""The methods of LLM that read texts and write none: embed, encode, classify, reward."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from quire.inputs.prompt import split_prompts
+from quire.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from quire.session.gather import OnError, UseTqdm, raises
+from quire.session.pooling import (
+    Asked,
+    Params,
+    PoolCall,
+    Pooling,
+    task_of,
+    text_options,
+    truncation,
+)
+from quire.session.score_method import ScoreMethod, refuse_lora
+
+
+class PoolingMethods(ScoreMethod):
+    """Everything here works on the session that the LLM holds."""
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        on_error: OnError = "raise",
+    ) -> list[EmbeddingRequestOutput]:
+        """An embedding of each prompt, in their order: `output.outputs.embedding`.
+
+        `prompts` is one prompt or any iterable of them, as for `generate`. `prompt_name` names
+        one of the model's own prompts that texts begin with; "" is none. A text that is too long
+        is an error unless `truncate_prompt_tokens` says how many tokens to keep, -1 for as many
+        as the model takes.
+        """
+        return self._pooled(
+            "embed",
+            _embedding,
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            prompt_name=prompt_name,
+            on_error=on_error,
+        )
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        on_error: OnError = "raise",
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of each prompt's labels: `output.outputs.probs`."""
+        return self._pooled(
+            "classify",
+            _classification,
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            on_error=on_error,
+        )
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        on_error: OnError = "raise",
+    ) -> list[PoolingRequestOutput[Any]]:
+        """What `pooling_task` asks for (embed, classify, token_embed, token_classify) of each
+        prompt, as an array: `output.outputs.data`."""
+        return self._pooled(
+            task_of(pooling_task, pooling_params),
+            lambda pooling, output, asked: pooling.request_output(output, asked),
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            on_error=on_error,
+        )
+
+    def reward(self, prompts: Any, **options: Any) -> list[PoolingRequestOutput[Any]]:
+        """The labels of every token of each prompt: encode(pooling_task="token_classify")."""
+        return self.encode(prompts, pooling_task="token_classify", **options)
+
+    def _pooled(
+        self,
+        task: str,
+        finish: Any,
+        prompts: Any,
+        params: Params,
+        *,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        tokenization_kwargs: dict[str, Any] | None,
+        truncate_prompt_tokens: int | None,
+        prompt_name: str | None = None,
+        on_error: OnError,
+    ) -> list[Any]:
+        refuse_lora(lora_request)
+        strict = raises(on_error)
+        with self._session.turn():
+            pooling = self._session.pooling
+            known = pooling.check(task)
+            keep = truncation(truncate_prompt_tokens, params)
+            options = text_options(pooling, tokenization_kwargs, keep, prompt_name)
+            given = list(split_prompts(prompts))
+            asked = pooling.asked(params, known, len(given))
+            if not given:
+                return []
+            first = self._session.intake.take_numbers(len(given))
+            made = pooling.reader.read(
+                given,
+                pooling.spec.states(known),
+                options,
+                first_number=first,
+                skip_cache=any(one.skip_cache for one in asked),
+            )
+            call = PoolCall(
+                pooling, made, asked, partial(finish, pooling), first_number=first, strict=strict
+            )
+            return self._run(call, use_tqdm, strict)
+
+
+def _embedding(pooling: Pooling, output: RequestOutput, asked: Asked) -> EmbeddingRequestOutput:
+    values = pooling.pooled(output, asked)
+    made = None if values is None else EmbeddingOutput(values)
+    return pooling.made(EmbeddingRequestOutput, output, made)
+
+
+def _classification(
+    pooling: Pooling, output: RequestOutput, asked: Asked
+) -> ClassificationRequestOutput:
+    values = pooling.pooled(output, asked)
+    made = None if values is None else ClassificationOutput(values.tolist())
+    return pooling.made(ClassificationRequestOutput, output, made)

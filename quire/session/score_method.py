@@ -1,0 +1,187 @@
+"""LLM.score: how well pairs of texts belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from quire.errors import BatchError, InvalidRequest, NotSupported, QuireError
+from quire.inputs.chat import read_template, render_conversations
+from quire.inputs.prompt import split_prompts
+from quire.outputs import RequestOutput, ScoringOutput, ScoringRequestOutput
+from quire.params.lora import LORA_WAY_OUT
+from quire.pooling.spec import Task
+from quire.session.gather import OnError, UseTqdm, gather_call, raises
+from quire.session.pooling import (
+    Asked,
+    Params,
+    PoolCall,
+    Pooling,
+    cosine,
+    max_sim,
+    text_options,
+    truncation,
+)
+from quire.session.session import Session
+
+
+class ScoreMethod:
+    """Works on the session that the LLM holds."""
+
+    _session: Session
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        chat_template: str | None = None,
+        on_error: OnError = "raise",
+    ) -> list[ScoringRequestOutput]:
+        """How well texts belong together, pair by pair: `output.outputs.score`.
+
+        One text and one, one and many, or as many as many. A model with one label reads a pair as
+        one text (`chat_template`, where given, writes it out of a message of the role "query" and
+        one of the role "document"); of an embedding model the score is the cosine, and where each
+        token has its own vector the sum of the best products.
+        """
+        refuse_lora(lora_request)
+        strict = raises(on_error)
+        pairs = _pairs(data_1, data_2)
+        if not pairs:
+            return []
+        with self._session.turn():
+            pooling = self._session.pooling
+            keep = truncation(truncate_prompt_tokens, pooling_params)
+            options = text_options(pooling, tokenization_kwargs, keep, "")
+            if not pooling.spec.is_cross_encoder:
+                _refuse_template(chat_template)
+                task: Task = "embed" if "embed" in pooling.tasks else "token_embed"
+                return self._score_apart(
+                    pooling.check(task), pairs, pooling_params, options, strict
+                )
+            task = pooling.check("classify")
+            asked = pooling.asked(pooling_params, task, len(pairs))
+            first = self._session.intake.take_numbers(len(pairs))
+            texts = _texts(pairs)
+            hidden = pooling.spec.states(task)
+            if chat_template is None:
+                made = pooling.reader.read_pairs(texts, hidden, options, first_number=first)
+            else:
+                rendered = self._rendered(texts, chat_template)
+                made = pooling.reader.read(rendered, hidden, options, first_number=first)
+            finish = partial(_scoring, pooling)
+            call = PoolCall(pooling, made, asked, finish, first_number=first, strict=strict)
+            return self._run(call, use_tqdm, strict)
+
+    def _score_apart(
+        self, task: Task, pairs: list[tuple[Any, Any]], params: Params, options: Any, strict: bool
+    ) -> list[ScoringRequestOutput]:
+        """Scores of pairs whose texts are embedded each by itself, and once however many pairs
+        they are in: equal texts are computed once."""
+        pooling, count = self._session.pooling, len(pairs)
+        prompts = [one for pair in pairs for one in pair]
+        asked = pooling.asked(params if params is None else _twice(params, count), task, 2 * count)
+        first = self._session.intake.take_numbers(len(prompts))
+        hidden = pooling.spec.states(task)
+        made = pooling.reader.read(prompts, hidden, options, first_number=first)
+        call = PoolCall(
+            pooling, made, asked, pooling.request_output, first_number=first, strict=strict
+        )
+        sides = self._run(call, False, raises=False)
+        compare = cosine if task == "embed" else max_sim
+        found, errors = [], {}
+        for i in range(count):
+            one, other = sides[2 * i], sides[2 * i + 1]
+            error: QuireError | None = one.error or other.error
+            score: Any = None
+            if error is None:
+                score = ScoringOutput(compare(one.outputs.data, other.outputs.data))
+            else:
+                errors[i] = error
+            ids = [*one.prompt_token_ids, *other.prompt_token_ids]
+            cached = one.num_cached_tokens + other.num_cached_tokens
+            found.append(
+                ScoringRequestOutput(one.request_id, score, ids, cached, True, error=error)
+            )
+        if errors and strict:
+            raise BatchError(found, errors)
+        return found
+
+    def _rendered(self, pairs: Sequence[tuple[str, str]], chat_template: str) -> list[Any]:
+        tokenizer = self._session.model.tokenizer
+        if tokenizer is None:
+            raise NotSupported("chat_template needs a tokenizer, and skip_tokenizer_init left it")
+        conversations = [
+            [{"role": "query", "content": one}, {"role": "document", "content": other}]
+            for one, other in pairs
+        ]
+        texts = render_conversations(
+            conversations,
+            tokenizer,
+            chat_template=read_template(chat_template),
+            add_generation_prompt=False,
+        )
+        return [text if isinstance(text, QuireError) else text.text for text in texts]
+
+    def _run(self, call: PoolCall, use_tqdm: UseTqdm, raises: bool) -> list[Any]:
+        outputs = gather_call(self._session.run, call, use_tqdm, call.keep)
+        return call.results(outputs, raises=raises)
+
+
+def _scoring(pooling: Pooling, output: RequestOutput, asked: Asked) -> ScoringRequestOutput:
+    values = pooling.pooled(output, asked)
+    made = None if values is None else ScoringOutput(float(values[0]))
+    return pooling.made(ScoringRequestOutput, output, made)
+
+
+def _pairs(data_1: Any, data_2: Any) -> list[tuple[Any, Any]]:
+    ones, others = list(split_prompts(data_1)), list(split_prompts(data_2))
+    if len(ones) == 1:
+        ones = ones * len(others)
+    if len(ones) != len(others):
+        raise InvalidRequest(
+            f"score takes one text and many, or as many as many; these are {len(ones)} and "
+            f"{len(others)}",
+            parameter="data_2",
+            value=len(others),
+        )
+    return list(zip(ones, others, strict=True))
+
+
+def _texts(pairs: list[tuple[Any, Any]]) -> list[tuple[str, str]]:
+    for i, pair in enumerate(pairs):
+        for one in pair:
+            if not isinstance(one, str):
+                raise InvalidRequest(
+                    f"pair {i} has a {type(one).__name__}; this model scores pairs of texts",
+                    parameter="data_1",
+                )
+    return pairs
+
+
+def _twice(params: Params, count: int) -> Params:
+    """The parameters of pairs as those of their texts."""
+    if not isinstance(params, Sequence) or len(params) != count:
+        return params
+    return [one for one in params for _ in range(2)]
+
+
+def _refuse_template(chat_template: str | None) -> None:
+    if chat_template is not None:
+        raise NotSupported(
+            "chat_template: this model embeds texts each by itself; pass them as they are to be "
+            "read."
+        )
+
+
+def refuse_lora(lora_request: Any) -> None:
+    if lora_request is not None:
+        raise NotSupported(LORA_WAY_OUT)

@@ -1,0 +1,162 @@
+"""The stored tensors of an encoder as named weights: checked first, then read one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.encoders.family import EncoderFamily
+from quire.spec import EncoderSpec
+from quire.weights.dequantise import PLAIN
+from quire.weights.formats import StoredTensor
+from quire.weights.read_rows import read_tensor
+from quire.weights.source import ModelFiles
+
+# What files converted from TensorFlow call them.
+_OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderWeight:
+    """One weight and the stored tensors that fill it from the top, which have as many rows each."""
+
+    name: str
+    shape: tuple[int, ...]
+    stored: tuple[str, ...]
+
+
+def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
+    """Every weight that an encoder has."""
+    names, hidden = family.names, spec.hidden_size
+    for name, stored, rows in (
+        ("embed", names.words, spec.vocab_size),
+        ("positions", names.positions, spec.num_positions),
+        ("types", names.types, spec.num_types),
+    ):
+        if rows:
+            yield EncoderWeight(f"{name}.weight", (rows, hidden), (f"{stored}.weight",))
+    yield from _norm("embed_norm", names.embed_norm, spec)
+    inner = spec.intermediate_size
+    for i in range(spec.num_layers):
+        ours, theirs = f"layers.{i}", names.layer.format(i)
+        qkv = tuple(theirs + name for name in names.qkv)
+        yield from _linear(f"{ours}.attn.qkv", qkv, 3 * hidden, hidden, spec.attention_bias)
+        yield from _linear(
+            f"{ours}.attn.o", (theirs + names.o,), hidden, hidden, spec.attention_bias
+        )
+        rows = 2 * inner if spec.gated else inner
+        yield from _linear(f"{ours}.mlp.up", (theirs + names.up,), rows, hidden, spec.mlp_bias)
+        yield from _linear(f"{ours}.mlp.down", (theirs + names.down,), hidden, inner, spec.mlp_bias)
+        if i or not spec.norm_before:  # what the embedding gives is normed already
+            yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
+        yield from _norm(f"{ours}.mlp_norm", theirs + names.mlp_norm, spec)
+    if spec.norm_before:
+        yield from _norm("norm", names.norm, spec)
+
+
+def _linear(
+    name: str, stored: tuple[str, ...], rows: int, columns: int, bias: bool
+) -> Iterator[EncoderWeight]:
+    yield EncoderWeight(f"{name}.weight", (rows, columns), tuple(f"{s}.weight" for s in stored))
+    if bias:
+        yield EncoderWeight(f"{name}.bias", (rows,), tuple(f"{s}.bias" for s in stored))
+
+
+def _norm(name: str, stored: str, spec: EncoderSpec) -> Iterator[EncoderWeight]:
+    for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
+        yield EncoderWeight(f"{name}.{kind}", (spec.hidden_size,), (f"{stored}.{kind}",))
+
+
+def load_encoder_weights(
+    files: ModelFiles,
+    spec: EncoderSpec,
+    family: EncoderFamily,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> dict[str, Tensor]:
+    """The weights of an encoder in `dtype` on `device`, by quire's names."""
+    stored = files.stored_tensors()
+    plan = [
+        (weight, [_found(name, weight, stored, family, files) for name in weight.stored])
+        for weight in encoder_weights(spec, family)
+    ]
+    _check_unused([source for _, sources in plan for source in sources], stored, family, files)
+    weights = {}
+    for weight, sources in plan:
+        parts = [read_tensor(source).to(dtype) for source in sources]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        weights[weight.name] = whole.to(device)
+    return weights
+
+
+def dummy_encoder_weights(
+    spec: EncoderSpec,
+    family: EncoderFamily,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02."""
+    made, generator = {}, torch.Generator().manual_seed(seed)
+    for weight in encoder_weights(spec, family):
+        out = torch.empty(weight.shape)
+        if weight.name.endswith("norm.weight"):
+            out.fill_(1.0)
+        else:
+            out.normal_(0.0, 0.02, generator=generator)
+        made[weight.name] = out.to(device, dtype)
+    return made
+
+
+def _found(
+    name: str,
+    weight: EncoderWeight,
+    stored: Mapping[str, StoredTensor],
+    family: EncoderFamily,
+    files: ModelFiles,
+) -> StoredTensor:
+    names = [family.prefix + name, name]
+    names += [one.replace(new, old) for one in names for new, old in _OLDER if new in one]
+    source = next((stored[one] for one in names if one in stored), None)
+    if source is None:
+        raise CorruptModel(f"{files.path}: tensor {names[0]!r} is missing")
+    expected = (weight.shape[0] // len(weight.stored), *weight.shape[1:])
+    if source.shape != expected:
+        raise CorruptModel(
+            f"{files.path}: tensor {source.name!r} has the shape {source.shape}; the model's "
+            f"config asks for {expected}"
+        )
+    if source.format.name not in PLAIN:
+        raise UnsupportedModel(
+            f"{files.path}: tensor {source.name!r} is stored as {source.format.name}; quire reads "
+            f"{', '.join(PLAIN)}"
+        )
+    return source
+
+
+def _check_unused(
+    used: list[StoredTensor],
+    stored: Mapping[str, StoredTensor],
+    family: EncoderFamily,
+    files: ModelFiles,
+) -> None:
+    """In a layer there are no tensors beside those: they are a part that quire does not know."""
+    known = {source.name for source in used}
+    layers = family.names.layer.partition("{}")[0]
+    for name in stored:
+        if name not in known and name.removeprefix(family.prefix).startswith(layers):
+            raise UnsupportedModel(
+                f"{files.path}: tensor {name!r} is of a part that quire does not know; it is "
+                "another model than its config says, or has more layers"
+            )
+
+
+def num_bytes(spec: EncoderSpec, family: EncoderFamily, itemsize: int) -> int:
+    return sum(math.prod(weight.shape) for weight in encoder_weights(spec, family)) * itemsize
