@@ -16,6 +16,7 @@ from quire.cli import (
     batch,
     chat,
     doctor,
+    embed,
     evaluate,
     exits,
     export,
@@ -43,6 +44,7 @@ app.command("chat")(chat.chat)
 app.command("run")(run.run)
 app.command("merge")(merge.merge)
 app.command("batch")(batch.batch)
+app.command("embed")(embed.embed)
 app.command("serve")(serve.serve)
 app.command("score")(score.score)
 app.command("eval")(evaluate.evaluate)

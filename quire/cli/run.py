@@ -149,7 +149,9 @@ def finish(report: JobReport, *, as_json: bool) -> None:
 def summary(report: JobReport) -> str:
     again = f", {report.num_before:,} of them before" if report.num_before else ""
     restarts = f"; the engine was restarted {report.num_restarts}x" if report.num_restarts else ""
-    rate = report.output_tokens / report.seconds if report.seconds else 0.0
+    kind = "output" if report.output_tokens else "prompt"  # an embedding has no output tokens
+    tokens = report.output_tokens or report.prompt_tokens
+    rate = tokens / report.seconds if report.seconds else 0.0
     failed = (
         f"; {report.num_failed:,} failed (--retry-failed tries them again)"
         if report.num_failed
@@ -157,7 +159,7 @@ def summary(report: JobReport) -> str:
     )
     return (
         f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{again}{failed} in "
-        f"{report.seconds:.1f} s, {rate:,.0f} output tok/s{restarts}: {report.output}"
+        f"{report.seconds:.1f} s, {rate:,.0f} {kind} tok/s{restarts}: {report.output}"
         + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])
     )
 

@@ -15,6 +15,7 @@ from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.planning import plan_job
 from quire.jobs.supervise.supervisor import COMMAND
+from quire.jobs.vectors import COLUMN
 from quire.sampling_params import SamplingParams
 
 __all__ = ["Job", "JobReport"]
@@ -82,6 +83,8 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
             options[name] = str(options[name])
     if isinstance(options.get("schema"), dict):
         options["schema"] = json.dumps(options["schema"])
+    if options.get("embed"):
+        options.setdefault("output_column", COLUMN)
     options |= _input(input)
     try:
         return JobOptions(output=str(output), model=str(model), sampling=sampling, **options)

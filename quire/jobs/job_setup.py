@@ -141,7 +141,7 @@ def manifest_of(
         few_shot=_few_shot(options),
         continuations=options.continuations,
         schema_column=options.schema_column,
-        chat=False if options.batch else options.chat,
+        chat=False if options.batch or options.embed else options.chat,
         id_column=options.id,
         where=options.where,
         limit=options.limit,

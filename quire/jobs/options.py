@@ -15,6 +15,7 @@ from quire.jobs.input.work import Selection, Setting
 from quire.jobs.output.output import output_format
 from quire.jobs.run_options import RunOptions
 from quire.jobs.store.manifest import Kind
+from quire.jobs.vectors import pooling_params
 from quire.options import parse_options
 from quire.replicas.places import Place, places
 from quire.safe_text import without_secrets
@@ -36,6 +37,8 @@ class JobOptions(RunOptions):
             raise _wrong("schema_column", "excludes the others that shape answers", None)
         if self.choice_probs and self.choice is None:
             raise _wrong("choice_probs", "goes with choice, whose probabilities are stored", None)
+        if self.embed:
+            self._check_embedding()
         if self.continuations is not None and self.prompt is None:
             raise _wrong("continuations", "goes with a prompt that they continue", None)
         if self.messages is not None and self.few_shot is not None:
@@ -61,16 +64,35 @@ class JobOptions(RunOptions):
         output_format(Path(self.output))
         parse_options(self.options)
         for setting in self.sampling_settings():
-            sampling_params(setting.params)
+            (pooling_params if self.embed else sampling_params)(setting.params)
+
+    def _check_embedding(self) -> None:
+        """Refuse what is about answers: a vector has none of it."""
+        asked = {
+            "batch": self.batch,
+            "messages": self.messages,
+            "system": self.system,
+            "few_shot": self.few_shot,
+            "continuations": self.continuations,
+            "schema_column": self.schema_column,
+            "chat": self.chat,
+            "settings": self.settings,
+            **self._structured(),
+        }
+        for name, value in asked.items():
+            if value:
+                raise _wrong(name, "is for jobs that generate text, and this one embeds", None)
 
     @property
     def kind(self) -> Kind:
-        if self.batch:
-            return "batch"
+        if self.batch or self.embed:
+            return "batch" if self.batch else "embed"
         return "generate" if self.continuations is None else "choices"
 
     def sampling_settings(self) -> tuple[Setting, ...]:
         """Each way of sampling, complete: the defaults, what all share, what is its own."""
+        if self.embed:
+            return (Setting(None, dict(self.sampling)),)
         # A batch file says everything itself; that its lines draw is all that is known.
         defaults = {"temperature": 1.0} if self.batch else DEFAULTS
         common = {**defaults, **self.sampling, **self._structured()}

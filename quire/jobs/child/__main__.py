@@ -42,6 +42,10 @@ def _made(factory: str | None, opening: Message, board: Board) -> RowEngine:
         from quire.jobs.child.choices import ContinuationEngine
 
         return ContinuationEngine(session, opening, board, files)
+    if opening["job"] == "embed":
+        from quire.jobs.child.embed import EmbeddingEngine
+
+        return EmbeddingEngine(session, opening, board, files)
     from quire.jobs.child.generate import SessionEngine
 
     return SessionEngine(session, opening, board, files)

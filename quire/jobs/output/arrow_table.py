@@ -87,6 +87,8 @@ def _type_of(name: str, manifest: Manifest, listed: bool) -> pa.DataType:
         )
     if name == CHOICE_PROBS:
         return pa.map_(pa.string(), pa.float64())
+    if name == manifest.output_column and manifest.kind == "embed":
+        return pa.list_(pa.float32())
     if name in (manifest.output_column, "finish_reason") and listed:
         return pa.list_(pa.string())
     return pa.string()

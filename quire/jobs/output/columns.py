@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.jobs.store.record import ResultRecord
+from quire.jobs.vectors import decode_vector
 
 if TYPE_CHECKING:
     from quire.jobs.store.manifest import Manifest
@@ -21,6 +22,7 @@ class ResultColumns:
     def __init__(self, manifest: Manifest) -> None:
         self._output, self._timings = manifest.output_column, manifest.timings
         self._scores = manifest.kind == "choices"
+        self._embeds = manifest.kind == "embed"
         self._choice_probs = manifest.choice_probs
         self._settings = [str(s["name"]) for s in manifest.settings]
         many = [manifest.sampling, *manifest.settings]
@@ -33,6 +35,9 @@ class ResultColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
+        if self._embeds:
+            times = TIMINGS if self._timings else ()
+            return (self._output, "prompt_tokens", "error", "error_type", *times)
         return (
             *((SETTING,) if self._settings else ()),
             self._output,
@@ -53,6 +58,8 @@ class ResultColumns:
         else:
             found[self._output] = None if failed else record.outputs[0]
             found["finish_reason"] = "error" if failed else record.finish_reasons[0]
+        if self._embeds and not failed:
+            found[self._output] = decode_vector(record.outputs[0])
         found["prompt_tokens"] = None if failed else record.prompt_tokens
         found["output_tokens"] = None if failed else record.output_tokens
         found["error"], found["error_type"] = record.error, record.error_type
@@ -64,4 +71,4 @@ class ResultColumns:
         if self._timings:
             timings = record.extra.get("timings") or [None] * len(TIMINGS)
             found |= dict(zip(TIMINGS, timings, strict=True))
-        return found
+        return {name: found[name] for name in self.names} if self._embeds else found
