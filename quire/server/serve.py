@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 
 from quire.base.notes import note
-from quire.errors import InvalidOption
+from quire.errors import EngineError, InvalidOption
 from quire.server.app import make_app
 from quire.server.batch_service import BatchService, StoreSettings
 from quire.server.bridge import Bridge
@@ -95,6 +95,8 @@ class Serving:
         ending = asyncio.create_task(self._ending.wait())
         try:
             await asyncio.wait({engine, http, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if http.done() and not self._ending.is_set():
+                raise EngineError("the server could not be started; what was logged says why")
             if not engine.done():
                 await self._drain()
         finally:
