@@ -7,6 +7,7 @@ background still gets one pass in ten, and a tenth of the rows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from quire.request import Ints
@@ -15,8 +16,12 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import TURNS, Waiting
 from quire.step import StepPlan
 
+LONGEST_PASS = 0.25  # seconds of a pass of the background, where others may come at any time
+SHORT_PASS = 0.4  # of what a first token takes: a pass that a newcomer may have to wait for
 HURRY_SECONDS = 10.0  # after somebody came, others are likely to follow: plans stay short
 MOST_STRETCH = 2.0  # times what a pass takes without background rows
+LEAST_PASS = 256  # tokens of any pass where nobody waits
+MEMORY = 8  # passes; older ones fade
 LEAST_SPARE = 16  # tokens of a background prompt in a hurried pass
 
 
@@ -27,6 +32,9 @@ class Lanes:
         self._rows, self._waiting, self._clock = rows, waiting, clock
         self._times = PassTimes()
         self._hurry_until = 0.0
+        self.is_serving = False  # others may come at any time
+        self._first_token = 0.0  # seconds of a pass over somebody's prompt, fading
+        self._has_prompt: deque[bool] = deque()  # of each plan on its way: of the foreground
         self._num_alone = 0  # passes in a row without the background, which had work to do
 
     def attend(self) -> None:
@@ -53,21 +61,23 @@ class Lanes:
         """Tokens of the next pass that background rows may have, of `budget` in all."""
         rows, running = self._rows, self._rows.running
         background = rows.background[running]
+        if not (background.any() or self._waiting.num_background):
+            return budget
         foreground = running[~background]
         drawn = int(rows.drawn[foreground].sum())
         is_awaited = drawn < len(foreground) or self._waiting.num_foreground > 0
+        fixed, each = self._times.line()
         if not (is_awaited or drawn or self.is_hurried):
-            return budget
-        if not (background.any() or self._waiting.num_background):
-            return budget
+            longest = int(LONGEST_PASS / each) if self._times.is_known else budget
+            return min(budget, max(longest, LEAST_PASS)) if self.is_serving else budget
         if is_awaited and self._num_alone < TURNS - 1:
             return 0
-        fixed, each = self._times.line()
         if drawn:
             stretch = (MOST_STRETCH - 1) * (fixed + each * drawn) / each
             return min(budget, max(1, int(stretch)))
         decoding = int(rows.drawn[running[background]].sum())
-        return min(budget, decoding + max(LEAST_SPARE, int(fixed / each)))
+        short = int((SHORT_PASS * self._first_token - fixed) / each)
+        return min(budget, max(decoding, short) + LEAST_SPARE)
 
     def within(self, at: Ints, spare: int) -> tuple[Ints, int]:
         """Those of the decode rows `at` that join the pass, and what is left of `spare`."""
@@ -84,10 +94,14 @@ class Lanes:
         has_part = rows.background[plan.decode.rows].any() or any(
             rows.background[one.row] for one in plan.prefill
         )
+        self._has_prompt.append(any(not rows.background[one.row] for one in plan.prefill))
         is_left = self.num_background > 0 or self._waiting.num_background > 0
         self._num_alone = self._num_alone + 1 if is_left and not has_part else 0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A pass took so long."""
+        """A pass took so long. Plans come back in the order in which they were sent."""
+        if self._has_prompt and self._has_prompt.popleft():
+            before = self._first_token or seconds
+            self._first_token = before + (seconds - before) / MEMORY
         if plan.repeat == 1:
             self._times.observe(plan.num_tokens, seconds)

@@ -21,6 +21,11 @@ class PassTimes:
         self._positions = self._seconds = 0.0
         self._variance = self._covariance = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any pass was seen."""
+        return self._count > 0
+
     def observe(self, positions: int, seconds: float) -> None:
         """A pass over so many positions, each of which drew a token, took so long."""
         if not 0 < positions <= MOST_POSITIONS or seconds <= 0:

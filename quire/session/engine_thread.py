@@ -119,6 +119,7 @@ class EngineThread:
         self._inbox = _Inbox()
         self._running: dict[int, Asked] = {}  # by place in the run
         self._news: list[News] = []
+        session.engine.scheduler.lanes.is_serving = hurried
         self._run: Run = session.new_run(self._between_steps)
         self._thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
         self._thread.start()

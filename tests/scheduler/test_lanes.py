@@ -124,6 +124,21 @@ def test_after_somebody_came_plans_are_short_and_one_at_a_time() -> None:
     assert planned(engine).repeat > 1
 
 
+def test_where_others_may_come_a_pass_of_the_background_is_bounded() -> None:
+    """A tenth of a millisecond for each position: a quarter of a second is 2,500 of them."""
+    rows, waiting = Rows(64), Waiting()
+    lanes = Lanes(rows, waiting, lambda: 100.0)
+    [sequence] = background(0)
+    waiting.add(sequence)
+    for positions in (4, 30, 8, 50, 16, 60) * 30:
+        lanes._times.observe(positions, 0.010 + 0.0001 * positions)
+    assert lanes.spare(16_384) == 16_384, "a run of its own has all of it"
+    lanes.is_serving = True
+    assert 2_000 < lanes.spare(16_384) < 3_000
+    lanes.attend()
+    assert lanes.spare(16_384) == 16, "somebody was here a moment ago"
+
+
 def test_a_row_of_the_background_yields_even_where_there_is_only_one() -> None:
     engine = setting(max_num_seqs=1).engine()
     engine.add(background(0))
