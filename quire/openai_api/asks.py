@@ -97,10 +97,18 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
         raise bad("top_logprobs needs logprobs to be true", param="top_logprobs")
     if wants:
         params["logprobs"] = top
-    row = {"messages": given["messages"], "chat": _rendering(given, tools), "params": params}
+    messages = [_as_system(message) for message in given["messages"]]
+    row = {"messages": messages, "chat": _rendering(given, tools), "params": params}
     if tools.offered and tools.forced is None:
         row["tools"] = True
     return _asked(CHAT, given, [row], tools=tools, logprobs=wants)
+
+
+def _as_system(message: Any) -> Any:
+    """A developer is whom older chats call the system; templates know no other word."""
+    if isinstance(message, Mapping) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message
 
 
 def _refuse_two_constraints(params: Mapping[str, Any], name: str) -> None:

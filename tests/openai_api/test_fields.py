@@ -109,3 +109,10 @@ def test_allowed_tools_are_those_that_are_offered() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": named}
     asked = read_body(CHAT, {**BODIES[CHAT], "tools": tools, "tool_choice": choice})
     assert [each["function"]["name"] for each in asked.tools.offered] == ["g"]
+
+
+def test_a_developer_is_the_system() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    [row] = read_body(CHAT, {"messages": messages}).rows
+    assert [message["role"] for message in row["messages"]] == ["system", "user"]
+    assert messages[0]["role"] == "developer", "what the caller sent stays as it was"

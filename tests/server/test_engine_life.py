@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving, until
@@ -115,3 +117,30 @@ def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:
         http.close()
     [answer] = answers
     assert answer.json()["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.long
+def test_fifty_kills_of_the_engine_leave_nobody_waiting(tmp_path: Path) -> None:
+    """Every request ends with its answer or with an error, whenever the engine dies."""
+    rng = random.Random(7)
+    with serving(tmp_path, "fake:rows=8:delay=0.005") as server, client(server) as http:
+
+        def ask(number: int) -> str:
+            body = text(f"{number}", max_tokens=rng.randint(5, 80), stream=number % 2 == 0)
+            with http.stream("POST", TEXT, json=body) as response:
+                response.read()
+                came = response.text
+            if response.status_code != 200 or number % 2:
+                return str(response.status_code)
+            return "200" if "data: [DONE]" in came else "engine_crash" * ("error" in came)
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, number) for number in range(2000)]
+            for kill in range(50):
+                until(lambda: server.bridge.state == "ready", 60)
+                time.sleep(rng.uniform(0.0, 0.5))
+                kill_engine(server)
+                until(lambda kill=kill: server.bridge.stats().restarts > kill, 60)
+            ends = [each.result(120) for each in asked]
+        assert set(ends) <= {"200", "500", "engine_crash"} and ends.count("200") > 1000
+        assert not server.bridge._readings
