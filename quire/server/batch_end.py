@@ -38,20 +38,18 @@ def write_out(batch: Batch, job: BatchJob, storage: Storage, ending: Ending) -> 
     return WrittenOut(
         batch,
         outcome,
-        _linked(batch, outcome.output, "output", storage),
-        _linked(batch, outcome.errors, "error", storage),
+        _linked(batch, outcome.output, storage),
+        _linked(batch, outcome.errors, storage),
     )
 
 
-def _linked(
-    batch: Batch, written: Written | None, kind: str, storage: Storage
-) -> StoredFile | None:
+def _linked(batch: Batch, written: Written | None, storage: Storage) -> StoredFile | None:
     if written is None:
         return None
     file = files.new_file(
         key_id=batch.key_id,
         storage=storage.new_name(),
-        filename=f"{batch.id}_{kind}.jsonl",
+        filename=written.path.name,
         purpose=files.BATCH_OUTPUT,
         bytes=written.size,
         sha256=written.sha256,

@@ -36,7 +36,6 @@ from quire.server.batch_lines import line_of
 from quire.server.batches import Batch
 from quire.server.storage import second_name
 
-INPUT, OUTPUT, ERRORS = "input.jsonl", "output.jsonl", "output.errors.jsonl"
 _ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
 
 
@@ -72,10 +71,15 @@ class Outcome:
     main_error: str | None  # what most of the failed lines failed with
 
 
+def file_name(batch: Batch, kind: str) -> str:
+    """What a file of the batch is called, in its directory and by clients."""
+    return f"{batch.id}_{kind}.jsonl"
+
+
 def begin(batch: Batch, directory: Path, source: Path, facts: EngineFacts, num_rows: int) -> None:
     """Make the directory, its input and its manifest; what a kill left of them is used again."""
     make_directory(directory)
-    kept = directory / INPUT
+    kept = directory / file_name(batch, "input")
     second_name(source, kept)
     if (directory / MANIFEST).exists():
         return
@@ -85,10 +89,12 @@ def begin(batch: Batch, directory: Path, source: Path, facts: EngineFacts, num_r
         created=datetime.fromtimestamp(batch.created_at, UTC).isoformat(timespec="seconds"),
         command=("quire", "serve", facts.model),
         kind="batch",
-        inputs=(FileStamp(stamp.path, stamp.size, stamp.stamp, batch.input_sha256),),
+        # Names without a folder: readers find them in the directory of the job, and a report that
+        # goes to a client says nothing of where the server keeps its files.
+        inputs=(FileStamp(kept.name, stamp.size, stamp.stamp, batch.input_sha256),),
         chat=False,
         id_column="custom_id",
-        output=str(directory / OUTPUT),
+        output=file_name(batch, "output"),
         output_format="batch",
         num_rows=num_rows,
         **_model(facts),
@@ -145,9 +151,12 @@ class BatchJob:
         if differences:
             raise JobChanged("; ".join(differences))
 
+    def _path(self, kind: str) -> Path:
+        return self._directory / file_name(self._batch, kind)
+
     def _left(self) -> Iterator[WorkRow]:
         work = Work(
-            find_files([str(self._directory / INPUT)]),
+            find_files([str(self._path("input"))]),
             LineAsking(),
             [Setting(None, {})],
             Selection(id_column="custom_id"),
@@ -204,8 +213,8 @@ class BatchJob:
         """The files of the batch, in the order of the input, durable when this returns."""
         usage, causes = _Usage(), dict[str, int]()
         with ExitStack() as stack:
-            answers = stack.enter_context(_writing(self._directory / OUTPUT))
-            errors = stack.enter_context(_writing(self._directory / ERRORS))
+            answers = stack.enter_context(_writing(self._path("output")))
+            errors = stack.enter_context(_writing(self._path("error")))
             reader = stack.enter_context(RecordReader(self._directory))
             for position in self._journal.index.positions():
                 record = reader.read(position)

@@ -270,6 +270,8 @@ class Bridge:
             waiting=max(len(lanes) - num_batch - running, 0),
             waiting_batch=max(num_batch - running_batch, 0),
             kv_use=float(told.get("kv_use", 0.0)),
+            unfinished_prompt_tokens=int(told.get("unfinished_prompt_tokens", 0)),
+            unfinished_output_tokens=int(told.get("unfinished_output_tokens", 0)),
             restarts=self._restarts,
             preemptions=int(told.get("preemptions", 0)),
             **queueing.totals(),

@@ -56,6 +56,9 @@ class EngineStats:
     restarts: int = 0
     rejected: int = 0
     preemptions: int = 0
+    # Of rows that are on the device now; the counters above have those that are finished.
+    unfinished_prompt_tokens: int = 0
+    unfinished_output_tokens: int = 0
     first_token_seconds: float | None = None  # the median of the last interactive requests
 
 

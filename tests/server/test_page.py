@@ -185,6 +185,7 @@ def test_a_table_goes_in_and_answers_come_out(
     report.wait_for_selector("#browser[data-ready]")
     assert "40 rows" in report.locator(".count").text_content()
     assert report.evaluate("window.origin") == "null"  # it cannot act as the page
+    assert str(tmp_path) not in report.content()  # nor does it say where files are kept
     assert page.title() == "quire"
     assert [url for url in opened.requests if not url.startswith((server.address, "blob:"))] == []
     assert complaints(opened) == []

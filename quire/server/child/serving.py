@@ -153,8 +153,12 @@ class ServingEngine:
             return
         self._told = now
         scheduler = self._session.engine.scheduler
-        background = [s for s in scheduler.rows.sequences if s is not None and s.request.background]
+        rows = scheduler.rows
+        background = [s for s in rows.sequences if s is not None and s.request.background]
+        live = [row for row, sequence in enumerate(rows.sequences) if sequence is not None]
         facts = {
+            "unfinished_prompt_tokens": int(rows.num_prompt[live].sum()),
+            "unfinished_output_tokens": int((rows.known[live] - rows.num_prompt[live]).sum()),
             "running": scheduler.num_running,
             "running_batch": len(background),
             "waiting": len(scheduler.waiting),
