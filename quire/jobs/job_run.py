@@ -33,8 +33,9 @@ from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.starting import engine_starts, replica_places
 from quire.jobs.supervise.stopping import StopSignals
-from quire.jobs.supervise.supervisor import COMMAND, Supervisor, start_engine
+from quire.jobs.supervise.supervisor import COMMAND, Supervisor
 from quire.replicas.places import Place
 from quire.replicas.wire import Message
 
@@ -111,9 +112,9 @@ class JobRun:
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
         began = time.monotonic()
         opening = opening_message(self._manifest, self._options)
-        places = self._options.places()
+        places = replica_places(self._options)
         openings = [at_place(opening, place) for place in places]
-        starts = [start_engine(engine_command, p.environment, self) for p in places]
+        starts = engine_starts(self._options, places, engine_command, self.note)
         # The engines first: while they load, everything else is made ready.
         engines = [start(each) for start, each in zip(starts, openings, strict=True)]
         try:

@@ -96,6 +96,7 @@ class RunOptions:
     )
     replicas: int | None = option("Engines at once, that share the machine.", type=int)
     gpus: str | None = option("all, or numbers: 0,2. A replica on each.")
+    ray: str | None = option("A Ray cluster that runs the replicas: HOST:PORT, or auto.")
     join: bool = option(
         "Share the job with others that run this command on the same disk.",
         "--join",

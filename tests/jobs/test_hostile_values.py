@@ -126,7 +126,7 @@ def test_any_column_goes_into_parquet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Alone, where it is kept as it is, and after a file of another schema, by its values."""
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
     one = write_arrow(tmp_path / "one.arrow", hostile.arrow_values()[name])
     other = write_arrow(tmp_path / "other.arrow", pa.array([1, 2, 3]), "number")
     for files in ([one], [one, other]):
@@ -158,7 +158,7 @@ def test_a_column_of_json_goes_into_parquet_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """As itself, or as JSON text where it has no one type that Parquet holds."""
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
     source, output = tmp_path / "in.jsonl", tmp_path / "o.parquet"
     rows = [{"text": "x", "value": value, "\ud800": 1} for value in LATER[name]]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -176,7 +176,7 @@ def test_a_column_of_json_goes_into_parquet_without_loss(
 def test_results_that_went_into_parquet_come_out_as_lines_without_being_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
     monkeypatch.setattr(InstantEngine, "asked", [])
     source = write(tmp_path / "in.jsonl", [])
     first, second = tmp_path / "o.parquet", tmp_path / "o.jsonl"

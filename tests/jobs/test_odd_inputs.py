@@ -33,7 +33,7 @@ def values(*names: object) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
 
 
 @pytest.mark.parametrize("indent", [None, 1, 4])

@@ -18,7 +18,7 @@ from quire.jobs.output.results import StoredRun
 from quire.jobs.store.durable import replacing
 from quire.jobs.store.lock import JobLock, holder
 from quire.jobs.store.place import job_dir_of
-from quire.jobs.supervise import supervisor
+from quire.jobs.supervise import starting
 from quire.report.export import export_file
 from quire.report.page import write_report
 from tests.jobs.driving import write_rows
@@ -30,7 +30,7 @@ PRECIOUS = b"somebody's own words\n" * 100
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "EngineProcess", InstantEngine)
+    monkeypatch.setattr(starting, "EngineProcess", InstantEngine)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_second_job_is_refused_while_the_first_runs(tmp_path: Path) -> None:
             refused[0] = error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervisor, "EngineProcess", Meanwhile)
+        patch.setattr(starting, "EngineProcess", Meanwhile)
         run(rows(), output, job=str(tmp_path / "first"))
     assert "is the OUTPUT of another job" in str(refused[0])
 

@@ -28,7 +28,7 @@ ROWS = 40
 @pytest.fixture(autouse=True)
 def instant(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Groups of five rows and segments of a few groups, answered at once."""
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
     monkeypatch.setattr(journal_module, "GROUP", 5)
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2000)
     monkeypatch.setattr(journal_module, "RESERVE_BYTES", 512)

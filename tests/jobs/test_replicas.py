@@ -37,9 +37,7 @@ def undisturbed(tmp_path: Path, source: Path) -> bytes:
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    "count", [pytest.param(0, marks=LONG), 1, pytest.param(2, marks=LONG), 300]
-)
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=LONG) for n in (0, 1, 2)), 300])
 def test_three_replicas_write_the_bytes_of_one(tmp_path: Path, count: int) -> None:
     source = write_rows(tmp_path / "in.jsonl", count)
     calm = undisturbed(tmp_path, source)
@@ -96,7 +94,7 @@ def test_killing_the_supervisor_of_replicas_leaves_no_engine(tmp_path: Path) -> 
     assert output.read_bytes() == calm
 
 
-@pytest.mark.parametrize("word", ["<crash>", "<nan>"])
+@pytest.mark.parametrize("word", ["<crash>", pytest.param("<nan>", marks=LONG)])
 def test_a_row_that_breaks_engines_is_found_and_the_others_finish(
     tmp_path: Path, word: str
 ) -> None:
@@ -109,6 +107,7 @@ def test_a_row_that_breaks_engines_is_found_and_the_others_finish(
     assert report.num_failed == 1 and report.num_restarts <= 16
 
 
+@pytest.mark.long
 def test_a_replica_that_stands_still_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from quire.jobs.job import Job
 from quire.jobs.output.results import StoredRun
 from quire.jobs.store import secrets
 from quire.jobs.store.manifest import NAME, Manifest
-from quire.jobs.supervise import supervisor
+from quire.jobs.supervise import starting, supervisor
 from quire.replicas.wire import Message
 from quire.report.card import card
 from quire.report.page import write_report
@@ -39,7 +39,7 @@ class Listening(InstantEngine):
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> type[Listening]:
-    monkeypatch.setattr(supervisor, "EngineProcess", Listening)
+    monkeypatch.setattr(starting, "EngineProcess", Listening)
     Listening.openings = []
     return Listening
 

@@ -140,7 +140,7 @@ def test_whoever_closes_early_is_not_kept_waiting() -> None:
 def test_a_signal_while_the_output_is_written_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.jobs.supervise.supervisor.EngineProcess", InstantEngine)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
     source, output = write_rows(tmp_path / "in.jsonl", 20), tmp_path / "out.jsonl"
     real = job_output.json_line
 

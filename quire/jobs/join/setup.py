@@ -38,6 +38,7 @@ def refuse_what_cannot_join(options: JobOptions) -> None:
         "reuse": options.reuse,
         "retry_failed": options.retry_failed,
         "batch": options.batch,
+        "ray": options.ray is not None,
     }
     for name, given in wrong.items():
         if given:

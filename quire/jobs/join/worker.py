@@ -31,8 +31,9 @@ from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.starting import engine_starts, replica_places
 from quire.jobs.supervise.stopping import StopSignals
-from quire.jobs.supervise.supervisor import Supervisor, start_engine
+from quire.jobs.supervise.supervisor import Supervisor
 from quire.replicas.wire import Message
 
 
@@ -116,9 +117,9 @@ class JoinWorker:
         if self._claims.all_done:
             return
         opening = opening_message(self._manifest, self._options)
-        places = self._options.places()
+        places = replica_places(self._options)
         openings = [at_place(opening, place) for place in places]
-        starts = [start_engine(engine_command, p.environment, self) for p in places]
+        starts = engine_starts(self._options, places, engine_command, self.note)
         rows = Ahead(self._rows(), self._work.patience)
         try:
             Supervisor(

@@ -7,7 +7,7 @@ settled in `quire.replicas`; here rows come from the source, and results go to t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from quire.errors import JobStopped
@@ -15,7 +15,6 @@ from quire.jobs.input.work import WorkRow
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.row_costs import RowCosts
-from quire.replicas.engine_process import EngineProcess
 from quire.replicas.replica import EngineLink
 from quire.replicas.replica_set import ReplicaSet, ReplicasLost
 from quire.replicas.task import Task
@@ -166,15 +165,6 @@ class Supervisor:
 
     def _keep(self, record: ResultRecord) -> None:
         self._watcher.result(self._journal.append(record))
-
-
-def start_engine(
-    command: Sequence[str], environment: Mapping[str, str] | None, watcher: Watcher
-) -> Callable[[Message], EngineLink]:
-    """What starts an engine with this command in this environment."""
-    return lambda opening: EngineProcess(
-        opening, command=command, hear=watcher.note, environment=environment
-    )
 
 
 def _extra(message: Message) -> Message:

@@ -1,0 +1,115 @@
+"""A processor: rows of a Ray data set in, rows with answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quire.errors import NotSupported
+from quire.ray.config import vLLMEngineProcessorConfig
+
+DATA, ERROR = "__data", "__inference_error__"
+Row = dict[str, Any]
+RowMap = Callable[[Row], Row]
+
+
+class Processor:
+    """Call it with a data set; what comes back is lazy, as Ray's data sets are."""
+
+    def __init__(
+        self,
+        config: vLLMEngineProcessorConfig,
+        preprocess: RowMap | None,
+        postprocess: RowMap | None,
+        preprocess_map_kwargs: Mapping[str, Any],
+        postprocess_map_kwargs: Mapping[str, Any],
+        chat_template_kwargs: Mapping[str, Any] | None,
+    ) -> None:
+        self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
+        self._before, self._after = dict(preprocess_map_kwargs), dict(postprocess_map_kwargs)
+        self._chat_template_kwargs = chat_template_kwargs
+
+    def __call__(self, dataset: Any) -> Any:
+        ray = _ray()
+        from quire.ray.engine import EngineUDF
+
+        config, preprocess = self.config, self._preprocess
+        low, high = config.pool
+        pool = {"min_size": low, "max_size": high}
+        if config.max_tasks_in_flight_per_actor is not None:
+            pool["max_tasks_in_flight_per_actor"] = config.max_tasks_in_flight_per_actor
+        more: dict[str, Any] = {}
+        if config.runtime_env is not None:
+            more["runtime_env"] = dict(config.runtime_env)
+        if config.accelerator_type is not None:
+            more["accelerator_type"] = config.accelerator_type
+        packed = dataset.map(
+            lambda row: {DATA: row if preprocess is None else preprocess(row)}, **self._before
+        )
+        answered = packed.map_batches(
+            EngineUDF,
+            fn_constructor_args=(config, self._chat_template_kwargs),
+            batch_size=config.batch_size,
+            compute=ray.data.ActorPoolStrategy(**pool),
+            max_concurrency=config.max_concurrent_batches,
+            num_gpus=_num_gpus(ray, config),
+            **more,
+        )
+        return answered.map(_unpacked(self._postprocess), **self._after)
+
+
+def build_processor(
+    config: vLLMEngineProcessorConfig,
+    preprocess: RowMap | None = None,
+    postprocess: RowMap | None = None,
+    preprocess_map_kwargs: Mapping[str, Any] | None = None,
+    postprocess_map_kwargs: Mapping[str, Any] | None = None,
+    builder_kwargs: Mapping[str, Any] | None = None,
+) -> Processor:
+    """What answers the rows of a data set.
+
+    `preprocess` makes of each row what is asked: `messages`, `prompt` or `prompt_token_ids`, and
+    `sampling_params` as a dict. `postprocess` gets the row with `generated_text`,
+    `generated_tokens` and the like; a row that failed has `__inference_error__` and goes past it.
+    """
+    builder = dict(builder_kwargs or {})
+    chat_template_kwargs = builder.pop("chat_template_kwargs", None)
+    if builder:
+        raise NotSupported(f"builder_kwargs has no {sorted(builder)[0]!r}: leave it out")
+    return Processor(
+        config,
+        preprocess,
+        postprocess,
+        preprocess_map_kwargs or {},
+        postprocess_map_kwargs or {},
+        chat_template_kwargs,
+    )
+
+
+build_llm_processor = build_processor  # the older name
+
+
+def _unpacked(postprocess: RowMap | None) -> RowMap:
+    def unpack(packed: Row) -> Row:
+        row = dict(packed[DATA])
+        if postprocess is None or row.get(ERROR):
+            return row
+        return postprocess(row)
+
+    return unpack
+
+
+def _num_gpus(ray: Any, config: vLLMEngineProcessorConfig) -> float:
+    """For each actor: what its ranks need, where the cluster has GPUs."""
+    if config.engine_kwargs.get("device") == "cpu":
+        return 0.0
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    return float(config.engine_kwargs.get("tensor_parallel_size", 1)) if has_gpus else 0.0
+
+
+def _ray() -> Any:
+    try:
+        import ray.data
+    except ImportError:
+        raise NotSupported("quire.ray needs Ray: pip install 'quire[ray]'") from None
+    return ray

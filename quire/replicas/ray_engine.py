@@ -1,0 +1,239 @@
+"""An engine's process on a node of a Ray cluster, as the feeder's side sees it.
+
+One actor for each replica, without restarts: what becomes of its rows is decided here. The actor
+starts the same process that a replica of this machine is, and passes messages on. A thread holds
+one long call to it, so that nothing here waits.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from quire.base.version import __version__
+from quire.errors import InvalidOption, NotSupported
+from quire.replicas.engine_process import EngineProcess
+from quire.replicas.places import stripped
+from quire.replicas.wire import Message
+
+SILENCE = 40.0  # seconds without an answer of the actor, after it has begun
+CALL_SECONDS = 0.5  # that one call waits for something to happen
+_CONNECT_SECONDS = 5.0
+
+
+def connect(address: str) -> None:
+    """Join the cluster; InvalidOption where there is none."""
+    if "://" in address:
+        raise InvalidOption(
+            f"--ray {address}: give HOST:PORT of the head, or auto, on a machine of the cluster; "
+            "clients over ray:// are not built, because results would go through them twice.",
+            parameter="ray",
+            value=address,
+        )
+    ray = _ray()
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise _unreachable(address, error) from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _unreachable(address, error) from None
+
+
+def cluster_gpus() -> float:
+    """GPUs that the cluster has."""
+    return float(_ray().cluster_resources().get("GPU", 0.0))
+
+
+def _unreachable(address: str, error: BaseException) -> InvalidOption:
+    return InvalidOption(
+        f"--ray {address}: there is no Ray cluster ({error}). Start one with `ray start --head`, "
+        "and give HOST:PORT of its head.",
+        parameter="ray",
+        value=address,
+    )
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise NotSupported("--ray needs Ray: pip install 'quire[ray]'") from None
+    return ray
+
+
+class EngineRelay:
+    """What runs in the actor: it starts the engine's process on its node and passes messages."""
+
+    def __init__(self, opening: Message, command: Sequence[str], version: str) -> None:
+        self._said: list[str] = []
+        self._out: list[Message] = []
+        self._engine: EngineProcess | None = None
+        if version != __version__:
+            self._refuse(f"this node has quire {__version__}, and the driver has {version}")
+            return
+        self._engine = EngineProcess(
+            opening, command=command, hear=self._said.append, environment=stripped(os.environ)
+        )
+
+    def _refuse(self, text: str) -> None:
+        where = socket.gethostname()
+        self._out.append(
+            {"kind": "failed", "error_type": "usage", "error": f"node {where}: {text}"}
+        )
+
+    def exchange(self, messages: list[Message]) -> dict[str, Any]:
+        """Pass these on, and return what came."""
+        engine, found = self._engine, self._out
+        self._out = []
+        if engine is None:
+            return {"messages": found, "said": [], "rows": [], "hung": False, "ended": True}
+        for message in messages:
+            engine.send(message)
+        deadline = time.monotonic() + CALL_SECONDS
+        while not found and not engine.ended and time.monotonic() < deadline:
+            found += [_with_hashes(message) for message in engine.poll(CALL_SECONDS / 5)]
+        said, self._said[:] = list(self._said), []
+        rows, hung, ended = engine.board.rows(), engine.is_hung(), engine.ended
+        code = engine.end() if ended else None
+        if ended:
+            self._engine = None
+        return {
+            "messages": found,
+            "said": said,
+            "rows": rows,
+            "hung": hung,
+            "ended": ended,
+            "code": code,
+        }
+
+
+def _with_hashes(message: Message) -> Message:
+    """A node's files are known by what is in them: its inodes say nothing elsewhere."""
+    if message["kind"] != "ready":
+        return message
+    from quire.replicas.file_hashes import hashed
+
+    kept = dict(message)
+    for name in ("model_files", "tokenizer_files"):
+        if name in kept:
+            kept[name] = hashed(kept[name])
+    return kept
+
+
+class _Rows:
+    """The rows that the engine showed last."""
+
+    def __init__(self) -> None:
+        self.shown: list[int] = []
+
+    def rows(self) -> list[int]:
+        return self.shown
+
+
+class RayEngine:
+    """One life of an engine on the cluster."""
+
+    def __init__(
+        self,
+        opening: Message,
+        *,
+        command: Sequence[str],
+        hear: Callable[[str], None],
+        num_gpus: float = 0,
+        num_cpus: float = 1,
+    ) -> None:
+        self.board = _Rows()
+        self.ended = False
+        self._hear = hear
+        self._stderr_tail: list[str] = []
+        self._code = 1
+        self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._closing = False
+        self._heard: float | None = None  # when the actor last answered
+        self._hung = False
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._actor: Any = None
+        self._needs = {"num_gpus": num_gpus, "num_cpus": num_cpus}
+        arguments = (opening, list(command), __version__)
+        threading.Thread(target=self._talk, args=arguments, name="quire-ray", daemon=True).start()
+
+    def _talk(self, *arguments: Any) -> None:
+        """Hold one call after the other, until the actor or this engine ends."""
+        ray = _ray()
+        options = {**self._needs, "max_restarts": 0, "max_task_retries": 0}
+        while not self._closing:
+            messages: list[Message] = []
+            with suppress(queue.Empty):
+                while True:
+                    messages.append(self._outgoing.get_nowait())
+            try:
+                if self._actor is None:
+                    self._actor = ray.remote(EngineRelay).options(**options).remote(*arguments)
+                answer = ray.get(self._actor.exchange.remote(messages))
+            except Exception as error:  # whatever Ray says: this replica is gone
+                answer = {"messages": [], "said": [str(error)], "ended": True, "code": 1}
+            self._incoming.put(answer)
+            with suppress(OSError):
+                os.write(self._write_end, b".")
+            if answer["ended"]:
+                return
+
+    def fileno(self) -> int:
+        return self._read_end
+
+    def send(self, message: Message) -> None:
+        self._outgoing.put(message)
+
+    def poll(self, timeout: float) -> list[Message]:
+        messages: list[Message] = []
+        with suppress(BlockingIOError):
+            os.read(self._read_end, 1 << 12)
+        try:
+            answer = self._incoming.get(timeout > 0, timeout or None)
+            while True:
+                messages += self._take(answer)
+                answer = self._incoming.get_nowait()
+        except queue.Empty:
+            return messages
+
+    def _take(self, answer: dict[str, Any]) -> list[Message]:
+        self._heard = time.monotonic()
+        self._hung = bool(answer.get("hung"))
+        self.board.shown = answer.get("rows", self.board.shown)
+        for line in answer["said"]:
+            self._stderr_tail = [*self._stderr_tail[-19:], line]
+            if not answer["ended"]:
+                self._hear(line)
+        if answer["ended"]:
+            self.ended, self._code = True, answer.get("code") or 1
+        found: list[Message] = answer["messages"]
+        return found
+
+    def is_hung(self) -> bool:
+        """Whether its engine does not move, or the actor's node is silent."""
+        silent = self._heard is not None and time.monotonic() - self._heard > SILENCE
+        return self._hung or silent
+
+    def end(self) -> int:
+        if not self._closing:
+            self._closing = True
+            with suppress(Exception):  # Ray may be gone with its cluster
+                if self._actor is not None:
+                    _ray().kill(self._actor, no_restart=True)
+        return self._code
+
+    @property
+    def stderr_tail(self) -> str:
+        return "\n".join(self._stderr_tail)
