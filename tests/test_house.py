@@ -121,6 +121,7 @@ MAY_CATCH_ANYTHING = {
     "quire/jobs/input/arrow_values.py",
     "quire/jobs/child/requests.py",
     "quire/jobs/input/work.py",
+    "quire/replicas/ray_engine.py",
     "quire/sampling/lanes.py",
     "quire/server/batch_service.py",
     "quire/session/engine_thread.py",

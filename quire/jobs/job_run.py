@@ -23,7 +23,7 @@ from quire.jobs.output.output import write_output
 from quire.jobs.output.reuse import reused
 from quire.jobs.refusals import refuse_written_input
 from quire.jobs.store import secrets
-from quire.jobs.store.journal import FULL, GROUP, Journal
+from quire.jobs.store.journal import FULL, Journal
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import claim
@@ -176,7 +176,7 @@ class JobRun:
             first_epoch=manifest.first_epoch,
             reuse_from=manifest.reuse_from,
             retry=self._options.retry_failed,
-            group=GROUP * num_replicas,
+            num_replicas=num_replicas,
         )
         for damage in journal.damages:
             self.note(f"quire: {damage} is damaged; its row is computed again")

@@ -10,6 +10,8 @@ from quire.base.notes import warn
 from quire.errors import InvalidOption, NotSupported
 from quire.options import parse_options
 
+DATA, ERROR = "__data", "__inference_error__"  # columns: a packed row, and why it failed
+Row = dict[str, Any]
 _MOOT = "prompts are written out and tokenized inside the engine"
 
 

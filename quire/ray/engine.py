@@ -16,8 +16,7 @@ from typing import Any
 
 from quire.errors import EngineError, InvalidPrompt, QuireError
 from quire.inputs.chat import read_template, render_conversations
-from quire.ray.config import vLLMEngineProcessorConfig
-from quire.ray.processor import DATA, ERROR, Row
+from quire.ray.config import DATA, ERROR, Row, vLLMEngineProcessorConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.async_llm import AsyncLLM
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.errors import NotSupported
-from quire.ray.config import vLLMEngineProcessorConfig
+from quire.ray.config import DATA, ERROR, Row, vLLMEngineProcessorConfig
 
-DATA, ERROR = "__data", "__inference_error__"
-Row = dict[str, Any]
 RowMap = Callable[[Row], Row]
 
 

@@ -21,7 +21,7 @@ from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.segments import RecordReader, ResultIndex, scan
 from quire.jobs.supervise.failures import failures_of
 
-GROUP = 4096  # records that are synced together: they are all on disk already
+GROUPS = 64  # of records that are synced together: they are all on disk already
 
 
 def merge_output(job_dir: Path) -> JobReport:
@@ -47,7 +47,7 @@ def merge(job_dir: Path, lock: JobLock) -> JobReport:
             "the others; its last worker merges."
         )
     num_rows = sum(counts.values())
-    journal = Journal.open(job_dir, lock, first_epoch=manifest.first_epoch, group=GROUP)
+    journal = Journal.open(job_dir, lock, first_epoch=manifest.first_epoch, num_replicas=GROUPS)
     try:
         _gather(job_dir, journal, lock.epoch)
     finally:

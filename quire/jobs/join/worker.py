@@ -22,7 +22,7 @@ from quire.jobs.join.merge import merge
 from quire.jobs.join.setup import LOOK_SECONDS, agreed, locked, refuse_what_cannot_join
 from quire.jobs.options import JobOptions
 from quire.jobs.store.durable import make_directory
-from quire.jobs.store.journal import GROUP, Journal
+from quire.jobs.store.journal import Journal
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import ResultRecord
@@ -101,7 +101,7 @@ class JoinWorker:
         self._lock = JobLock.take(self._home)
         self._beat = Beat(self._home)
         self._journal = Journal.open(
-            self._home, self._lock, first_epoch=1, group=GROUP * len(options.places())
+            self._home, self._lock, first_epoch=1, num_replicas=len(options.places())
         )
         self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
         self._progress = Progress(MetricsFile(self._home), show=show)

@@ -82,11 +82,11 @@ class Journal:
         reuse_from: int | None = None,
         retry: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        group: int | None = None,
+        num_replicas: int = 1,
     ) -> Journal:
         """Read what is there, cut what a kill left half written, and go on behind it."""
         found = scan(job_dir, first_epoch=first_epoch, older_from=reuse_from, retry=retry)
-        return cls(job_dir, lock, found, clock=clock, group=GROUP if group is None else group)
+        return cls(job_dir, lock, found, clock=clock, group=GROUP * num_replicas)
 
     def _opened(self, number: int, end: int) -> _Segment:
         path = self._job_dir / segment_name(number)

@@ -35,3 +35,56 @@ class MetricsFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+_COUNTERS = (
+    *("prompt_tokens", "output_tokens", "finished", "steps", "guessed", "accepted"),
+    *("running", "waiting"),
+)
+_LEVELS = ("running", "waiting")  # of these, what is so now and does not add up
+_SHARES = ("kv_use", "prefix_hits")
+_SECONDS = 1.0
+
+
+class ReplicaMetrics:
+    """The lines of several replicas as those of one engine that never began anew: sums of what
+    they counted, means of their shares, once a second."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, Message] = {}
+        self._ended: dict[str, float] = dict.fromkeys(_COUNTERS, 0)  # of engines that are gone
+        self._began: float | None = None
+        self._told = 0.0
+
+    def add(self, message: Message) -> Message | None:
+        """A line of one replica; the line of all, if it is time for one."""
+        replica = int(message["replica"])
+        before = self._last.get(replica)
+        if before is not None and before["began"] != message["began"]:
+            for name in _COUNTERS:
+                self._ended[name] += 0 if name in _LEVELS else before.get(name, 0)
+        self._last[replica] = message
+        if self._began is None:
+            self._began = message["began"]
+        if message["time"] - self._told < _SECONDS:
+            return None
+        self._told = message["time"]
+        return self._line(message["time"])
+
+    def last(self) -> Message | None:
+        """What came after the last line, if there were replicas at all."""
+        if not self._last:
+            return None
+        return self._line(max(each["time"] for each in self._last.values()))
+
+    def _line(self, now: float) -> Message:
+        lines = list(self._last.values())
+        shares = {n: sum(each.get(n, 0.0) for each in lines) / len(lines) for n in _SHARES}
+        return {
+            "kind": "metrics",
+            "time": now,
+            "began": self._began,
+            **{n: self._ended[n] + sum(each.get(n, 0) for each in lines) for n in _COUNTERS},
+            **{name: round(value, 4) for name, value in shares.items()},
+            "replicas": len(lines),
+        }

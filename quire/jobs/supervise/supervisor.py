@@ -14,6 +14,7 @@ from quire.errors import JobStopped
 from quire.jobs.input.work import WorkRow
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.record import ResultRecord
+from quire.jobs.supervise.metrics import ReplicaMetrics
 from quire.jobs.supervise.row_costs import RowCosts
 from quire.replicas.replica import EngineLink
 from quire.replicas.replica_set import ReplicaSet, ReplicasLost
@@ -62,7 +63,7 @@ class Supervisor:
         with the same openings, to save time."""
         self._journal, self._source, self._costs = journal, rows, RowCosts(openings[0])
         self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
-        self._should_stop = should_stop
+        self._should_stop, self._metrics = should_stop, ReplicaMetrics()
         self._starved = False  # the source had nothing ready when it was last asked
         self._replicas = ReplicaSet(openings, start, self, engines)
 
@@ -77,6 +78,8 @@ class Supervisor:
                 self._turn()
             self._replicas.confirm_culprits()
             self._journal.commit()
+            if (last := self._metrics.last()) is not None:
+                self._watcher.metrics(last)
         except ReplicasLost as lost:
             self._journal.commit()
             raise JobStopped(f"{lost}\nMend that, then run the same command") from None
@@ -153,7 +156,9 @@ class Supervisor:
         self._on_ready(facts)
 
     def metrics(self, message: Message) -> None:
-        self._watcher.metrics(message)
+        told = self._metrics.add(message) if "replica" in message else message
+        if told is not None:
+            self._watcher.metrics(told)
 
     def note(self, line: str) -> None:
         self._watcher.note(line)
