@@ -98,7 +98,7 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     if wants:
         params["logprobs"] = top
     messages = [_as_system(message) for message in given["messages"]]
-    row = {"messages": messages, "chat": _rendering(given, tools), "params": params}
+    row: Row = {"messages": messages, "chat": _rendering(given, tools), "params": params}
     if tools.offered and tools.forced is None:
         row["tools"] = True
     return _asked(CHAT, given, [row], tools=tools, logprobs=wants)
