@@ -233,6 +233,8 @@ FAMILIES = (
     "qwen2, two layers with window 7",
     "qwen3",
     "qwen3 untied",
+    "gemma3",
+    "gemma3, softcap, every bias, untied",
 )
 
 

@@ -9,10 +9,13 @@ import torch
 
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
 from quire.config import EngineConfig
+from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_rows import FAILED, RESTS, Column, DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
-from quire.layer_plan import NormPlan
+from quire.layer_plan import LayerPlan, MlpPlan, NormPlan, Rope
 from quire.request import Request
+from quire.spec import LogitsPlan
+from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
 from tests.executor.harness import small_config
@@ -101,6 +104,25 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> N
         decoding._parts = replace(decoding._parts, few_rows=few_rows)
     got = answers(executor, config, few(config))
     wanted = expected(few(config), config)
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+def test_layers_of_two_kinds_draw_the_tokens_of_the_plain_runner() -> None:
+    """Windows and ropes by layer, norms around the branches, weights of norms in float32, scores
+    and logits that are bounded: whatever decode steps know in kernels of their own."""
+    norm = NormPlan(1e-5, one_plus=True)
+    heads = replace(SPEC.layers[0].attention, qk_norm=norm, softcap=2.0, scale=0.4)
+    local = replace(heads, window=8, rope=Rope(50.0, 16))
+    mlp = MlpPlan(48, "gelu_tanh")
+    layers = tuple(LayerPlan(one, mlp, norm, "both") for one in (local, heads))
+    bounded = LogitsPlan(softcap=9.0)
+    spec = replace(SPEC, layers=layers, norm=norm, embedding_scale=3.0, logits=bounded)
+    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
+    weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    got = answers(InterpretedExecutor(config, spec, dict(weights)), config, few(config)[:2])
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+    wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, few(config)[:2])
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
