@@ -5,7 +5,6 @@
 
     checks    kernels beside their references at real shapes
     decode    attention of one step over a cache in fp8 and in bf16; the table behind tiles.py
-    products  matrix products in fp8 and in bf16, with fast sums and without
     profiles  a decode step, kernel by kernel
     prompts   attention of prompts, and storing
     accuracy  perplexity, KL and choices of the default model against float32 on the same weights
@@ -33,14 +32,14 @@ if not __package__:  # run as a file: the repository is not on the path
 
 from benchmarks.budget import Budget
 from benchmarks.gpu_checks import stand_in_for_pytest
-from benchmarks.gpu_fp8_kernels import decode, products, prompts
+from benchmarks.gpu_fp8_kernels import decode, prompts
 
 Line = dict[str, Any]
 THREADS = 12
 
 
 def checks() -> Iterator[Line]:
-    """bf16, head_dim 128 and 64, ragged rows, windows, groups, prompts; products of some shapes."""
+    """bf16, head_dim 128 and 64, ragged rows, windows, groups, prompts."""
     import torch
 
     from quire.backends.ops import HeadShape
@@ -64,14 +63,7 @@ def checks() -> Iterator[Line]:
             f"stored {width}": partial(fp8.check_stored, place, shape, 1000, normed=True),
             f"broken {width}": partial(fp8.check_broken_numbers, place, shape),
         }
-    for rows, inner, outer in ((1, 1024, 4096), (300, 4096, 6144), (4000, 14336, 4096)):
-        calls[f"product {rows} x {inner} -> {outer}"] = partial(
-            fp8.check_linear, place, rows, inner, outer, bias=inner == 1024
-        )
-    calls["rows"] = partial(fp8.check_rounded_rows, place, 700, 14336)
-    calls["norms and gates"] = partial(fp8.check_fused, place, 700, 4096)
     import quire.backends.triton.kernels  # noqa: F401 - by one thread
-    from quire.backends.triton import fp8 as products_in_fp8  # noqa: F401
 
     # In threads, because most of it is compiling.
     with ThreadPoolExecutor(THREADS) as pool:
@@ -95,7 +87,7 @@ def accuracy(path: str = "smollm2") -> Iterator[Line]:
 
     from quire.executor.cpu.accuracy import Accuracy, compare
     from quire.session.int8_default import text_windows
-    from quire.weights.load import load_fp8_weights, load_weights
+    from quire.weights.load import load_weights
     from quire.weights.source import locate
 
     files = locate(path)
@@ -103,23 +95,13 @@ def accuracy(path: str = "smollm2") -> Iterator[Line]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     exact = built(spec, load_weights(files, spec, dtype=torch.float32, device=device), "float32")
 
-    def read(quantised: bool, fp8_kv: bool) -> Accuracy:
-        if quantised:
-            weights: Any = load_fp8_weights(files, spec, device=device)
-        else:
-            weights = load_weights(files, spec, dtype=torch.bfloat16, device=device)
+    def read(fp8_kv: bool) -> Accuracy:
+        weights = load_weights(files, spec, dtype=torch.bfloat16, device=device)
         return compare(exact, built(spec, weights, "bfloat16", fp8_kv), spec, windows)
 
-    modes = {
-        "bf16": (False, False),
-        "KV in fp8": (False, True),
-        "weights in fp8": (True, False),
-        "both": (True, True),
-    }
+    modes = {"bf16": False, "KV in fp8": True}
     with ThreadPoolExecutor(THREADS) as pool:
-        for name, found in zip(
-            modes, pool.map(lambda mode: read(*mode), modes.values()), strict=True
-        ):
+        for name, found in zip(modes, pool.map(read, modes.values()), strict=True):
             yield {
                 "accuracy": name,
                 "text": found.text,
@@ -136,16 +118,12 @@ def built(spec: Any, weights: Any, dtype: str, fp8_kv: bool = False) -> Any:
     from quire.backends.choose import kernels_for
     from quire.layers.tp import TensorParallel
     from quire.models.decoder import head_shape
-    from quire.models.fp8 import round_early
     from quire.models.registry import build_model
 
     shape = head_shape(spec, 16, getattr(torch, dtype), fp8_kv=fp8_kv)
     device = weights["norm.weight"].device.type
     kernels = kernels_for(device, shape, batch_invariant=False)
-    model = build_model(spec, weights, kernels, shape, max_len=256, tp=TensorParallel())
-    if device == "cuda":
-        round_early(model)
-    return model
+    return build_model(spec, weights, kernels, shape, max_len=256, tp=TensorParallel())
 
 
 def families() -> Iterator[Line]:
@@ -163,11 +141,13 @@ def families() -> Iterator[Line]:
 
 def engine() -> Iterator[Line]:
     """A step and the prompts of a batch, by what is in fp8."""
-    kv, weights = {"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}
-    both, small, large = {**kv, **weights}, ("qwen3-0.6b", 256, 1024), ("llama-3.1-8b", 256, 256)
+    kv, small, large = (
+        {"kv_cache_dtype": "fp8"},
+        ("qwen3-0.6b", 256, 1024),
+        ("llama-3.1-8b", 256, 256),
+    )
     runs: tuple[tuple[tuple[str, int, int], Line], ...] = (
-        *((large, {}), (large, both), (small, {}), (small, kv)),
-        *((large, weights), (small, both)),
+        *((large, {}), (large, kv), (small, {}), (small, kv)),
     )
     for (model, rows, prompt), options in runs:
         yield {"engine": model, "options": options, **step_times(model, rows, prompt, options)}
@@ -211,9 +191,9 @@ def profiles() -> Iterator[Line]:
     def decodes(plan: Any) -> bool:
         return not plan.prefill and plan.repeat >= 8
 
-    kv, weights = {"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}
+    kv = {"kv_cache_dtype": "fp8"}
     for model, length, options in (
-        ("llama-3.1-8b", 300, {**kv, **weights}),
+        ("llama-3.1-8b", 300, kv),
         ("qwen3-0.6b", 700, kv),
     ):
         items = [
@@ -239,7 +219,6 @@ def opened(model: str, options: Line) -> Iterator[Any]:
 SECTIONS: dict[str, Callable[[], Iterator[Line]]] = {
     "checks": checks,
     "decode": decode,
-    "products": products,
     "profiles": profiles,
     "prompts": prompts,
     "accuracy": accuracy,

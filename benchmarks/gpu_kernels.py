@@ -159,8 +159,6 @@ def tiny() -> Iterator[Line]:
         ("fp8 decode", partial(c.check_decode, place, narrow, [37, 0, 1, 300, 16])),
         ("fp8 prefix", partial(c.check_decode, place, narrow, [70, 0, 80, 99, 33], shared=groups)),
         ("fp8 prefill", partial(c.check_prefill, place, narrow, [(50, 0), (1, 70), (33, 21)])),
-        ("fp8 rows", partial(fp8.check_rounded_rows, place, 5, 100)),
-        ("fp8 norms", partial(fp8.check_fused, place, 5, 100)),
     ):
         yield _verdict(f"tiny {name}", run)
 

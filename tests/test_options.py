@@ -45,7 +45,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
         *(("float16", "float16"), ("float32", "float32")),
     ],
-    "quantization": [("none", "none"), ("int8", "int8"), ("fp8", "fp8")],
+    "quantization": [("none", "none"), ("int8", "int8")],
     "revision": [("main", "main")],
     "tokenizer_revision": [("main", "main")],
     "chat_template": [("{{ x }}", "{{ x }}"), (Path("t.jinja"), "t.jinja")],

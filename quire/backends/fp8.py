@@ -1,25 +1,19 @@
-"""fp8 in plain torch: how numbers are rounded to it, how KV lies in it, matrices in it.
+"""fp8 in plain torch: how numbers are rounded to it, and how KV lies in it.
 
 float8_e4m3 has 3 bits behind the leading one and reaches from 2^-9 to 448, so numbers are kept
-in lines with a float32 scale each: a token's key or value of one head, an output channel of a
-matrix, a token's activations. A line's largest magnitude becomes 448.
+in lines with a float32 scale each: a token's key or value of one head. A line's largest magnitude
+becomes 448.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-
-from quire.backends.ops import LinearOp
 
 FP8 = torch.float8_e4m3fn
 SCALE_BYTES = 4
 LARGEST = 448.0
 LEAST_SCALE = 1e-12
-# What torch's product of fp8 matrices wants both sizes of a matrix to be multiples of.
-MULTIPLE = 16
 
 
 def round_lines(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,60 +57,3 @@ def _parts(cache: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     numbers, scales = cache[..., : block_size * width], cache[..., block_size * width :]
     wide = numbers.float().view(count, heads, block_size, width)
     return wide, scales.contiguous().view(torch.float32).exp2()
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Rows:
-    """Activations [T, K] in fp8, with a scale per token [T, 1]."""
-
-    numbers: Tensor
-    scales: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.numbers.shape
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Matrix:
-    """A weight [N, K] in fp8 with a float32 scale per output channel [N, 1]."""
-
-    numbers: Tensor
-    scales: Tensor
-
-    @staticmethod
-    def empty(shape: tuple[int, int], device: torch.device | str) -> Fp8Matrix:
-        return Fp8Matrix(
-            torch.empty(shape, dtype=FP8, device=device),
-            torch.empty(shape[0], 1, dtype=torch.float32, device=device),
-        )
-
-    @staticmethod
-    def of(weight: Tensor) -> Fp8Matrix:
-        made = Fp8Matrix.empty((weight.shape[0], weight.shape[1]), weight.device)
-        made.pack(weight, 0)
-        return made
-
-    @staticmethod
-    def fits(shape: tuple[int, ...]) -> bool:
-        """Whether torch multiplies matrices of this shape in fp8."""
-        return len(shape) == 2 and all(size % MULTIPLE == 0 for size in shape)
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.numbers.shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.numbers.device
-
-    def pack(self, rows: Tensor, first: int) -> None:
-        """Round rows [n, K] into the lines from `first` on."""
-        numbers, scales = round_lines(rows)
-        self.numbers[first : first + len(rows)] = numbers
-        self.scales[first : first + len(rows), 0] = scales
-
-    def linear(self, bias: Tensor | None) -> LinearOp:
-        from quire.backends.triton.fp8 import Fp8Linear
-
-        return Fp8Linear(self, bias)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.backends.cpu.int8 import Int8Matrix
-from quire.backends.fp8 import Fp8Matrix
 from quire.backends.ops import Kernels, write_rows
 
-Matrix = Tensor | Int8Matrix | Fp8Matrix
+Matrix = Tensor | Int8Matrix
 
 
 class PlainRows:

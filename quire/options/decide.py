@@ -27,8 +27,8 @@ CPU_TOKENS, CPU_SEQS = 1024, 256
 GPU_TOKENS, GPU_SEQS = 8192, 256
 BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 2048
 GPU_REPEAT = 32
-# What is not in bytes or fp8 is computed in.
-QUANTISED_DTYPES = {"int8": "float32", "fp8": "bfloat16"}
+# What is not in bytes is computed in.
+QUANTISED_DTYPES = {"int8": "float32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,6 @@ def _quantization(
     options: Options, facts: DeviceFacts, int8_fits: str, notes: list[str]
 ) -> str | None:
     """What was asked for; "int8" where nothing was and it fits."""
-    if options.quantization == "fp8":
-        _check_fp8("quantization", facts)
-        if options.dtype not in (None, "bfloat16"):
-            raise NotSupported(
-                f"quantization='fp8' with dtype={options.dtype!r}: what is not in fp8 is computed "
-                "in bfloat16. Leave dtype out."
-            )
-        return "fp8"
     if options.quantization == "int8":
         if facts.device != "cpu":
             raise NotSupported(
@@ -152,7 +144,16 @@ def _quantization(
 
 def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
     if options.kv_cache_dtype == "fp8":
-        _check_fp8("kv_cache_dtype", facts)
+        if facts.device != "cuda":
+            raise NotSupported(
+                "kv_cache_dtype='fp8' is built for GPUs. Leave it out, or use a machine that has "
+                "one."
+            )
+        if spec.layers[0].attention.softcap is not None:
+            raise NotSupported(
+                "kv_cache_dtype='fp8' is not built for models that bound their scores (softcap). "
+                "Leave it out."
+            )
         if spec.head_dim % 4 or options.block_size == 1:
             raise NotSupported(
                 f"kv_cache_dtype='fp8' with head_dim {spec.head_dim} and block_size "
@@ -160,13 +161,6 @@ def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
                 "and blocks of 2 tokens or more. Use 'auto', or another block_size."
             )
     return options.kv_cache_dtype
-
-
-def _check_fp8(name: str, facts: DeviceFacts) -> None:
-    if facts.device != "cuda":
-        raise NotSupported(
-            f"{name}='fp8' is built for GPUs. Leave it out, or use a machine that has one."
-        )
 
 
 def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:

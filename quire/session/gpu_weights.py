@@ -7,16 +7,12 @@ import torch
 from quire.config import EngineConfig
 from quire.models.parts import Weights
 from quire.spec import ModelSpec
-from quire.weights.load import dummy_fp8_weights, dummy_weights, load_fp8_weights, load_weights
+from quire.weights.load import dummy_weights, load_weights
 from quire.weights.source import ModelFiles
 
 
 def load_gpu_weights(files: ModelFiles, spec: ModelSpec, config: EngineConfig) -> Weights:
     device, dummy = torch.device(config.device), config.load_format == "dummy"
-    if config.quantization == "fp8":
-        if dummy:
-            return dummy_fp8_weights(spec, device=device, seed=config.seed)
-        return load_fp8_weights(files, spec, device=device)
     dtype: torch.dtype = getattr(torch, config.dtype)
     if dummy:
         return dummy_weights(spec, dtype=dtype, device=device, seed=config.seed)

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 
-from quire.backends.fp8 import FP8, MULTIPLE, Fp8Matrix
 from quire.base.notes import note
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
-from quire.weights.names import Part, Weight, weights_of
+from quire.weights.names import Part, Weight
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import is_of_a_tower, stored_name
 
@@ -99,27 +98,15 @@ def check_unused(
 
 
 def check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:
-    needed = sum(math.prod(weight.shape) * _itemsize(weight, dtype) for weight in weights)
+    needed = sum(
+        math.prod(weight.shape) * (4 if weight.is_wide else dtype.itemsize) for weight in weights
+    )
     available = _available(device)
     if available is not None and needed > available:
         raise NotEnoughMemory(
             f"the weights take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
             f"{available / 1e9:.1f} GB are free on {device}. "
             "A 16-bit dtype or a smaller model takes less."
-        )
-
-
-def _itemsize(weight: Weight, dtype: torch.dtype) -> int:
-    return torch.bfloat16.itemsize if dtype == FP8 and not is_rounded(weight) else dtype.itemsize
-
-
-def note_unrounded(spec: ModelSpec) -> None:
-    """Say which matrices torch does not multiply in fp8."""
-    layers = (w for w in weights_of(spec) if w.name.startswith("layers.") and len(w.shape) == 2)
-    if left := [f"{w.name} {list(w.shape)}" for w in layers if not is_rounded(w)]:
-        note(
-            f"fp8: {len(left)} matrices stay in bfloat16, since their sizes are not multiples of "
-            f"{MULTIPLE}; the first is {left[0]}"
         )
 
 
@@ -133,8 +120,3 @@ def _available(device: torch.device) -> int | None:
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     kilobytes = lines.get("MemAvailable", "").split()
     return int(kilobytes[0]) * 1024 if kilobytes else None
-
-
-def is_rounded(weight: Weight) -> bool:
-    """Whether fp8 keeps this weight: a matrix of a layer, of a shape that torch multiplies."""
-    return weight.name.startswith("layers.") and Fp8Matrix.fits(weight.shape)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix
-from quire.backends.fp8 import FP8, Fp8Matrix
 from quire.layers.linear import Matrix
 from quire.spec import ModelSpec
-from quire.weights.checks import check_memory, check_unused, is_rounded, note_unrounded, sources_of
+from quire.weights.checks import check_memory, check_unused, sources_of
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import StoredTensor
 from quire.weights.names import Part, Weight, weights_of
@@ -31,7 +30,6 @@ from quire.weights.source import ModelFiles
 _CPU_READ, _CPU_PIECE = 1 << 20, 127 * 256
 # For a GPU: pieces that a few threads have on their way at once, from memory it can read itself.
 _DEVICE_READ = 1 << 23
-_ROUNDED_READ = 1 << 24  # rounding takes room for several copies in float32
 
 
 def load_weights(
@@ -78,29 +76,6 @@ def load_int8_weights(
 def is_in_bytes(weight: Weight) -> bool:
     """Whether 8-bit arithmetic keeps this weight: a matrix that is multiplied with."""
     return len(weight.shape) == 2 and not weight.is_wide
-
-
-def load_fp8_weights(
-    files: ModelFiles, spec: ModelSpec, *, device: torch.device | str
-) -> dict[str, Matrix]:
-    """The same with the matrices of the layers in fp8, the rest in bfloat16.
-
-    Rows are unpacked as float32 and rounded a few at a time: the wide matrix never exists."""
-    weights: dict[str, Matrix] = {}
-
-    def fill(weight: Weight, start: Start) -> None:
-        if is_rounded(weight):
-            matrix = Fp8Matrix.empty((weight.shape[0], weight.shape[1]), device)
-            weights[weight.name] = matrix
-            start(lambda *where: _fill_fp8(matrix, *where))
-            return
-        kept = torch.float32 if weight.is_wide else torch.bfloat16
-        weights[weight.name] = out = torch.empty(weight.shape, dtype=kept, device=device)
-        start(lambda first, rows, *where: _fill(out[first : first + rows], *where))
-
-    _fill_all(files, spec, FP8, torch.device(device), fill)
-    note_unrounded(spec)
-    return weights
 
 
 # Fills rows first .. first + rows from a stored tensor whose rows are in that order, and adds a
@@ -186,19 +161,6 @@ def dummy_int8_weights(
     }
 
 
-def dummy_fp8_weights(
-    spec: ModelSpec, *, device: torch.device | str, seed: int = 0
-) -> dict[str, Matrix]:
-    """Dummy weights in bfloat16, the matrices of the layers rounded one after the other."""
-    check_memory(list(weights_of(spec)), FP8, torch.device(device))
-    note_unrounded(spec)
-    rounded = {weight.name for weight in weights_of(spec) if is_rounded(weight)}
-    return {
-        name: Fp8Matrix.of(weight) if name in rounded else weight
-        for name, weight in _dummies(spec, torch.bfloat16, device, seed)
-    }
-
-
 def _dummies(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
@@ -245,22 +207,4 @@ def _fill_int8(
     for first, count, raw in stored_rows(source, num_rows, order, _CPU_READ):
         wide = torch.empty(count, matrix.shape[1])
         unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
-        matrix.pack(wide + added if added else wide, first_row + first)
-
-
-def _fill_fp8(
-    matrix: Fp8Matrix,
-    first_row: int,
-    num_rows: int,
-    source: StoredTensor,
-    order: RowOrder | None,
-    added: float,
-) -> None:
-    """Unpack a stored tensor into rows of a matrix in fp8."""
-    pinned = torch.device(matrix.device).type == "cuda"
-    rows = stored_rows(source, num_rows, order, _ROUNDED_READ, pinned=pinned)
-    for first, count, raw in rows:
-        wide = torch.empty(count, matrix.shape[1], device=matrix.device)
-        on_device = raw.to(matrix.device, non_blocking=True)
-        unpack(wide.view(-1), on_device, source.format, _DEVICE_READ)
         matrix.pack(wide + added if added else wide, first_row + first)

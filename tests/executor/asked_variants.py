@@ -49,7 +49,6 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
     "float16": (QWEN, Options(dtype="float16")),
     "few rows, large blocks": (QWEN, Options(max_num_seqs=4, block_size=32)),
     "KV in fp8": (QWEN, Options(kv_cache_dtype="fp8")),
-    "weights in fp8": (QWEN, Options(quantization="fp8")),
 }
 asked: list[str] = []
 

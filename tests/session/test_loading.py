@@ -36,5 +36,5 @@ def test_nobody_compiles_for_an_engine_that_does_not_come_to_be(
     process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     with pytest.raises(QuireError):
-        tiny_llm(tmp_path, device="cpu", quantization="fp8")
+        tiny_llm(tmp_path, device="cpu", kv_cache_dtype="fp8")
     assert process.poll() is not None

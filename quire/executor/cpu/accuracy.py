@@ -1,4 +1,4 @@
-"""How far 8-bit arithmetic (or fp8) strays from float32 on the same weights, and how far it may.
+"""How far 8-bit arithmetic strays from float32 on the same weights, and how far it may.
 
 Both models read the same real text, teacher-forced: each predicts every next token from the
 true ones before it. What counts is how well they predict (perplexity), how far their

@@ -40,12 +40,11 @@ FP8_CAPABILITY = (8, 9)
 
 def check_fp8(config: EngineConfig) -> None:
     """NotSupported where fp8 is asked of a GPU that does not have it."""
-    if "fp8" in (config.quantization, config.kv_cache_dtype):
+    if config.kv_cache_dtype == "fp8":
         found = torch.cuda.get_device_capability()
         if found < FP8_CAPABILITY:
-            name = "quantization" if config.quantization == "fp8" else "kv_cache_dtype"
             raise NotSupported(
-                f"{name}='fp8': this GPU has compute capability {found[0]}.{found[1]}, and fp8 "
+                f"kv_cache_dtype='fp8': this GPU has compute capability {found[0]}.{found[1]}, and fp8 "
                 f"begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
             )
 
@@ -198,10 +197,6 @@ class CudaExecutor:
         model.layers = tuple(
             replace(layer, attention=fused(layer.attention)) for layer in model.layers
         )
-        if config.quantization == "fp8" and self.spec.is_plain:
-            from quire.models.fp8 import round_early
-
-            round_early(model)
         return model
 
     def _make_runner(self, model: Decoder) -> CudaRunner:

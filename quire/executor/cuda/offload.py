@@ -50,11 +50,8 @@ def _tensors(model: Decoder) -> Iterator[Tensor]:
 
 
 def _of(linear: Linear) -> Iterator[Tensor]:
-    from quire.backends.triton.fp8 import Fp8Linear
     from quire.backends.triton.kernels import PlainLinear
 
     op = linear.multiply
-    if isinstance(op, Fp8Linear):
-        yield from (op.matrix.numbers, op.matrix.scales)
-    elif isinstance(op, PlainLinear):
+    if isinstance(op, PlainLinear):
         yield op.weight

@@ -56,7 +56,7 @@ class Calls:
         return [
             *by_window,
             partial(self.sample, truncated=False),
-            *(self.rounding() if self.config.quantization == "fp8" else self.small_batch()),
+            *self.small_batch(),
             self.heads,
             self.norms,
             self.gates,
@@ -179,30 +179,6 @@ class Calls:
 
     def norm_weight(self, plan: NormPlan, width: int) -> Tensor:
         return self.empty(width, dtype=torch.float32 if plan.is_wide else None)
-
-    def rounding(self) -> list[Callable[[], object]]:
-        """Activations in fp8: after attention, norms and gates."""
-        from quire.backends.triton.fp8 import (
-            rms_norm_rounded,
-            round_rows,
-            scale_lines,
-            silu_mul_rounded,
-        )
-
-        spec = self.spec
-        attended = self.empty(ROWS, spec.num_heads * spec.head_dim)
-        lines = self.empty(max(ROWS, spec.hidden_size), 1, dtype=torch.float32)
-        x, opened = (self.empty(ROWS, n) for n in (spec.hidden_size, 2 * spec.intermediate_size))
-        layer = spec.layers[0]
-        has_bias = layer.attention.qkv_bias or layer.attention.o_bias or mlp_of(layer).bias
-        biases = [None, x[0]] if has_bias else [None]
-        return [
-            partial(round_rows, attended),
-            partial(rms_norm_rounded, x, None, x[0], spec.norm_eps),
-            partial(rms_norm_rounded, x, x.clone(), x[0], spec.norm_eps),
-            partial(silu_mul_rounded, opened),
-            *(partial(scale_lines, x, lines, lines, bias) for bias in biases),
-        ]
 
     def sample(self, *, truncated: bool) -> None:
         from quire.executor.cuda.triton_ops import TritonOps

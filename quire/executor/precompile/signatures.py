@@ -3,7 +3,6 @@
 A process that has no torch compiles it while the engine's imports it (worker.py). Constants come
 from where the launches have them; the types of arguments are written down here, and a test holds
 them to what kernel_calls.py calls. What differs is compiled twice, no more.
-Activations in fp8 (`quantization="fp8"`) are left to the warmup.
 """
 
 from __future__ import annotations
@@ -118,12 +117,11 @@ class Steps:
 
     def first(self) -> list[Variant]:
         """What the first steps call, the slowest to compile first."""
-        fp8 = self.config.quantization == "fp8"
         return [
             *map(self._prompts, self._windows()),
             *self._sampling(truncated=False),
             *self._decode(ROWS),
-            *(() if fp8 else self._small_batch()),
+            *self._small_batch(),
             self._heads(),
             *self._ends_of_a_step(),
             *self._elementwise(),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.backends.fp8 import FP8, Fp8Matrix, round_lines, wide_keys, wide_values
+from quire.backends.fp8 import FP8, round_lines, wide_keys, wide_values
 from quire.backends.ops import HeadShape
-from tests.backends.triton.checks import TOLERANCE, Place, head_inputs
+from tests.backends.triton.checks import Place, head_inputs
 
 HALF_STEP = 2.0**-4  # of the number itself: fp8 keeps 3 bits behind the leading one
 LEAST_STEP = 2.0**-10  # of the scale: half of the smallest number
@@ -81,64 +81,3 @@ def check_broken_numbers(place: Place, shape: HeadShape) -> None:
         assert lines[[2, 4]].isnan().all()
         assert lines[[0, 1, 3, 5]].isfinite().all()
         assert cache.cpu().float()[..., : -4 * shape.block_size].isfinite().all()
-
-
-def check_rounded_rows(place: Place, num_rows: int, width: int) -> None:
-    from quire.backends.triton.fp8 import round_rows
-
-    loudness = torch.logspace(-3, 2, num_rows, device=place.device).to(place.dtype)
-    x = place.random(num_rows, width, seed=0) * loudness[:, None]
-    x[1] = 0
-    made = round_rows(x)
-    assert_rounded(made.numbers.cpu().float() * made.scales.cpu(), x)
-    numbers, scales = round_lines(x.cpu())
-    torch.testing.assert_close(made.scales.cpu()[:, 0], scales, rtol=1e-6, atol=0)
-    # Quotients may lie on either side of a tie.
-    different = made.numbers.cpu().float() != numbers.float()
-    assert different.float().mean() < 0.01
-
-
-def check_fused(place: Place, num_rows: int, width: int) -> None:
-    """Norm and gate give what they give elsewhere, rounded."""
-    from quire.backends.triton import elementwise
-    from quire.backends.triton.fp8 import rms_norm_rounded, round_rows, silu_mul_rounded
-
-    x, residual = (place.random(num_rows, width, seed=seed) for seed in (0, 1))
-    weight, before = place.random(width, seed=2), residual.clone()
-    pairs = [
-        (rms_norm_rounded(x, None, weight, 1e-5), elementwise.rms_norm(x, weight, 1e-5)),
-        (
-            rms_norm_rounded(x, residual, weight, 1e-5),
-            elementwise.add_rms_norm(x, before, weight, 1e-5),
-        ),
-    ]
-    if width % 2 == 0:
-        pairs.append((silu_mul_rounded(x), elementwise.gate_mul(x)))
-    assert torch.equal(residual, before)
-    for made, plain in pairs:
-        expected = round_rows(plain)
-        torch.testing.assert_close(made.scales, expected.scales, rtol=1e-2, atol=0)
-        wide = made.numbers.cpu().float() * made.scales.cpu()
-        # Sums in another order may round x to its neighbour before fp8 does.
-        assert_rounded(wide, plain, slack=TOLERANCE[place.dtype])
-
-
-def check_linear(place: Place, num_rows: int, inner: int, outer: int, *, bias: bool) -> None:
-    """The product of the rounded rows and the rounded matrix, in float64."""
-    from quire.backends.triton.fp8 import Fp8Linear, round_rows
-
-    x = place.random(num_rows, inner, seed=1)
-    weight = place.random(outer, inner, seed=2) * 0.05
-    matrix = Fp8Matrix.of(weight)
-    b = place.random(outer, seed=3) if bias else None
-    made = Fp8Linear(matrix, b)(x)
-    rows = round_rows(x)
-    left = rows.numbers.cpu().double() * rows.scales.cpu().double()
-    right = matrix.numbers.cpu().double() * matrix.scales.cpu().double()
-    expected = left @ right.T + (0 if b is None else b.cpu().double())
-    error = (made.cpu().double() - expected).norm() / expected.norm()
-    assert made.dtype == x.dtype
-    assert error < 6e-3, float(error)
-    whole = (x.cpu().double() @ weight.cpu().double().T).norm()
-    plain = expected - (0 if b is None else b.cpu().double())
-    assert (plain - x.cpu().double() @ weight.cpu().double().T).norm() < 0.06 * whole

@@ -1,18 +1,15 @@
-"""A KV cache and matrices in fp8: in the interpreter, and on a GPU at real shapes."""
+"""A KV cache in fp8: in the interpreter, and on a GPU at real shapes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from quire.backends.fp8 import FP8, Fp8Matrix, block_shape, round_lines
+from quire.backends.fp8 import FP8, block_shape, round_lines
 from quire.backends.ops import HeadShape
 from tests.backends.triton.checks import Place, check_decode, check_prefill
 from tests.backends.triton.fp8_checks import (
     check_broken_numbers,
-    check_fused,
-    check_linear,
-    check_rounded_rows,
     check_stored,
 )
 from tests.backends.triton.places import GPU_DTYPES, small_places
@@ -66,29 +63,6 @@ def test_prefill_with_and_without_a_past(
     check_prefill(place, shape, [(50, 0), (1, 70), (33, 21), (4, 0)], window=window)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("width", [48, 1030])
-def test_rows_are_rounded_by_their_own_scale(place: Place, width: int) -> None:
-    check_rounded_rows(place, 5, width)
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("width", [48, 1031])
-def test_norms_and_gates_round_what_they_give(place: Place, width: int) -> None:
-    check_fused(place, 5, width)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("most_apart", [0, 1 << 21])
-def test_a_product_is_that_of_the_rounded_matrices(
-    bias: bool, most_apart: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With scales inside the product, and applied after it."""
-    monkeypatch.setattr("quire.backends.triton.fp8.MOST_SCALED_APART", most_apart)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    check_linear(Place(device, torch.bfloat16), 9, 64, 96, bias=bias)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_fp8_at_real_shapes(dtype: torch.dtype) -> None:
@@ -107,16 +81,6 @@ def test_fp8_at_real_shapes(dtype: torch.dtype) -> None:
         )
         check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
         check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
-    check_rounded_rows(place, 700, 14336)
-    check_fused(place, 700, 4096)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("num_rows", [1, 3, 16, 300, 4000])
-def test_products_at_real_shapes(num_rows: int) -> None:
-    place = Place(torch.device("cuda"), torch.bfloat16)
-    for inner, outer in ((1024, 4096), (3072, 1024), (4096, 6144), (14336, 4096)):
-        check_linear(place, num_rows, inner, outer, bias=inner == 1024)
 
 
 def test_a_line_keeps_its_largest_number_and_its_zeros() -> None:
@@ -127,10 +91,6 @@ def test_a_line_keeps_its_largest_number_and_its_zeros() -> None:
     assert wide[1:].abs().max() <= 1e-20
 
 
-def test_shapes_that_torch_does_not_multiply_are_known() -> None:
-    assert Fp8Matrix.fits((96, 64))
-    assert not Fp8Matrix.fits((96, 40))
-    assert not Fp8Matrix.fits((90, 64))
-    assert not Fp8Matrix.fits((64,))
+def test_a_block_in_fp8_has_its_scales_behind_it() -> None:
     assert block_shape(2, 16, 128, FP8) == (2, 16 * 132)
     assert block_shape(2, 16, 128, torch.bfloat16) == (2, 16, 128)

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.backends.fp8 import Fp8Matrix
 from quire.executor.cuda.executor import CudaExecutor
 from quire.executor.precompile.warmup import Warmup
-from quire.weights.load import is_rounded
-from quire.weights.names import weights_of
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_gpu import gpu_config, logprob_requests
 from tests.executor.harness import told
@@ -21,7 +18,6 @@ from tests.parity.families import FAMILIES, make_pair
 MODES: dict[str, dict[str, str]] = {
     "bf16": {},
     "KV": {"kv_cache_dtype": "fp8"},
-    "weights": {"quantization": "fp8"},
 }
 
 
@@ -38,11 +34,7 @@ def differences(name: str, mode: str, spread: float = 0.1) -> tuple[float, float
     exact = copy.deepcopy(pair.oracle).cuda().float()
     fields: dict[str, Any] = {"max_num_batched_tokens": 64, "num_blocks": 60, **MODES[mode]}
     config = gpu_config(dtype="bfloat16", **fields)
-    rounded = {w.name for w in weights_of(pair.spec) if is_rounded(w)} if mode == "weights" else ()
-    weights: Any = {
-        key: Fp8Matrix.of(w.cuda()) if key in rounded else w.cuda()
-        for key, w in pair.weights.items()
-    }
+    weights: Any = {key: w.cuda() for key, w in pair.weights.items()}
     executor = CudaExecutor(config, pair.spec, weights, Warmup(config, pair.spec))
     found: list[float] = []
     try:

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.backends.fp8 import Fp8Matrix
 from quire.config import EngineConfig
 from quire.executor.cuda.executor import CudaExecutor
 from quire.executor.executor import ExecutorFacts
-from quire.weights.load import dummy_weights, is_rounded
+from quire.weights.load import dummy_weights
 from quire.weights.names import weights_of
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_gpu import gpu_config, outputs
@@ -28,7 +27,6 @@ OTHERS = {
 MODES: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},
-    "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
 }
 
 
@@ -44,13 +42,7 @@ def hf_named(weights: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
 def held(weights: dict[str, Tensor], config: EngineConfig) -> Any:
     """On the GPU as the config wants them."""
     dtype = getattr(torch, config.dtype)
-    rounded = {w.name for w in weights_of(SPEC) if is_rounded(w)}
-    return {
-        name: Fp8Matrix.of(w.cuda())
-        if config.quantization == "fp8" and name in rounded
-        else w.to("cuda", dtype)
-        for name, w in weights.items()
-    }
+    return {name: w.to("cuda", dtype) for name, w in weights.items()}
 
 
 @dataclass
