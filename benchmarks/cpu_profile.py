@@ -168,11 +168,7 @@ def _watch_kernels(kernels: Any, meter: Meter, cache_bytes: int) -> None:
         step = plan_attention(inputs, window)
         work = attention_work(kernels.shape, inputs, cache_bytes)
         word = "prompts" if inputs.num_prefill else "decoding"
-        if hasattr(step, "norm_rope_and_store"):  # which rope_and_store calls, too
-            both, by = step.norm_rope_and_store, lambda norms, *rest: stored(*rest)
-            step.norm_rope_and_store = meter.timed("turns and KV writes", both, by)
-        else:
-            step.rope_and_store = meter.timed("turns and KV writes", step.rope_and_store, stored)
+        step.rope_and_store = meter.timed("turns and KV writes", step.rope_and_store, stored)
         step.attend = meter.timed(f"attention, {word}", step.attend, lambda *arguments: work)
         return step
 

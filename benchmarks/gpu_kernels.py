@@ -35,10 +35,10 @@ from benchmarks.gpu_attention import (
     prefill,
     prefix,
 )
-from quire.backends.ops import HeadShape
+from quire.backends.ops import HeadNorms, HeadShape
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.heads import HeadNorms, norm_rope_store
+from quire.backends.triton.heads import norm_rope_store
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 
 Check = Callable[[], object]

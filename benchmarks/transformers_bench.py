@@ -23,7 +23,8 @@ from benchmarks import shapes, workloads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.spec import ModelSpec, mlp_of
+    from quire.layer_plan import mlp_of
+    from quire.spec import ModelSpec
     from quire.weights.source import ModelFiles
 
 BATCH = 16

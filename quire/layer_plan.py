@@ -5,7 +5,7 @@ Every field is a fact about the architecture; the names of families stand in qui
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -157,3 +157,12 @@ class LayerPlan:
     norm: NormPlan
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # of what either branch adds to the stream
+
+
+def mlp_of(layer: LayerPlan) -> MlpPlan:
+    """The feed-forward of a layer; of one with experts, the part that each token takes."""
+    if isinstance(layer.mlp, MlpPlan):
+        return layer.mlp
+    expert, shared = layer.mlp.expert, layer.mlp.shared
+    width = layer.mlp.per_token * expert.width + (0 if shared is None else shared.width)
+    return replace(expert, width=width)

@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import (
+    AttentionPlan,
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    Rope,
+    mlp_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +157,6 @@ class ModelSpec:
         pairs = zip(self.layers, windows, strict=True)
         layers = (replace(o, attention=replace(o.attention, window=w)) for o, w in pairs)
         return replace(self, layers=tuple(layers))
-
-
-def mlp_of(layer: LayerPlan) -> MlpPlan:
-    """The feed-forward of a layer; of one with experts, the part that each token takes."""
-    if isinstance(layer.mlp, MlpPlan):
-        return layer.mlp
-    expert, shared = layer.mlp.expert, layer.mlp.shared
-    width = layer.mlp.per_token * expert.width + (0 if shared is None else shared.width)
-    return replace(expert, width=width)
 
 
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:

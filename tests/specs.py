@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.spec import ModelSpec, mlp_of, plain_decoder
+from quire.layer_plan import mlp_of
+from quire.spec import ModelSpec, plain_decoder
 
 
 def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:

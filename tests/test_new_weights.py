@@ -20,7 +20,6 @@ from quire import (
     NotSupported,
     SamplingParams,
 )
-from quire.backends import ops
 from tests.parity.families import make_pair
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -311,8 +310,3 @@ def test_a_closed_llm_does_none_of_it(tmp_path: Path) -> None:
     for use in (one.sleep, one.wake_up, lambda: one.collective_rpc("check_health")):
         with pytest.raises(EngineClosed):
             use()
-
-
-def test_a_product_without_a_place_for_weights_says_so() -> None:
-    with pytest.raises(NotSupported, match="make a new LLM"):
-        ops.write_rows(lambda x: x, 0, torch.ones(1, 1))

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import RowOp
-from quire.layer_plan import Activation
+from quire.backends.ops import HeadNorms, RowOp
+from quire.layer_plan import Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
 _CUBE = 0.044715
@@ -66,6 +66,25 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype == x.dtype:
         return scaled.to(x.dtype).mul_(weight)
     return scaled.mul_(weight).to(x.dtype)
+
+
+def normed_heads(qk: Tensor, norms: HeadNorms | None, num_heads: int) -> Tensor:
+    """Heads [T, heads + kv_heads, D], each normed by itself."""
+    if norms is None:
+        return qk
+    q, k = qk[:, :num_heads], qk[:, num_heads:]
+    made = [rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)]
+    return torch.cat(made, dim=1)
+
+
+def layer_norms_of(layer: LayerPlan) -> tuple[str, ...]:
+    """Norms by mean and variance, or over the heads of q or k as one row, which no device has a
+    kernel for."""
+    attention = layer.attention
+    found = ["layer norms"] if layer.norm.kind == "layer" else []
+    if attention.qk_norm is not None and attention.head_norm is None:
+        found.append(f"norms of q and k ({attention.qk_norm.kind}, over {attention.qk_norm_over})")
+    return tuple(found)
 
 
 def softcapped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -11,36 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
-from quire.errors import NotSupported
-from quire.layer_plan import Activation
+from quire.layer_plan import Activation, LayerPlan
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-LinearOp = Callable[["Tensor"], "Tensor"]  # [T, K] -> [T, N]
 # (x [T, H], chosen int64 [T, k], scores float32 [T, k]) -> [T, H]
 ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
 
 
-@runtime_checkable
 class WeightRows(Protocol):
-    """A weight that can be exchanged where it lies; the LinearOps of every device can."""
+    """A weight that can be exchanged where it lies."""
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         """Rows first, first + 1, ... of the weight become these, of any type and device."""
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it keeps on its device: one tensor where the weight lies there as it came."""
 
-def write_rows(op: object, first: int, rows: Tensor) -> None:
-    """Write into the weight of an op; NotSupported if it keeps none that can be written to."""
-    if not isinstance(op, WeightRows):
-        raise NotSupported(
-            f"{type(op).__name__} takes no other weights once it is built: make a new LLM."
-        )
-    op.write_rows(first, rows)
+
+class LinearOp(WeightRows, Protocol):
+    """A product with a weight, which it keeps in its own way."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[T, K] -> [T, N]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,31 @@ class AttentionInputs:
     longest_context: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of each head of q and of k: weights [D], applied as `rms_norm` does."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
 class AttentionStep(Protocol):
     """The attention of one pass: made once, used by every layer with the same window."""
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Rotate qk [T, heads + kv_heads, D] by cos and sin [T, D / 2], write its k and
-        v [T, kv_heads, D] into the cache, return its q [T, heads, D]."""
+        """Norm the heads of qk [T, heads + kv_heads, D] if there are `norms`, rotate them by cos
+        and sin [T, D / 2], write its k and v [T, kv_heads, D] into the cache, return its
+        q [T, heads, D]."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D].
@@ -111,6 +126,12 @@ class AttentionStep(Protocol):
 
 class Kernels(Protocol):
     """All ops of one device."""
+
+    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
+        """The parts of a layer that have no kernel here, in words: plain torch serves them."""
+
+    def kv_dtype_beside_int8(self) -> torch.dtype:
+        """What keys and values are kept as where weights and activations are in bytes."""
 
     def padded(self, num_tokens: int) -> int:
         """How many rows to run for so many tokens."""

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.experts import LoopedExperts
-from quire.backends.ops import AttentionInputs, ExpertsOp, HeadShape, LinearOp, RowOp
-from quire.layer_plan import Activation
+from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
+from quire.layer_plan import Activation, LayerPlan
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
     "silu": F.silu,
@@ -31,11 +31,13 @@ class ReferenceKernels:
         return num_tokens
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
-        def linear(x: Tensor) -> Tensor:
-            wide = None if bias is None else bias.float()
-            return F.linear(x.float(), weight.float(), wide).to(x.dtype)
+        return ReferenceLinear(weight, bias)
 
-        return linear
+    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
+        return ()
+
+    def kv_dtype_beside_int8(self) -> torch.dtype:
+        return self.shape.dtype
 
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
@@ -84,6 +86,23 @@ class ReferenceKernels:
         cache[:, :, blocks] = 0
 
 
+class ReferenceLinear:
+    """A product in fp32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = None if self.bias is None else self.bias.float()
+        return F.linear(x.float(), self.weight.float(), wide).to(x.dtype)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.weight[first : first + len(rows)] = rows
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
+
 class ReferenceAttention:
     """One pass, sequence by sequence."""
 
@@ -91,10 +110,21 @@ class ReferenceAttention:
         self.shape, self.inputs, self.window = shape, inputs, window
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         slots = self.inputs.slots
         blocks, offsets = slots // self.shape.block_size, slots % self.shape.block_size
+        if norms is not None:
+            q, k = qk[:, : self.shape.num_heads], qk[:, self.shape.num_heads :]
+            judge, by = ReferenceKernels(self.shape), norms.eps
+            qk = torch.cat([judge.rms_norm(q, norms.q, by), judge.rms_norm(k, norms.k, by)], 1)
         turned = rotate(qk, cos, sin)
         keys[blocks, :, offsets] = turned[: len(slots), self.shape.num_heads :]
         values[blocks, :, offsets] = v[: len(slots)]

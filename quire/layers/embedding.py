@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from quire.backends.ops import Kernels
-from quire.layers.linear import Linear, Matrix
+from quire.backends.ops import Kernels, RowOp, WeightRows
+from quire.layers.linear import Linear, Matrix, PlainRows
 
 
 @runtime_checkable
-class Rows(Protocol):
+class Rows(WeightRows, Protocol):
     """A weight whose rows can be read though it was packed."""
 
     def look_up(self, rows: Tensor, /) -> Tensor:
@@ -25,14 +26,16 @@ class Embedding:
     def __init__(self, kernels: Kernels, table: Matrix | Rows) -> None:
         if not isinstance(table, Tensor | Rows):
             raise TypeError("the table of an embedding must have rows that can be read.")
-        self.kernels = kernels
-        self.table: Tensor | Rows = table
+        self.place: WeightRows
+        self.look_up: RowOp
+        if isinstance(table, Tensor):
+            self.place, self.look_up = PlainRows(table), partial(kernels.embed, table=table)
+        else:
+            self.place, self.look_up = table, table.look_up
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Token ids [T] at their positions [T] -> [T, H], memory of its own."""
-        if isinstance(self.table, Tensor):
-            return self.kernels.embed(token_ids, self.table)
-        return self.table.look_up(token_ids)
+        return self.look_up(token_ids)
 
 
 class ScaledEmbedding(Embedding):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.backends.cpu.int8 import Int8Matrix
-from quire.backends.ops import Kernels, write_rows
+from quire.backends.ops import Kernels, LinearOp
 
 Matrix = Tensor | Int8Matrix
 
@@ -19,12 +19,16 @@ class PlainRows:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.tensor[first : first + len(rows)] = rows
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
 
 class Linear:
     """x [T, K] -> [T, N]."""
 
     def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.bias = weight.shape[0], bias
+        self.multiply: LinearOp
         if isinstance(weight, Tensor):
             self.multiply = kernels.make_linear(weight, bias)
         else:
@@ -35,4 +39,7 @@ class Linear:
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         """Rows first, first + 1, ... of the weight become these."""
-        write_rows(self.multiply, first, rows)
+        self.multiply.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.multiply.tensors()

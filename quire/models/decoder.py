@@ -22,7 +22,7 @@ from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
 from quire.models.parts import Parts, Weights
-from quire.models.places import Places, places_of_table
+from quire.models.places import Places
 from quire.spec import LogitsPlan, ModelSpec
 
 
@@ -40,12 +40,14 @@ class Decoder:
         tp: TensorParallel,
         *,
         places: Places,
+        kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
     ) -> None:
-        """`places`: where each weight lies; `finish`: what is done to the products of the head."""
+        """`places`: where each weight lies; `kv_dtype`: what keys and values are kept as unless
+        something else was asked for; `finish`: what is done to the products of the head."""
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
-        self.places, self.finish = places, finish
+        self.places, self.kv_dtype, self.finish = places, kv_dtype, finish
         self.windows = frozenset(layer.attention.window for layer in self.layers)
 
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
@@ -90,6 +92,10 @@ def build_decoder(
     bias = parts.tensor("head.bias", spec.vocab_size) if spec.logits.bias else None
     head = Linear(kernels, table if tied else parts.matrix("head.weight", *table.shape), bias)
     embedding = parts.embedding(shared_table(table, head) if tied else table)
+    tables: Places = {"embed.weight": (embedding.place,), "head.weight": (head,)}
+    if tied:  # one weight: packed once for both, or kept twice
+        both = (head,) if embedding.place is head.multiply else (embedding.place, head)
+        tables = {"embed.weight": both}
     return Decoder(
         kernels,
         embedding,
@@ -98,7 +104,8 @@ def build_decoder(
         head,
         Rotary(spec.ropes, spec.head_dim, max_len, table.device),
         tp,
-        places=parts.places | places_of_table(embedding, head, tied=tied),
+        places=parts.places | tables,
+        kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),
     )
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.cpu.native.kernels import NativeOps
-from quire.backends.ops import HeadShape, Kernels
+from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
-from quire.layers.attention import Attention, Heads, NormedHeads, NormedWidths, PlainHeads
+from quire.layers.attention import Attention, NormedHeads, NormedWidths, unchanged
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.linear import Linear, Matrix, PlainRows
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from quire.layers.norming_attention import NormingAttention
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Finish, FinishingLayer, Layer, Mlp, ParallelLayer, PlainLayer
 from quire.models.places import Places
@@ -117,33 +115,32 @@ class Parts:
     def attention(self, name: str, plan: AttentionPlan) -> Attention:
         hidden, width = self.spec.hidden_size, plan.head_dim
         num_all = plan.num_heads + 2 * plan.num_kv_heads
-        heads = self._heads(name, plan)
-        attention = Attention(
+        norms = None
+        if plan.head_norm is not None:
+            q, k = (self.tensor(f"{name}.{x}_norm.weight", width) for x in "qk")
+            norms = HeadNorms(q, k, plan.head_norm.eps)
+        return Attention(
             self.shape,
             self.linear(f"{name}.qkv", num_all * width, hidden, bias=plan.qkv_bias),
-            heads,
             self.linear(f"{name}.o", hidden, plan.num_heads * width, bias=plan.o_bias),
             window=plan.window,
             rope=self.spec.ropes.index(plan.rope),
             tp=self.tp,
+            norms=norms,
+            heads=self._heads(name, plan),
         )
-        if isinstance(heads, NormedHeads) and isinstance(self.kernels, NativeOps):
-            norms = heads.rms_norms()
-            if norms is not None and norms[0].weight.dtype == self.shape.dtype:
-                return NormingAttention(attention, *norms)
-        return attention
 
-    def _heads(self, name: str, plan: AttentionPlan) -> Heads:
-        if plan.qk_norm is None:
-            return PlainHeads()
-        over_width = plan.qk_norm_over == "width"
-        sizes = [n * plan.head_dim if over_width else plan.head_dim for n in self._counts(plan)]
-        named = zip("qk", sizes, strict=True)
-        norms = [self.norm(f"{name}.{x}_norm", plan.qk_norm, size) for x, size in named]
-        return (NormedWidths if over_width else NormedHeads)(self.shape, *norms)
-
-    def _counts(self, plan: AttentionPlan) -> tuple[int, int]:
-        return plan.num_heads, plan.num_kv_heads
+    def _heads(self, name: str, plan: AttentionPlan) -> RowOp:
+        """What is done to q and k before the kernel that turns them."""
+        if plan.qk_norm is None or plan.head_norm is not None:
+            return unchanged
+        counts = (plan.num_heads, plan.num_kv_heads) if plan.qk_norm_over == "width" else (1, 1)
+        q_norm, k_norm = (
+            self.norm(f"{name}.{x}_norm", plan.qk_norm, count * plan.head_dim)
+            for x, count in zip("qk", counts, strict=True)
+        )
+        over = NormedWidths if plan.qk_norm_over == "width" else NormedHeads
+        return over(self.shape, q_norm, k_norm)
 
     def mlp(self, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
         if isinstance(plan, ExpertsPlan):

@@ -8,6 +8,7 @@ import torch
 
 from quire.executor.cpu import runner as runner_module
 from quire.executor.cpu.runner import Runner
+from quire.layers.embedding import Embedding
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
 from quire.step import (
@@ -220,7 +221,7 @@ def test_a_row_of_nan_fails_alone_and_leaves_no_trace() -> None:
     runner, _ = new_runner()
     table = runner.model.embedding(torch.arange(200), torch.zeros(200))
     table[199] = torch.nan
-    runner.model.embedding.table = table
+    runner.model.embedding = Embedding(runner.model.kernels, table)
     bad = [*PROMPT[:6], 199]
     plan = StepPlan(
         starts=(row_start(0, PROMPT), row_start(1, bad)),

@@ -10,8 +10,8 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
-from quire.layer_plan import LinearRope, Llama3Rope
-from quire.spec import ModelSpec, mlp_of
+from quire.layer_plan import LinearRope, Llama3Rope, mlp_of
+from quire.spec import ModelSpec
 from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
 
 LLAMA: dict[str, Any] = {

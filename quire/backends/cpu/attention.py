@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.cpu.scores import merge, partial, scores_of
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.generic import normed_heads
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 
 Longs = npt.NDArray[np.int64]
 
@@ -87,9 +88,16 @@ class KvStore:
         self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        turned = rotate(qk, cos, sin)
+        turned = rotate(normed_heads(qk, norms, self.shape.num_heads), cos, sin)
         n, width = self.num_tokens, self.shape.head_dim
         k = turned[:n, self.shape.num_heads :]
         keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))

@@ -20,7 +20,7 @@ from quire.backends.ops import (
     LinearOp,
     RowOp,
 )
-from quire.layer_plan import Activation
+from quire.layer_plan import Activation, LayerPlan
 
 
 class CpuKernels:
@@ -29,6 +29,12 @@ class CpuKernels:
     def __init__(self, shape: HeadShape) -> None:
         self.shape = shape
         self.scratch = Scratch(shape.dtype)
+
+    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
+        return ()  # all of it is plain torch
+
+    def kv_dtype_beside_int8(self) -> torch.dtype:
+        return self.shape.dtype
 
     def padded(self, num_tokens: int) -> int:
         return num_tokens

@@ -82,8 +82,11 @@ class Int8Matrix:
         self.arithmetic.pack(self, rows, first)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows of any type and device, packed; see kernels.ops.WeightRows."""
+        """Rows of any type and device, packed; see ops.WeightRows."""
         self.pack(rows.to("cpu", torch.float32).contiguous(), first)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.packed, self.scales, self.sums
 
     def linear(self, bias: Tensor | None) -> LinearOp:
         return self.arithmetic.linear(self, bias)
@@ -154,3 +157,6 @@ class TorchLinear:
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.matrix.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors()

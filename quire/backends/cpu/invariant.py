@@ -25,7 +25,7 @@ from quire.backends.cpu.attention import KvStore, Scratch
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import make_linear
 from quire.backends.generic import softcapped
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, write_rows
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
 from quire.errors import NotSupported
 
 Longs = npt.NDArray[np.int64]
@@ -133,7 +133,10 @@ class InvariantLinear:
         return torch.cat([self.op(part) for part in torch.split(x, cut)])
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        write_rows(self.op, first, rows)
+        self.op.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.op.tensors()
 
 
 def query_rows(shape: HeadShape) -> tuple[int, int]:

@@ -52,6 +52,9 @@ class PlainLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.weight[first : first + len(rows)] = rows
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
 
 class PackedLinear:
     """The weight in oneDNN's own layout."""
@@ -69,3 +72,6 @@ class PackedLinear:
         plain = self.packed.to_dense()
         plain[first : first + len(rows)] = rows
         self.packed = torch.ops.mkldnn._reorder_linear_weight(plain, None)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.packed,)

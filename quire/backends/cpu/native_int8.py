@@ -158,3 +158,6 @@ class NativeLinear:
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.matrix.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors()

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
-from quire.backends.ops import HeadShape
+from quire.backends.ops import HeadNorms, HeadShape
 from quire.backends.triton.decode_kernels import attend_items, merge_parts
-from quire.backends.triton.heads import HeadNorms
 from quire.backends.triton.jit import power_of_two, waiting
 from quire.backends.triton.packed_kernels import attend_packed
 from quire.backends.triton.split_kv_kernels import make_items
@@ -179,7 +178,7 @@ class DecodeAttention:
         """
         shape, buffers = self.shape, self.buffers
         out = qkv.new_empty(self.num_rows, shape.num_heads * shape.head_dim)
-        q_weight, k_weight = (norms.q_weight, norms.k_weight) if norms else (qkv, qkv)
+        q_weight, k_weight = (norms.q, norms.k) if norms else (qkv, qkv)
         attend_packed[(shape.num_kv_heads, self._num_items)](
             *(qkv, cos, sin, slots, q_weight, k_weight, keys, values),
             *(self._tables, self._items, self._spans),

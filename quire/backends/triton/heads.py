@@ -6,26 +6,16 @@ and k and v go to the token's slot. Slot -1 (or no slot at all: padding) stores 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 
-from quire.backends.ops import HeadShape
+from quire.backends.ops import HeadNorms, HeadShape
 from quire.backends.triton.fp8_kernels import store_rounded
 from quire.backends.triton.jit import kernel, part, power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMSNorm of each q and k head: weights [D]."""
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
 
 
 def norm_rope_store(
@@ -65,7 +55,7 @@ def rope_store(
     if v.stride()[1:] != (width, 1):
         v = v.contiguous()
     q = qk.new_empty(num_tokens, shape.num_heads, width)
-    q_weight, k_weight = (norms.q_weight, norms.k_weight) if norms else (q, q)
+    q_weight, k_weight = (norms.q, norms.k) if norms else (q, q)
     _rope_store[(num_tokens, 2)](
         *(qk, v, cos, sin, slots, q, keys, values, q_weight, k_weight),
         *(qk.stride(0), v.stride(0), slots.shape[0], norms.eps if norms else 0.0),

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends import generic
 from quire.backends.experts import EveryExpert, GroupedExperts
-from quire.backends.generic import layer_norm
-from quire.backends.ops import AttentionInputs, ExpertsOp, HeadShape, LinearOp, RowOp
+from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.heads import HeadNorms, norm_rope_store, rope_store
+from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
-from quire.layer_plan import Activation
+from quire.layer_plan import Activation, LayerPlan
 
 
 class TritonKernels:
@@ -30,6 +30,12 @@ class TritonKernels:
     def __init__(self, shape: HeadShape) -> None:
         self.shape = shape
         self._buffers: DecodeBuffers | None = None
+
+    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
+        return generic.layer_norms_of(layer)
+
+    def kv_dtype_beside_int8(self) -> torch.dtype:
+        return self.shape.dtype
 
     def padded(self, num_tokens: int) -> int:
         return num_tokens
@@ -55,7 +61,7 @@ class TritonKernels:
         return elementwise.add_rms_norm(x, residual, weight, eps)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return layer_norm(x, weight, bias, eps)
+        return generic.layer_norm(x, weight, bias, eps)
 
     def gate(self, activation: Activation) -> RowOp:
         return partial(elementwise.gate_mul, activation=activation)
@@ -133,6 +139,9 @@ class PlainLinear:
         """In place, where captured passes read them."""
         self.weight[first : first + len(rows)] = rows
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
 
 class TritonAttention:
     """One eager pass: slices first, then decode rows, some of which may share prefixes."""
@@ -153,21 +162,17 @@ class TritonAttention:
             self.decode = _decode(kernels, inputs, window)
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        return rope_store(qk, v, cos, sin, self.inputs.slots, keys, values, self.shape)
-
-    def norm_rope_and_store(
         self,
-        qkv: Tensor,
-        norms: HeadNorms | None,
+        qk: Tensor,
+        v: Tensor,
         cos: Tensor,
         sin: Tensor,
         keys: Tensor,
         values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """The packed projection [T, heads + 2 kv_heads, D], q and k normed by head on the way."""
-        return norm_rope_store(qkv, cos, sin, self.inputs.slots, keys, values, self.shape, norms)
+        slots = self.inputs.slots
+        return rope_store(qk, v, cos, sin, slots, keys, values, self.shape, norms)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)

@@ -21,7 +21,8 @@ import triton
 
 from quire.backends.triton.jit import overlapping, power_of_two, precision, waiting
 from quire.backends.triton.small_batch_kernels import embed_rows, multiply
-from quire.spec import ModelSpec, mlp_of
+from quire.layer_plan import mlp_of
+from quire.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

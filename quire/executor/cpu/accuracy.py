@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.backends.cpu.native.kernels import cache_dtype_beside_int8
-from quire.backends.cpu.native_int8 import NativeLinear
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.executor.memory import make_cache
 from quire.layers.attention import Pass
@@ -179,9 +177,7 @@ def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Ten
     """The last hidden states of a text on its own, in a cache of its own."""
     shape, device = model.layers[0].attention.shape, model.rotary.device
     shared = pass_alone(len(window), model.kernels, shape, model.windows, model.rotary)
-    is_int8 = isinstance(model.head.multiply, NativeLinear)
-    dtype = cache_dtype_beside_int8(model.kernels, shape) if is_int8 else shape.kv_dtype
-    cache = cache_alone(spec, len(window), shape.block_size, dtype, device)
+    cache = cache_alone(spec, len(window), shape.block_size, model.kv_dtype, device)
     return model.compute(torch.tensor(window, device=device), shared, cache)
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from quire.backends.choose import kernels_for
-from quire.backends.cpu.native.kernels import cache_dtype_beside_int8
 from quire.backends.ops import HeadShape
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.cpu.runner import Runner
+from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.memory import block_bytes, longest_sequence, make_cache, num_blocks
 from quire.executor.new_weights import NewWeights
@@ -91,6 +91,7 @@ class LocalExecutor:
             notes=(
                 f"KV cache: {count} blocks of {config.block_size} tokens{how} ({size:,.0f} MiB)",
                 f"{torch.get_num_threads()} threads",
+                *declined_notes(model.kernels, spec),
             ),
         )
 
@@ -104,9 +105,8 @@ class LocalExecutor:
         return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
 
     def _cache_dtype(self, model: Decoder) -> torch.dtype:
-        if self.config.quantization == "int8" and self.config.kv_cache_dtype == "auto":
-            return cache_dtype_beside_int8(model.kernels, self._shape)
-        return DTYPES[self.config.dtype]
+        auto = self.config.kv_cache_dtype == "auto"
+        return model.kv_dtype if auto else DTYPES[self.config.dtype]
 
     def _make_runner(self, model: Decoder) -> Runner:
         config, spec, device = self.config, self.spec, torch.device(self.config.device)

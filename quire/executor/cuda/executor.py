@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,16 +21,18 @@ from quire.executor.cuda.offload import HostCopies
 from quire.executor.cuda.prompts import most_captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
+from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.memory import longest_sequence, make_cache
 from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import sampler_for
+from quire.layer_plan import mlp_of
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.parts import Weights
 from quire.models.registry import build_model
-from quire.spec import ModelSpec, mlp_of
+from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.steps.handles import Handles
 
@@ -44,8 +45,8 @@ def check_fp8(config: EngineConfig) -> None:
         found = torch.cuda.get_device_capability()
         if found < FP8_CAPABILITY:
             raise NotSupported(
-                f"kv_cache_dtype='fp8': this GPU has compute capability {found[0]}.{found[1]}, and fp8 "
-                f"begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
+                f"kv_cache_dtype='fp8': this GPU has compute capability {found[0]}.{found[1]}, and "
+                f"fp8 begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
             )
 
 
@@ -111,7 +112,10 @@ class CudaExecutor:
             num_blocks=count,
             device=str(self._device),
             dtype=config.dtype,
-            notes=(f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",),
+            notes=(
+                f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",
+                *declined_notes(model.kernels, self.spec),
+            ),
         )
 
     def submit(self, plan: StepPlan) -> CudaStep:
@@ -189,15 +193,9 @@ class CudaExecutor:
         return head_shape(self.spec, config.block_size, DTYPES[config.dtype], fp8_kv=fp8_kv)
 
     def _build(self, weights: Weights) -> Decoder:
-        from quire.layers.fused_attention import fused
-
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        model = build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
-        model.layers = tuple(
-            replace(layer, attention=fused(layer.attention)) for layer in model.layers
-        )
-        return model
+        return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
 
     def _make_runner(self, model: Decoder) -> CudaRunner:
         from quire.executor.cuda.small_batch import SmallBatchPass

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.layers.linear import Linear, PlainRows
 from quire.models.decoder import Decoder
 
 
@@ -43,15 +42,4 @@ def _tensors(model: Decoder) -> Iterator[Tensor]:
     """What takes memory on the device: matrices, tables, biases and norms."""
     for places in model.places.values():
         for place in places:
-            if isinstance(place, PlainRows):
-                yield place.tensor
-            elif isinstance(place, Linear):
-                yield from _of(place)
-
-
-def _of(linear: Linear) -> Iterator[Tensor]:
-    from quire.backends.triton.kernels import PlainLinear
-
-    op = linear.multiply
-    if isinstance(op, PlainLinear):
-        yield op.weight
+            yield from place.tensors()

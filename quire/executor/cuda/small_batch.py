@@ -9,35 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from quire.backends.triton.heads import norm_rope_store
-from quire.backends.triton.kernels import PlainLinear
+from quire.backends.ops import AttentionStep, HeadNorms
 from quire.backends.triton.small_batch import MOST_ROWS, Norm, ThinProducts, products_of
-from quire.executor.cuda.triton_ops import PlannedDecode
-from quire.layers.attention import Pass
-from quire.layers.fused_attention import FusedAttention
-from quire.layers.linear import Linear
-from quire.layers.mlp import GatedMLP
-from quire.layers.norm import Norm as AnyNorm
-from quire.layers.norm import RMSNorm
+from quire.layers.attention import Attention, Pass
 from quire.models.decoder import Decoder
-from quire.models.layers import Layer, PlainLayer
 from quire.spec import ModelSpec
+from quire.weights.names import weights_of
+
+
+class PackedStep(AttentionStep, Protocol):
+    """The attention of a decode step that is planned on a GPU."""
+
+    def attend_packed(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        """What rope_and_store and then attend compute, of the packed projection
+        [rows, (heads + 2 kv_heads) * D], in fewer launches where that is built."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A weight and its bias as they came."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _ThinLayer:
     """The tensors of one layer, as the products want them."""
 
-    attention: FusedAttention
-    qkv: PlainLinear
-    out: PlainLinear
+    attention: Attention
+    qkv: _Matrix
+    out: _Matrix
     mlp_norm: Norm
-    gate_up: PlainLinear
-    down: PlainLinear
+    gate_up: _Matrix
+    down: _Matrix
     next_norm: Norm
 
 
@@ -47,7 +65,7 @@ class SmallBatchPass:
     most_rows = MOST_ROWS
 
     def __init__(
-        self, table: Tensor, first_norm: Norm, layers: Sequence[_ThinLayer], head: PlainLinear
+        self, table: Tensor, first_norm: Norm, layers: Sequence[_ThinLayer], head: Tensor
     ) -> None:
         self._table, self._first_norm = table, first_norm
         self._layers, self._head = tuple(layers), head
@@ -55,21 +73,34 @@ class SmallBatchPass:
 
     @staticmethod
     def of(model: Decoder, spec: ModelSpec, dtype: torch.dtype) -> SmallBatchPass | None:
-        """The same model, or None where some part of it is not of the kind this knows."""
-        if not products_of(spec, dtype):
+        """The same model, by the plans of its layers; None where they say something that this does
+        not know, or where weights do not lie as they came."""
+        tensors = _plain_tensors(model, spec)
+        if not products_of(spec, dtype) or tensors is None or model.tp.size > 1:
             return None
+
+        def norm(name: str) -> Norm:
+            return Norm(tensors[f"{name}.weight"], spec.norm_eps)
+
+        def matrix(name: str) -> _Matrix:
+            return _Matrix(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+        norms = [norm(f"layers.{i}.attn_norm") for i in range(spec.num_layers)] + [norm("norm")]
         layers = [
-            small_batch
-            for small_batch in map(_small_batch, model.layers)
-            if small_batch is not None
+            _ThinLayer(
+                attention=layer.attention,
+                qkv=matrix(f"layers.{i}.attn.qkv"),
+                out=matrix(f"layers.{i}.attn.o"),
+                mlp_norm=norm(f"layers.{i}.mlp_norm"),
+                gate_up=matrix(f"layers.{i}.mlp.gate_up"),
+                down=matrix(f"layers.{i}.mlp.down"),
+                next_norm=norms[i + 1],
+            )
+            for i, layer in enumerate(model.layers)
         ]
-        table, head = model.embedding.table, model.head.multiply
-        if len(layers) < len(model.layers) or model.tp.size > 1:
-            return None
-        first = _norm(model.first_norm)
-        if not isinstance(head, PlainLinear) or not isinstance(table, Tensor) or first is None:
-            return None
-        return SmallBatchPass(table, first, layers, head)
+        table = tensors["embed.weight"]
+        head = table if spec.tied_embeddings else tensors["head.weight"]
+        return SmallBatchPass(table, norms[0], layers, head)
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
         """The logits [rows, V]."""
@@ -78,51 +109,25 @@ class SmallBatchPass:
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
             attention = layer.attention
             qkv = products.normed(stream, norm, layer.qkv.weight, layer.qkv.bias)
-            attended = _attended(attention, qkv, shared, keys, values)
+            # Whatever attention reads but `qkv` and the cache was made before the stream's tokens
+            # were embedded, by a kernel that begins when all before it is done; see jit.waiting.
+            step = cast(PackedStep, shared.attention[attention.window])
+            turn = shared.turns[attention.rope]
+            attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
             products.add(stream, attended, layer.out.weight, layer.out.bias)
             gate_up = layer.gate_up
             opened = products.gated(stream, layer.mlp_norm, gate_up.weight, gate_up.bias)
             products.add(stream, opened, layer.down.weight, layer.down.bias)
             norm = layer.next_norm
-        return products.normed(stream, norm, self._head.weight, self._head.bias)
+        return products.normed(stream, norm, self._head, None)
 
 
-def _attended(
-    attention: FusedAttention, qkv: Tensor, shared: Pass, keys: Tensor, values: Tensor
-) -> Tensor:
-    """Of the packed projection: in one launch, or two where rows share prefixes or KV is fp8.
-
-    Whatever attention reads but `qkv` and the cache was made before the stream's tokens were
-    embedded, by a kernel that begins when all before it is done; see jit.waiting.
-    """
-    step, turn = shared.attention[attention.window], (*shared.turns[attention.rope], shared.slots)
-    if isinstance(step, PlannedDecode) and step.attention.takes_packed:
-        return step.attention.attend_packed(qkv, *turn, keys, values, attention.norms)
-    heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
-    q = norm_rope_store(heads, *turn, keys, values, attention.shape, attention.norms)
-    return step.attend(q, keys, values)
-
-
-def _small_batch(layer: Layer) -> _ThinLayer | None:
-    attention, mlp = layer.attention, layer.mlp
-    if not isinstance(attention, FusedAttention) or not isinstance(mlp, GatedMLP):
-        return None
-    if not isinstance(layer, PlainLayer):
-        return None
-    norms = [_norm(norm) for norm in (layer.mlp_norm, layer.next_norm)]
-    linears = [_plain(x) for x in (attention.qkv, attention.out, mlp.gate_up, mlp.down)]
-    qkv, out, gate_up, down = linears
-    if qkv is None or out is None or gate_up is None or down is None:
-        return None
-    mlp_norm, next_norm = norms
-    if mlp_norm is None or next_norm is None:
-        return None
-    return _ThinLayer(attention, qkv, out, mlp_norm, gate_up, down, next_norm)
-
-
-def _plain(linear: Linear) -> PlainLinear | None:
-    return linear.multiply if isinstance(linear.multiply, PlainLinear) else None
-
-
-def _norm(norm: AnyNorm) -> Norm | None:
-    return Norm(norm.weight, norm.eps) if isinstance(norm, RMSNorm) else None
+def _plain_tensors(model: Decoder, spec: ModelSpec) -> dict[str, Tensor] | None:
+    """Every weight by its name, if all of them lie as they came."""
+    found = {}
+    for weight in weights_of(spec):
+        tensors = model.places[weight.name][0].tensors()
+        if len(tensors) != 1 or tuple(tensors[0].shape) != weight.shape:
+            return None
+        found[weight.name] = tensors[0]
+    return found

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionStep, HeadShape
+from quire.backends.ops import AttentionStep, HeadNorms, HeadShape
 from quire.backends.triton.blocks import copy_blocks
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.heads import rope_store
+from quire.backends.triton.heads import norm_rope_store, rope_store
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 from quire.backends.triton.steps import Fed, accept, feed
@@ -33,12 +33,37 @@ class PlannedDecode:
     slots: Tensor
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        return rope_store(qk, v, cos, sin, self.slots, keys, values, self.attention.shape)
+        shape = self.attention.shape
+        return rope_store(qk, v, cos, sin, self.slots, keys, values, shape, norms)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return self.attention.attend(q, keys, values)
+
+    def attend_packed(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        """In one launch, or two where rows share prefixes or KV is in fp8."""
+        attention, turn = self.attention, (cos, sin, self.slots)
+        if attention.takes_packed:
+            return attention.attend_packed(qkv, *turn, keys, values, norms)
+        heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
+        q = norm_rope_store(heads, *turn, keys, values, attention.shape, norms)
+        return attention.attend(q, keys, values)
 
 
 class TritonOps:

@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import HeadShape
+from quire.backends.ops import HeadNorms, HeadShape
 from quire.config import EngineConfig
 from quire.executor.cuda.batch import EagerPass
 from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
@@ -25,13 +25,10 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import make_cache
-from quire.layer_plan import NormPlan
+from quire.layer_plan import NormPlan, mlp_of
 from quire.models.decoder import head_shape
-from quire.spec import ModelSpec, mlp_of
+from quire.spec import ModelSpec
 from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
-
-if TYPE_CHECKING:
-    from quire.backends.triton.heads import HeadNorms
 
 ROWS = 16
 
@@ -160,17 +157,14 @@ class Calls:
         ops = TritonOps(shape, columns, frozenset({window}), max_rows=max_rows)
         places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
         fed = ops.feed(places, None)
-        step, width = fed.attention[window], shape.head_dim
+        step, width = cast(PlannedDecode, fed.attention[window]), shape.head_dim
         qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         norms = self.head_norms()
-        if isinstance(step, PlannedDecode):
-            step.attention.attend_packed(qkv, turn, turn, fed.slots, *self.cache(), norms)
+        step.attend_packed(qkv, turn, turn, *self.cache(), norms)
 
     def head_norms(self) -> HeadNorms | None:
         """Norms of heads, where the kernel that turns those norms them, too."""
-        from quire.backends.triton.heads import HeadNorms
-
         plan = self.spec.layers[0].attention.head_norm
         if plan is None:
             return None

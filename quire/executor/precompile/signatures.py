@@ -31,8 +31,8 @@ from quire.backends.triton.tiles import (
 )
 from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
-from quire.layer_plan import NormPlan
-from quire.spec import ModelSpec, mlp_of
+from quire.layer_plan import NormPlan, mlp_of
+from quire.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from quire.backends.reference import ReferenceKernels
 from quire.layer_plan import Activation
 
 if TYPE_CHECKING:
-    from quire.backends.triton.heads import HeadNorms
+    from quire.backends.ops import HeadNorms
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -86,7 +86,7 @@ class HeadInputs:
 
 def head_inputs(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool) -> HeadInputs:
     """Random heads for shuffled slots: the first token's is -1, the last token has none."""
-    from quire.backends.triton.heads import HeadNorms
+    from quire.backends.ops import HeadNorms
 
     width = shape.head_dim
     qkv = place.random(num_tokens, shape.num_heads + 2 * shape.num_kv_heads, width, seed=0)

@@ -48,14 +48,12 @@ TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 @pytest.mark.parametrize("name", SPECS)
 def test_a_plan_is_computed_as_it_says(name: str) -> None:
     from quire.backends.triton.kernels import TritonKernels
-    from quire.layers.fused_attention import fused
 
     spec, shape = SPECS[name], head_shape(SPECS[name], 8, torch.float32)
     weights = random_weights(spec)
     model = build_model(
         spec, dict(weights), TritonKernels(shape), shape, max_len=64, tp=TensorParallel()
     )
-    model.layers = tuple(replace(one, attention=fused(one.attention)) for one in model.layers)
     with torch.inference_mode():
         logits = model.logits(hidden_states(model, spec, TEXT))
     expected = PlanOracle(spec, weights).logits(TEXT)

@@ -61,8 +61,9 @@ def check_packed(
 ) -> None:
     """From the packed projection, what is made of it in two steps: the same output, and the same
     new keys and values in the cache."""
+    from quire.backends.ops import HeadNorms
     from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-    from quire.backends.triton.heads import HeadNorms, norm_rope_store
+    from quire.backends.triton.heads import norm_rope_store
 
     made, rows, width = paged(place, shape, lengths), len(lengths), shape.head_dim
     newest = made.lengths.long() - 1

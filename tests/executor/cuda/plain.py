@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.backends.reference import ReferenceAttention, ReferenceKernels
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
@@ -45,15 +45,23 @@ class RestingAttention(ReferenceAttention):
     """The reference, with tokens that have no slot."""
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
         stored = self.inputs.slots >= 0
         some = replace(self.inputs, slots=self.inputs.slots[stored])
         writer = ReferenceAttention(self.shape, some, self.window)
-        writer.rope_and_store(qk[stored], v[stored], cos[stored], sin[stored], keys, values)
+        turn = cos[stored], sin[stored]
+        writer.rope_and_store(qk[stored], v[stored], *turn, keys, values, norms)
         probe = replace(self.inputs, slots=self.inputs.slots[:0])
         reader = ReferenceAttention(self.shape, probe, self.window)
-        return reader.rope_and_store(qk, v, cos, sin, keys, values)
+        return reader.rope_and_store(qk, v, cos, sin, keys, values, norms)
 
 
 class RestingKernels(ReferenceKernels):

@@ -75,14 +75,9 @@ class InterpretedExecutor(PlainExecutor):
     def __post_init__(self) -> None:
         from quire.backends.triton.kernels import TritonKernels
         from quire.executor.cuda.triton_ops import TritonOps
-        from quire.layers.fused_attention import fused
 
         self.make_kernels, self.make_ops = TritonKernels, TritonOps  # type: ignore[assignment]
         super().__post_init__()
-        model = self.runner.model
-        model.layers = tuple(
-            replace(layer, attention=fused(layer.attention)) for layer in model.layers
-        )
 
 
 def few(config: EngineConfig) -> list[Request]:

@@ -8,7 +8,6 @@ never written are not read, so no block has to be cleared first.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from quire.backends.cpu.native.library import TYPES
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.generic import normed_heads
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 
 Longs = npt.NDArray[np.int64]
 TILE = 64  # keys, as in attention.c: shorter shared prefixes are not worth a thought
@@ -69,15 +69,6 @@ def declare(library: ctypes.CDLL) -> None:
     library.quire_turn_and_store.restype = None
     library.quire_lies_in_tiles.argtypes = [_WORD, _WORD]
     library.quire_lies_in_tiles.restype = _WORD
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights [D] that q and k heads are normed with, of the activations' type."""
-
-    q: Tensor
-    k: Tensor
-    eps: float
 
 
 class Room:
@@ -145,21 +136,17 @@ class NativeAttention:
         )
 
     def rope_and_store(
-        self, qk: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        return self.norm_rope_and_store(None, qk, v, cos, sin, keys, values)
-
-    def norm_rope_and_store(
         self,
-        norms: HeadNorms | None,
         qk: Tensor,
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
         keys: Tensor,
         values: Tensor,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """rope_and_store of heads that are normed first, each by itself."""
+        if norms is not None and norms.q.dtype != qk.dtype:  # C has one type for both
+            qk, norms = normed_heads(qk, norms, self.shape.num_heads), None
         q = qk.new_empty(qk.shape[0], self.shape.num_heads, self.shape.head_dim)
         heads = self.heads
         heads.num_tokens, heads.cache_type = qk.shape[0], TYPES[keys.dtype]

@@ -18,8 +18,9 @@ from quire.backends.cpu.native import attention, linear
 from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, Kernels, LinearOp, RowOp
-from quire.layer_plan import Activation
+from quire.backends.generic import layer_norms_of
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, RowOp
+from quire.layer_plan import Activation, LayerPlan, mlp_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
 
@@ -47,15 +48,6 @@ def fits(shape: HeadShape) -> bool:
     )
 
 
-def cache_dtype_beside_int8(kernels: Kernels, shape: HeadShape) -> torch.dtype:
-    """What keys and values are kept as where weights and activations are rounded to bytes: bfloat16
-    if attention then multiplies in AMX's tiles, twice as fast as in float32, else as they come."""
-    if not isinstance(kernels, NativeOps):
-        return shape.dtype
-    in_tiles = kernels.library.quire_lies_in_tiles(TYPES[torch.bfloat16], shape.head_dim)
-    return torch.bfloat16 if in_tiles else shape.dtype
-
-
 class NativeOps(CpuKernels):
     """Norms, gates, turns, KV writes and attention in C, and products of float32."""
 
@@ -73,6 +65,21 @@ class NativeOps(CpuKernels):
         library.quire_norm.restype = None
         library.quire_gate.argtypes = [*[_WORD] * 4, _POINTER, _WORD, _POINTER]
         library.quire_gate.restype = None
+
+    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
+        found = list(layer_norms_of(layer))
+        if layer.norm.kind == "rms" and layer.norm.is_wide and self.shape.dtype != torch.float32:
+            found.append("norms whose weights are in float32")
+        mlp = mlp_of(layer)
+        if not mlp.gated or mlp.activation not in GATES:
+            found.append(f"{mlp.activation} {'gates' if mlp.gated else 'without a gate'}")
+        return tuple(found)
+
+    def kv_dtype_beside_int8(self) -> torch.dtype:
+        """bfloat16 if attention then multiplies in AMX's tiles, twice as fast as in float32, else
+        as they come."""
+        in_tiles = self.library.quire_lies_in_tiles(TYPES[torch.bfloat16], self.shape.head_dim)
+        return torch.bfloat16 if in_tiles else self.shape.dtype
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         if weight.dtype == torch.float32:

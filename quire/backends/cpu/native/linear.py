@@ -71,6 +71,9 @@ class NativeLinear:
             plain = rows.to("cpu", torch.float32).contiguous()
         self._pack(plain)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.packed,)
+
     def look_up(self, rows: Tensor) -> Tensor:
         """Rows of the weight: [T] -> [T, K]."""
         rows = rows.contiguous()

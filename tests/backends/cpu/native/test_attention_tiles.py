@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.choose import torch_kernels
-from quire.backends.cpu.native.kernels import NativeKernels, cache_dtype_beside_int8
+from quire.backends.cpu.native.kernels import NativeKernels
 from quire.backends.cpu.native.library import AMX_BF16, AVX2, AVX512
 from quire.backends.cpu.native.library import library as the_library
 from quire.backends.ops import AttentionInputs, HeadShape
@@ -117,13 +117,13 @@ def test_large_scores_do_not_overflow(tiles: ctypes.CDLL) -> None:
 
 def test_keys_are_rounded_only_where_that_is_faster(tiles: ctypes.CDLL) -> None:
     kernels = NativeKernels(SHAPE, tiles)
-    assert cache_dtype_beside_int8(kernels, SHAPE) == torch.bfloat16
+    assert kernels.kv_dtype_beside_int8() == torch.bfloat16
     odd = replace(SHAPE, head_dim=40)
-    assert cache_dtype_beside_int8(NativeKernels(odd, tiles), odd) == torch.float32
+    assert NativeKernels(odd, tiles).kv_dtype_beside_int8() == torch.float32
     plain = torch_kernels(SHAPE, batch_invariant=True)
-    assert cache_dtype_beside_int8(plain, SHAPE) == torch.float32
+    assert plain.kv_dtype_beside_int8() == torch.float32
     tiles.quire_allow(AVX512 | AVX2)
     try:
-        assert cache_dtype_beside_int8(kernels, SHAPE) == torch.float32
+        assert kernels.kv_dtype_beside_int8() == torch.float32
     finally:
         tiles.quire_allow(-1)

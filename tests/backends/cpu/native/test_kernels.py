@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.backends.choose import kernels_for, torch_kernels
-from quire.backends.cpu.native.attention import HeadNorms
 from quire.backends.cpu.native.kernels import NativeKernels, fits, native_kernels
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.cpu.native.library import library as the_library
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.backends.reference import ReferenceKernels
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -267,7 +266,9 @@ def test_heads_normed_on_the_way(library: ctypes.CDLL, dtype: torch.dtype) -> No
     caches = torch.zeros(2, 2, num_blocks, 2, 16, 24, dtype=dtype)
     step = NativeKernels(shape, library).plan_attention(inputs, None)
     norms = HeadNorms(weights[0], weights[1], 1e-6)
-    q = step.norm_rope_and_store(norms, qkv[:, :8], qkv[:, 8:], *turns, *caches[0])
+    q = step.rope_and_store(
+        qkv[:, :8], qkv[:, 8:], turns[0], turns[1], caches[0][0], caches[0][1], norms
+    )
     judge = ReferenceKernels(shape)
     normed = [judge.rms_norm(qkv[:, :6], weights[0], 1e-6)]
     normed.append(judge.rms_norm(qkv[:, 6:8], weights[1], 1e-6))

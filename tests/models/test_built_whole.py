@@ -1,0 +1,89 @@
+"""A model is chosen part by part while it is built, and nothing looks at the parts afterwards."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.backends.choose import kernels_for, torch_kernels
+from quire.backends.ops import HeadShape
+from quire.executor.declined import declined_notes
+from quire.layer_plan import MlpPlan, NormPlan
+from quire.spec import plain_decoder
+
+PACKAGE = Path(__file__).resolve().parents[2] / "quire"
+# What a weight is, whose product is being made: asked while building.
+ASKED_OF_WEIGHTS = {"Rows"}
+SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+
+
+def trees() -> dict[str, ast.Module]:
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def part_names(found: dict[str, ast.Module]) -> set[str]:
+    """Classes of layers and models, and those of backends that compute for them."""
+    names: set[str] = set()
+    for path, tree in found.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            op = path.startswith("backends/") and methods & {"write_rows", "rope_and_store"}
+            if op or path.startswith(("layers/", "models/")):
+                names.add(node.name)
+    return names - ASKED_OF_WEIGHTS
+
+
+def test_nothing_asks_what_a_built_part_is() -> None:
+    found = trees()
+    parts = part_names(found)
+    assert {"Attention", "Linear", "GatedMLP", "Decoder", "PlainLinear", "NativeLinear"} <= parts
+    asked = {
+        f"{path}:{node.lineno} {name.id}"
+        for path, tree in found.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "issubclass", "hasattr")
+        and len(node.args) > 1
+        for name in ast.walk(node.args[1])
+        if isinstance(name, ast.Name) and name.id in parts
+    }
+    assert asked == set()
+
+
+def test_no_part_is_typed_any() -> None:
+    rooms = ("layers/", "models/", "backends/ops.py", "backends/generic.py", "backends/cpu/")
+    typed = {
+        f"{path}:{node.lineno}"
+        for path, tree in trees().items()
+        if path.startswith(rooms)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "Any"
+    }
+    assert typed == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_has_no_kernel_is_said(dtype: torch.dtype) -> None:
+    layer = SPEC.layers[0]
+    norm = NormPlan(1e-5, "layer")
+    other = replace(layer, norm=norm, mlp=MlpPlan(64, "relu2", gated=False))
+    spec = replace(SPEC, layers=(layer, other), norm=norm)
+    shape = HeadShape(4, 2, 8, 16, dtype)
+    native = kernels_for("cpu", shape, batch_invariant=False)
+    assert declined_notes(native, SPEC) == ()
+    [line] = declined_notes(native, spec)
+    assert line.endswith("layer norms, relu2 without a gate")
+    assert declined_notes(torch_kernels(shape, batch_invariant=False), spec) == ()
+    one_plus = replace(SPEC, layers=(replace(layer, norm=NormPlan(1e-5, one_plus=True)),) * 2)
+    said = declined_notes(native, one_plus)
+    assert bool(said) == (dtype == torch.bfloat16)
