@@ -13,7 +13,9 @@ from quire.spec import ModelSpec
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
     """What a config.json would say, for models whose files have none."""
-    eos = list(spec.eos_ids)
+    eos, plans = list(spec.eos_ids), [layer.attention for layer in spec.layers]
+    # Where layers with a window have a rope of their own, configs call it by another name.
+    rope = next((one.rope for one in plans if one.window is None and one.rope), spec.rope)
     return {
         "architectures": list(family_named(spec.family).architectures),
         "model_type": family_named(spec.family).model_types[0],
@@ -26,9 +28,9 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "max_position_embeddings": spec.max_model_len,
         "rms_norm_eps": spec.norm_eps,
-        "rope_theta": spec.rope.theta,
+        "rope_theta": rope.theta,
         "tie_word_embeddings": spec.tied_embeddings,
-        "attention_bias": spec.layers[0].attention.qkv_bias,
+        "attention_bias": plans[0].qkv_bias,
         "bos_token_id": spec.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "dtype": spec.dtype,
