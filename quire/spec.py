@@ -160,10 +160,15 @@ class ModelSpec:
 
 
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
-    """What kernels are compiled for: the spec with each kind of layer once. How positions are
-    turned is no part of it."""
-    bare = spec.with_attention(lambda attention: replace(attention, rope=None))
+    """What kernels are compiled for: the spec with each kind of layer once. How ropes are scaled is
+    no part of it."""
+    bare = spec.with_attention(_unscaled)
     return asdict(replace(bare, layers=tuple(dict.fromkeys(bare.layers))))
+
+
+def _unscaled(attention: AttentionPlan) -> AttentionPlan:
+    rope = attention.rope
+    return replace(attention, rope=rope and replace(rope, scaling=None))
 
 
 def spec_from_json(given: dict[str, Any]) -> ModelSpec:
@@ -174,6 +179,7 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
             **given,
             "layers": tuple(_layer_from_json(one) for one in given["layers"]),
             "norm": NormPlan(**given["norm"]),
+            "eos_ids": tuple(given["eos_ids"]),
             "learned_positions": positions and LearnedPositions(**positions),
             "logits": LogitsPlan(**given["logits"]),
         }
@@ -182,7 +188,8 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     attention, mlp = given["attention"], given["mlp"]
-    qk_norm = attention["qk_norm"]
+    qk_norm, rope = attention["qk_norm"], attention["rope"]
+    heads = {"qk_norm": qk_norm and NormPlan(**qk_norm), "rope": rope and Rope(**rope)}
     experts = "expert" in mlp and ExpertsPlan(
         **{
             **mlp,
@@ -193,7 +200,7 @@ def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     return LayerPlan(
         **{
             **given,
-            "attention": AttentionPlan(**{**attention, "qk_norm": qk_norm and NormPlan(**qk_norm)}),
+            "attention": AttentionPlan(**{**attention, **heads}),
             "mlp": experts or MlpPlan(**mlp),
             "norm": NormPlan(**given["norm"]),
         }

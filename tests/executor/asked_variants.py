@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,9 @@ from quire.executor.driver import Gpu
 from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.worker import Device
+from quire.layer_plan import LayerPlan, MlpPlan, NormPlan
 from quire.options import Options, resolve
-from quire.spec import ModelSpec, plain_decoder
+from quire.spec import ModelSpec, plain_decoder, spec_as_json, spec_from_json
 
 GPU = Gpu((9, 0), 150 << 30, 1 << 30)  # as much memory for a program as where there is no GPU
 QWEN = plain_decoder(
@@ -32,6 +34,20 @@ QWEN = plain_decoder(
 )
 LLAMA = plain_decoder(
     *("llama", 128256, 2048, 8192, 16, 32, 8, 64, 8192, 1e-5, 5e5), dtype="bfloat16"
+)
+WIDE = NormPlan(1e-6, one_plus=True)
+CAPPED = QWEN.with_windows(*(512, None) * 14).with_attention(
+    lambda one: replace(one, qk_norm=WIDE, softcap=30.0, scale=0.1)
+)
+AROUND = replace(
+    CAPPED,
+    layers=tuple(
+        LayerPlan(one.attention, MlpPlan(3072, "gelu_tanh"), WIDE, "both") for one in CAPPED.layers
+    ),
+    norm=WIDE,
+)
+PLAIN_MLP = replace(
+    LLAMA, layers=(replace(LLAMA.layers[0], mlp=MlpPlan(8192, "relu2", gated=False)),)
 )
 CASES: dict[str, tuple[ModelSpec, Options]] = {
     "head_dim 128": (QWEN, Options()),
@@ -49,6 +65,8 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
     "float16": (QWEN, Options(dtype="float16")),
     "few rows, large blocks": (QWEN, Options(max_num_seqs=4, block_size=32)),
     "KV in fp8": (QWEN, Options(kv_cache_dtype="fp8")),
+    "norms around, their weights in float32": (AROUND, Options()),
+    "without a gate": (PLAIN_MLP, Options()),
 }
 asked: list[str] = []
 
@@ -71,7 +89,8 @@ def asked_by(calls: list[Callable[[], object]]) -> list[str]:
 
 def compared(spec: ModelSpec, config: EngineConfig) -> dict[str, list[str]]:
     calls = Calls(config, spec, torch.device("cpu"))
-    steps = Steps(config, spec, GPU.shared_memory)
+    sent = spec_from_json(json.loads(json.dumps(spec_as_json(spec))))  # as the process gets it
+    steps = Steps(config, sent, GPU.shared_memory)
     first = asked_by(calls.all())
     later = set(asked_by(calls.later())) - set(first)
     features = set(asked_by(calls.features())) - set(first) - later

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from quire.layer_plan import (
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, spec_as_json, spec_from_json
 from quire.weights.names import weights_of
 from tests.models.plan_oracle import PlanOracle
 
@@ -180,6 +181,21 @@ def test_no_field_does_nothing() -> None:
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             assert float((logits[one] - logits[other]).abs().max()) > 1e-3, (one, other)
+
+
+def test_a_spec_goes_to_another_process_and_back() -> None:
+    """With every kind of layer once, and ropes that are not scaled; a plain model stays plain."""
+    for name, spec in SPECS.items():
+        back = spec_from_json(json.loads(json.dumps(spec_as_json(spec))))
+        assert back.layers == tuple(dict.fromkeys(unscaled(layer) for layer in spec.layers)), name
+        assert back == replace(spec, layers=back.layers), name
+        assert back.is_plain or not spec.is_plain, name
+
+
+def unscaled(layer: LayerPlan) -> LayerPlan:
+    rope = layer.attention.rope
+    bare = None if rope is None else replace(rope, scaling=None)
+    return replace(layer, attention=replace(layer.attention, rope=bare))
 
 
 def test_layers_with_other_heads_are_refused_by_name() -> None:
