@@ -20,6 +20,8 @@ from quire.scheduler.sequence import Sequence
 
 STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
 
+MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home at a time
+
 NOT_STALE = np.iinfo(np.int32).max
 
 
@@ -34,9 +36,11 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
 
 
 def needs_every_step(params: SamplingParams) -> bool:
-    """Whether a token changes how the next one is drawn, beyond what a device row holds: the
-    words of several tokens that it may not write."""
-    return any(len(word) > 1 for word in params._bad_words_token_ids or ())
+    """Whether a token changes how the next one is drawn, beyond what a device row holds (words of
+    several tokens that it may not write), or brings more home than several should at once."""
+    num_logprobs = params.num_logprobs or 0
+    wide = num_logprobs < 0 or num_logprobs > MANY_LOGPROBS
+    return wide or any(len(word) > 1 for word in params._bad_words_token_ids or ())
 
 
 def draws_by_mask(sequence: Sequence) -> bool:

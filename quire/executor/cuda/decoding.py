@@ -20,6 +20,9 @@ from quire.layers.attention import Pass
 from quire.models.decoder import Decoder
 from quire.step import StepPlan
 
+# Called with logits [lines, vocab or more], tokens [lines] and the number of the step.
+Look = Callable[[Tensor, Tensor, int], None]
+
 
 class SmallBatchRows(Protocol):
     """A model's pass for steps of at most `most_rows` rows; see cuda/small_batch.py."""
@@ -63,14 +66,16 @@ class Seated:
     num_rows: int
     repeat: int
     asking: Asking
-    halves: tuple[GraphKey, GraphKey] | None = None  # where the first step is made in two
+    halves: tuple[GraphKey, GraphKey] | None = None  # where some steps are made in two
+    num_halved: int = 0  # of the steps, from the first on
 
 
 class Decoding:
     """Whole decode steps: feed, model, draw, judge.
 
     A plan's first step is made in two halves where rows draw by masks: the model is at work while
-    the masks are still being filled, and the draw waits for them.
+    the masks are still being filled, and the draw waits for them. All its steps are where somebody
+    looks at the logits of each.
     """
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
@@ -80,6 +85,7 @@ class Decoding:
         self._entries: Tensor | None = None  # of one plan, whatever its bucket
         self._logits: Tensor | None = None  # of one first half, likewise
         self._fed: dict[GraphKey, Feed] = {}
+        self._drawn: dict[GraphKey, Tensor] = {}
 
     def seat(self, plan: StepPlan, upload: Upload, first: int = 0) -> Seated:
         """Before the parcel is sent: find places, and capture their step if it is new. Its rows
@@ -93,31 +99,32 @@ class Decoding:
         key = GraphKey(
             "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
         )
-        halves = None if plan.masks is None else self._prepare_halves(places, key)
-        if halves is None or plan.repeat > 1:
+        looked_at = bool(columns.asks_more[plan.decode.rows].any())
+        num_halved = plan.repeat if looked_at else int(plan.masks is not None)
+        halves = self._prepare_halves(places, key) if num_halved else None
+        if num_halved < plan.repeat:
             self._parts.graphs.prepare(key, lambda: self._step(places, key))
         resting = np.full(places.size - num_rows, columns.resting, np.int32)
         upload.add("seated", np.concatenate([plan.decode.rows, resting]))
         upload.add("edited places", padded(edited, num_edited - len(edited), NOWHERE))
         num_logprobs = columns.num_logprobs[plan.decode.rows]
         asking = Asking.pack(upload, "decode rows", num_logprobs, first)
-        return Seated(places, key, num_rows, plan.repeat, asking, halves)
+        return Seated(places, key, num_rows, plan.repeat, asking, halves, num_halved)
 
-    def run(self, seated: Seated, upload: Upload, bring_masks: Callable[[], None]) -> Tensor:
-        """After the plan's changes: what became of every row in every step. int32 [K, rows]"""
+    def run(
+        self, seated: Seated, upload: Upload, bring_masks: Callable[[], None], look: Look
+    ) -> Tensor:
+        """After the plan's changes: what became of every row in every step. int32 [K, rows]
+        `look` sees the logits and tokens of steps that are made in halves."""
         places, key = seated.places, seated.key
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
         if key.num_edited:
             places.edited[: key.num_edited].copy_(upload.take("edited places"))
-        graphs, repeat = self._parts.graphs, seated.repeat
         if seated.halves is not None:
-            forward, draw = seated.halves
-            graphs.run(forward, lambda: self._forward(places, forward), 1)
-            bring_masks()
-            graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
-            repeat -= 1
-        graphs.run(key, lambda: self._step(places, key), repeat)
+            self._run_halves(seated, seated.halves, bring_masks, look)
+        whole = seated.repeat - seated.num_halved
+        self._parts.graphs.run(key, lambda: self._step(places, key), whole)
         # A copy: the next plan may write here before this one's tokens are home.
         block = places.made[: seated.repeat, : seated.num_rows].clone()
         # Everybody rests, so that the step can be run for another capture.
@@ -160,6 +167,21 @@ class Decoding:
         graphs.prepare(draw, lambda: self._second_half(places, draw, forward))
         return forward, draw
 
+    def _run_halves(
+        self,
+        seated: Seated,
+        halves: tuple[GraphKey, GraphKey],
+        bring_masks: Callable[[], None],
+        look: Look,
+    ) -> None:
+        (forward, draw), places, graphs = halves, seated.places, self._parts.graphs
+        for step in range(seated.num_halved):
+            graphs.run(forward, lambda: self._forward(places, forward), 1)
+            bring_masks()
+            graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
+            if self._logits is not None:
+                look(self._logits[: places.size], self._drawn[draw], step)
+
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token; its logits wait for the second half."""
         fed = self._fed[key] = self._parts.ops.feed(places, key.prefixes)
@@ -191,6 +213,7 @@ class Decoding:
         tokens, failed = parts.ops.draw(
             logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
         )
+        self._drawn[key] = tokens
         if key.scored:
             entries = self._entries_of(places)
             parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)
@@ -199,4 +222,5 @@ class Decoding:
     def close(self) -> None:
         self._places.clear()
         self._fed.clear()
+        self._drawn.clear()
         self._entries = self._logits = None

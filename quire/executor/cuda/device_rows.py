@@ -73,6 +73,14 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class MoreAsked:
+    """Logprobs beyond what an entry holds: of so many likeliest tokens (-1: of all), or of ids."""
+
+    num_top: int
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Drawing:
     """What a set of rows asks of sampling, known on the host."""
 
@@ -121,6 +129,9 @@ class DeviceColumns:
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         # As on the device: how many logprobs it gives, -1 for none.
         self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
+        # Rows whose logprobs are made apart (more_scores.py), and what they ask for.
+        self.asks_more = np.zeros(num_rows + 1, np.bool_)
+        self.more_asked: dict[int, MoreAsked] = {}
         self.edits = DeviceEdits(num_rows, vocab_size, device)
         self._scores_raw = logprobs_mode.startswith("raw_")
         self.scores_as_logits = logprobs_mode.endswith("_logits")
@@ -167,7 +178,13 @@ class DeviceColumns:
         self.special[row] = special
         self.truncated[row] = self._truncates(start.sampling)
         asks = not special and num_logprobs is not None
-        self.num_logprobs[row] = min(num_logprobs or 0, self.vocab_size) if asks else NOWHERE
+        more = self.asks_more[row] = asks and not _fits_entry(start.sampling)
+        if more:
+            named = start.sampling.logprob_ids
+            ids = () if named is None else tuple(named.tolist())
+            self.more_asked[row] = MoreAsked(num_logprobs or 0, ids)
+        in_entry = asks and not more
+        self.num_logprobs[row] = min(num_logprobs or 0, self.vocab_size) if in_entry else NOWHERE
 
     def change(self, upload: Upload) -> None:
         """Ends, then starts, then assigned blocks."""
@@ -239,12 +256,11 @@ class DeviceColumns:
 
 def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
     """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
-    min_p, edits and masks (device_edits.py), and up to MOST_TOP logprobs, if these are of the raw
-    logits."""
+    min_p, edits and masks (device_edits.py), and logprobs, if these are of the raw logits."""
     sampling = start.sampling
     return (
         not fits_edits(sampling)
-        or not (sampling.num_logprobs is None or (scores_raw and _fits_entry(sampling)))
+        or not (sampling.num_logprobs is None or scores_raw)
         or start.has_processors
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.batch import EagerPass
-from quire.executor.cuda.decoding import Parts
+from quire.executor.cuda.decoding import Look, Parts
 from quire.executor.cuda.device_rows import NOWHERE
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
@@ -119,8 +119,10 @@ class Prompts:
         upload.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
         return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
-    def run(self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None]) -> Computed:
-        """After the plan's changes."""
+    def run(
+        self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None], look: Look
+    ) -> Computed:
+        """After the plan's changes. `look` sees the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
         batch = work.batch(parts.columns)
         hidden = self._layers(batch, laid_out.bucket)
@@ -138,6 +140,7 @@ class Prompts:
             truncated=laid_out.truncated,
             edited=edited if len(edited) else None,
         )
+        look(logits, tokens, 0)
         entries = None
         if laid_out.asking:
             entries = new_entries(1, len(rows), parts.device)

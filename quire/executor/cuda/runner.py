@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire.executor.cuda.batch import EagerPass
 from quire.executor.cuda.beams import CudaBeams
-from quire.executor.cuda.decoding import Decoding, Parts, SmallBatchRows
+from quire.executor.cuda.decoding import Decoding, Look, Parts, SmallBatchRows
 from quire.executor.cuda.device_ops import DeviceOps
 from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
 from quire.executor.cuda.drawn_scores import Asking, new_entries
@@ -28,6 +28,7 @@ from quire.executor.cuda.graphs import Graphs
 from quire.executor.cuda.hidden import pack_hidden, send_hidden
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.masks import MaskUploads
+from quire.executor.cuda.more_scores import MoreScores
 from quire.executor.cuda.prompts import Prompts
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
@@ -77,6 +78,7 @@ class CudaRunner:
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._host_copies)
         self._beams = CudaBeams(columns, self._host_copies, handles)
+        self._more = MoreScores(columns, self._host_copies)
         self._masks = MaskUploads(columns.edits, self.device, handles)
 
     @torch.inference_mode()
@@ -96,20 +98,40 @@ class CudaRunner:
             packed = self._pack_scores(plan, laid_out.work, upload)
             wanted = pack_hidden(plan.prefill, laid_out.work.query_starts, upload)
         bring_masks = self._masks.pack(plan.masks, upload)
-        self._change(plan, upload)
         blocks, extras = [], Extras()
+        drawn, decoded = self._looks(plan, first, upload, extras)
+        self._change(plan, upload)
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
-            blocks.append(self._decoding.run(seated, upload, bring_masks))
+            blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
             self._send_entries(seated.asking, upload, self._decoding.entries(seated), extras)
         if laid_out is not None:
-            made = self._prompts.run(laid_out, upload, bring_masks)
+            made = self._prompts.run(laid_out, upload, bring_masks, drawn)
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
             extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
         block = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
         return CudaStep(self._host_copies.send(block), extras)
+
+    def _looks(
+        self, plan: StepPlan, first: int, upload: Upload, extras: Extras
+    ) -> tuple[Look, Look]:
+        """For those that ask for more than an entry holds: what looks at the logits of the first
+        rows that draw, at the end of prompts, and at those of the decode rows."""
+        rows = plan.sampled_rows()
+        return (
+            self._look("prompts", rows[:first], 0, upload, extras),
+            self._look("decode rows", rows[first:], first, upload, extras),
+        )
+
+    def _look(self, name: str, rows: Ints, first: int, upload: Upload, extras: Extras) -> Look:
+        groups = self._more.pack(upload, name, rows, first)
+
+        def look(logits: Tensor, tokens: Tensor, step: int) -> None:
+            extras.more_letters += self._more.score(groups, upload, logits, tokens, step)
+
+        return look
 
     def _send_entries(
         self, asking: Asking, upload: Upload, entries: Tensor | None, extras: Extras
@@ -163,6 +185,7 @@ class CudaRunner:
             wanted = pack_hidden(one.prefill, work.query_starts, sent)
             self._beams.pack(one, sent)
             bring_masks = self._masks.pack(one.masks, sent)
+            look = self._look("all", one.sampled_rows(), 0, sent, extras)
             if k == 0:
                 self._change(plan, sent)
             else:
@@ -178,6 +201,7 @@ class CudaRunner:
             bring_masks()
             tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
             rows, at = sent.take("sampled rows"), sent.take("drawn at")
+            look(logits, tokens, k)
             if entries is not None:
                 step = torch.full((1,), k, dtype=torch.int32, device=self.device)
                 self.ops.score(logits, self._drawing(rows), tokens, failed, entries, step)

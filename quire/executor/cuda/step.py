@@ -12,6 +12,7 @@ from quire.executor.cuda.device_rows import FAILED
 from quire.executor.cuda.drawn_scores import DrawnLetter
 from quire.executor.cuda.hidden import HiddenLetter
 from quire.executor.cuda.host_copies import HostCopy
+from quire.executor.cuda.more_scores import MoreLetter
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
@@ -24,6 +25,7 @@ class Extras:
 
     logprobs: list[DrawnScores] = field(default_factory=list)
     drawn_letters: list[DrawnLetter] = field(default_factory=list)
+    more_letters: list[MoreLetter] = field(default_factory=list)  # step by step
     score_letters: list[ScoreLetter] = field(default_factory=list)
     hidden_letters: list[HiddenLetter] = field(default_factory=list)
     candidates: CandidateLetter | None = None
@@ -57,6 +59,8 @@ class CudaStep:
         logprobs = [_of_real_tokens(block, counts) for block in drawn]
         for sent in self.extras.drawn_letters:
             logprobs += sent.read(tokens, counts)
+        more = [one for sent in self.extras.more_letters for one in sent.read(tokens, counts)]
+        logprobs += joined_blocks(more)
         scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
         return StepResult(
             tokens,

@@ -33,10 +33,11 @@ GUIDED: list[dict[str, object]] = [
     {"temperature": 1.0, "allowed_token_ids": list(range(3, 190)), **GRAMMAR},
     {"temperature": 0.0, "repetition_penalty": 1.4, "min_tokens": 6, **GRAMMAR},
 ]
-# What only the sampler can do, beside them.
+# What has no room in an entry, and what only the sampler can do, beside them.
 MORE: list[dict[str, object]] = [
     {"temperature": 1.0, "logprobs": -1, **GRAMMAR},
     {"temperature": 1.0, "logprob_token_ids": [3, 150]},
+    {"temperature": 1.0, "bad_words": ["several tokens"], **GRAMMAR},
 ]
 
 
@@ -117,6 +118,9 @@ def run(
 ) -> tuple[list[Sequence], int]:
     masks = Filling(executor.handles)
     asked = requests(kinds, count=18, seed=5)
+    for one in asked:
+        if one.params.bad_words:
+            one.params._bad_words_token_ids = [[a, a + 1] for a in range(100)]
     asked = asked if stopping else list(map(endless, asked))
     return answers(executor, config, asked, guide_for=guide_for, make_masks=masks), masks.late
 
