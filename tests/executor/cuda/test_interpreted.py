@@ -17,8 +17,10 @@ from quire.request import Request
 from quire.spec import LogitsPlan
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
+from tests.executor.cuda.test_masks import GUIDED
+from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
-from tests.executor.harness import small_config
+from tests.executor.harness import small_config, told
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with infinity.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -119,6 +121,20 @@ def test_layers_of_two_kinds_draw_the_tokens_of_the_plain_runner() -> None:
     plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
     wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, few(config)[:2])
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
+    """Guided rows, and one that asks for more logprobs than an entry holds."""
+    more: dict[str, object] = {"temperature": 0.0, "logprob_token_ids": [3, 150]}
+    kinds = [PLAIN[1], GUIDED[2], more]
+    plain = small_config(num_blocks=64)
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    local = LocalExecutor(plain, SPEC, dict(WEIGHTS))
+    wanted, _ = run_guided(local, plain, kinds, count=3, most=4)
+    got, _ = run_guided(InterpretedExecutor(config, SPEC, WEIGHTS), config, kinds, count=3, most=4)
+    for one, other in zip(got, wanted, strict=True):
+        assert one.output_ids.tolist() == other.output_ids.tolist()
+        assert told(one.logprobs)[0] == told(other.logprobs)[0]
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:

@@ -114,10 +114,20 @@ def endless(request: Request) -> Request:
 
 
 def run(
-    executor: Any, config: Any, kinds: list[dict[str, object]], *, stopping: bool = True
+    executor: Any,
+    config: Any,
+    kinds: list[dict[str, object]],
+    *,
+    stopping: bool = True,
+    count: int = 18,
+    most: int = 30,
 ) -> tuple[list[Sequence], int]:
+    """The answers, each of at most `most` tokens, and how often masks came late."""
     masks = Filling(executor.handles)
-    asked = requests(kinds, count=18, seed=5)
+    asked = [
+        replace(one, max_tokens=min(one.max_tokens, most))
+        for one in requests(kinds, count=count, seed=5)
+    ]
     for one in asked:
         if one.params.bad_words:
             one.params._bad_words_token_ids = [[a, a + 1] for a in range(100)]
