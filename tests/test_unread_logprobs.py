@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -137,6 +139,38 @@ def test_dicts_of_a_growing_answer_are_made_once() -> None:
     assert later == unread(first, more).read() and unread(first, made=made).read() == early
     early.clear()
     assert unread(first, made=made).read() == later[:3]
+
+
+def test_reading_many_sets_off_no_search_through_all_objects() -> None:
+    """Each of those took longer than making the dicts."""
+    many = [scores(128, 5) for _ in range(400)]
+    full: list[int] = []
+    gc.collect()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            full.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        read = [unread(one).read() for one in many]
+    finally:
+        gc.callbacks.remove(note)
+    assert full and 2 not in full and gc.get_freeze_count() == 0
+    assert sum(map(len, read)) == 51_200
+    ring: list[object] = []
+    ring.append(ring)  # garbage still goes
+    seen = weakref.ref(Ringed(ring))
+    del ring
+    gc.collect()
+    assert seen() is None
+
+
+class Ringed:
+    """Held by a ring alone."""
+
+    def __init__(self, ring: list[object]) -> None:
+        ring.append(self)
 
 
 def test_kept_scores_hold_nothing_of_other_rows() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from typing import Any
 
+from quire.base.collecting import count_as_old
 from quire.inputs.detokenize import TokenTexts
 from quire.logprobs import (
     FlatLogprobs,
@@ -27,6 +28,7 @@ from quire.step import Scores
 CONTEXT = 4  # tokens that may have begun a character
 # Tokens at a position, above which its dict is made when it is asked for.
 WIDE = 256
+MANY = 512  # Logprobs made at once, above which the collector is told that they will last
 _RANKS = range(1, 1 << 31)
 
 
@@ -45,6 +47,10 @@ class ScoredTokens:
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
+
+    @property
+    def num_entries(self) -> int:
+        return sum(len(part) * (1 + part.top_ids.shape[1]) for part in self.parts)
 
     @property
     def is_wide(self) -> bool:
@@ -131,6 +137,12 @@ class UnreadLogprobs(Unread):
         return UnreadLogprobs(tokens, self.flat, self.begins_blank)
 
     def read(self) -> PromptLogprobs:
+        made = self._made()
+        if isinstance(made, list) and self.tokens.num_entries > MANY:
+            count_as_old()
+        return made
+
+    def _made(self) -> PromptLogprobs:
         blank: list[LogprobsOnePosition | None] = [None] * self.begins_blank
         if self.flat:
             flat = FlatLogprobs()
