@@ -22,6 +22,7 @@ from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers
+from tests.executor.cuda.test_drawn_scores import MORE, WHOLE
 from tests.executor.cuda.test_masks import GUIDED
 from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
@@ -64,7 +65,7 @@ def outputs(sequences: list[Sequence]) -> list[list[int]]:
     return [s.output_ids.tolist() for s in sequences]
 
 
-@pytest.mark.parametrize("kinds", [PLAIN, SPECIAL, PLAIN + SPECIAL])
+@pytest.mark.parametrize("kinds", [PLAIN, SPECIAL, PLAIN + SPECIAL, PLAIN + MORE, MORE + WHOLE])
 @pytest.mark.parametrize("num_blocks", [128, 16])
 def test_fp32_tokens_equal_the_cpu_engines(kinds: list[dict[str, object]], num_blocks: int) -> None:
     """With 16 blocks for 14 rows sequences are preempted again and again."""
