@@ -149,7 +149,7 @@ def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
                 "kv_cache_dtype='fp8' is built for GPUs. Leave it out, or use a machine that has "
                 "one."
             )
-        if spec.layers[0].attention.softcap is not None:
+        if isinstance(spec, ModelSpec) and spec.layers[0].attention.softcap is not None:
             raise NotSupported(
                 "kv_cache_dtype='fp8' is not built for models that bound their scores (softcap). "
                 "Leave it out."

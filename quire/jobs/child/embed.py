@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quire.errors import NotSupported, QuireError
-from quire.jobs.board import Board
-from quire.jobs.child.driving import Asked, Driver, timings_of
-from quire.jobs.child.feed import Feed, Rows, Send
 from quire.jobs.child.requests import attempt, failed, refuse_far_too_long
-from quire.jobs.child.tally import session_facts
 from quire.jobs.vectors import encode_vector, pooling_params
-from quire.jobs.wire import Message
+from quire.replicas.board import Board
+from quire.replicas.child.driving import Asked, Driver, timings_of
+from quire.replicas.child.feed import Feed, Rows
+from quire.replicas.child.tally import session_facts
+from quire.replicas.streams import Send
+from quire.replicas.wire import Message
 from quire.session.pooling import text_options
 
 if TYPE_CHECKING:
