@@ -16,7 +16,7 @@ from quire.options.parse import Options
 from quire.options.speculation import speculation_for
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
-from quire.spec import AnySpec
+from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
