@@ -1,4 +1,5 @@
-"""Which model is built for a spec: one decoder, from parts, for all families so far.
+"""Which model is built for a spec: one decoder, from parts, for all families so far, or a module
+of Transformers.
 
 A family that decoder.py cannot be gets a file of its own in this room and is chosen here.
 """
@@ -9,8 +10,14 @@ from quire.backends.ops import HeadShape, Kernels
 from quire.errors import UnsupportedModel
 from quire.families.registry import family_named
 from quire.layers.tp import TensorParallel
+<<<<<<< HEAD
 from quire.models.decoder import Decoder, build_decoder
 from quire.models.parts import Weights
+=======
+from quire.models.decoder import Decoder, Weights, build_decoder
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.model import Model
+>>>>>>> 2a651d6 (Run any causal class of Transformers on the engine)
 from quire.spec import ModelSpec
 
 
@@ -29,6 +36,7 @@ def build_model(
     return build_decoder(spec, weights, kernels, shape, max_len=max_len, tp=tp)
 
 
+<<<<<<< HEAD
 def _check_heads(spec: ModelSpec) -> None:
     """Attention is planned once for all layers, so they have the same heads."""
     kinds = {
@@ -40,3 +48,20 @@ def _check_heads(spec: ModelSpec) -> None:
             f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap): "
             f"{sorted(kinds, key=str)}; quire has models whose layers share one."
         )
+=======
+def build_any_model(
+    spec: ModelSpec,
+    weights: Weights | LoadedModule,
+    kernels: Kernels,
+    shape: HeadShape,
+    *,
+    max_len: int,
+    tp: TensorParallel,
+) -> Model:
+    """The model of a spec, or the one that Transformers computes."""
+    if isinstance(weights, LoadedModule):
+        from quire.models.fallback.build import build_fallback  # Transformers, which takes seconds
+
+        return build_fallback(weights, kernels, shape)
+    return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+>>>>>>> 2a651d6 (Run any causal class of Transformers on the engine)

@@ -23,6 +23,7 @@ class Options:
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
     trust_remote_code: bool = False
+    model_impl: str = "auto"
     dtype: str | None = None
     quantization: str | None = None
     revision: str | None = None

@@ -29,8 +29,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "io_processor_plugin": None,
         "diffusion_config": None,
     },
-    "Leave it out: quire's own families are used, and an unknown architecture is an error.": {
-        "model_impl": "auto",
+    "Register the class for its architecture: ModelRegistry.register_model(name, class).": {
         "model_class_overrides": {},
     },
     "Put the config.json into the model's folder, in the Hugging Face form.": {

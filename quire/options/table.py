@@ -77,7 +77,19 @@ HONOURED: tuple[Option, ...] = (
         "trust_remote_code",
         False,
         checks.flag,
-        "A permission; no family built so far needs a model's own code, so none is run.",
+        "A permission: a model's own code is run if its directory has some and neither a family of "
+        "quire nor a class of Transformers is named by it.",
+    ),
+    _honoured(
+        "model_impl",
+        "auto",
+        checks.choice(
+            *("auto", "quire", "vllm", "transformers"),
+            others=("terratorch",),
+            instead="Use 'auto'.",
+        ),
+        '"quire" (or "vllm"): a family of quire\'s own; "transformers": the causal class of '
+        "Transformers, on quire's engine; auto: the first where there is one for the model.",
     ),
     _honoured(
         "dtype",
@@ -302,7 +314,6 @@ HONOURED: tuple[Option, ...] = (
 
 # Values of other options that ask for nothing new, and options whose values are still checked.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "model_impl": ("vllm",),
     "config_format": ("hf",),
     "enable_sleep_mode": (True,),
 }

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.families.registry import CAUSAL
 from quire.options import Options
 from quire.pooling.spec import PoolerSpec
+from quire.session.fallback import plan_model
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 from quire.weights.tied import HEAD, with_stored_head
 
+if TYPE_CHECKING:
+    from quire.models.fallback.planning import FallbackPlan
 
-def decoder_spec(
+
+def decoder_plan(
     files: ModelFiles, pooler: PoolerSpec, options: Options
-) -> tuple[ModelSpec, str | None]:
-    """The spec of a model's files, and why it writes no text, where it does not.
+) -> tuple[ModelSpec | FallbackPlan, str | None]:
+    """The spec of a model's files, or how Transformers computes it; and why it writes no text,
+    where it does not.
 
     A model without a head for tokens is built as if it shared its embedding: nothing reads it."""
-    spec = files.spec(options.hf_overrides)
+    spec = plan_model(files, options)
+    if not isinstance(spec, ModelSpec):
+        return spec, None
     if options.load_format == "dummy":
         return spec, _headless(files, options)
     spec = with_stored_head(files, spec)

@@ -27,8 +27,9 @@ from quire.options.plugins import unused_line
 from quire.pooling.choose import choose_pooler
 from quire.pooling.spec import PoolerSpec
 from quire.sampling_params import SamplingParams
-from quire.session.decoder_spec import decoder_spec
+from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
+from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
@@ -36,6 +37,7 @@ from quire.weights.source import ModelFiles, locate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire.models.fallback.planning import FallbackPlan
     from quire.pooling.head import Head
 
 # What a generation_config.json may set of a request's parameters, and our name for it.
@@ -117,15 +119,16 @@ def load(model: str, options: Options) -> LoadedModel:
     # The tokenizer is built by Rust and Python while the weights are read by torch.
     with ThreadPoolExecutor(1) as aside:
         reading = aside.submit(_tokenizer, files, options)
-        spec: AnySpec
+        planned: AnySpec | FallbackPlan
         if encoder is not None:
             no_text: str | None = NO_TEXT
-            spec, config, executor = load_encoder(files, said, encoder, pooler, options)
+            planned, config, executor = load_encoder(files, said, encoder, pooler, options)
         else:
-            spec, no_text = decoder_spec(files, pooler, options)
-            config, executor = _executor(files, spec, options)
+            planned, no_text = decoder_plan(files, pooler, options)
+            config, executor = _executor(files, planned, options)
         facts = executor.start()
         tokenizer = reading.result()
+    spec = planned if isinstance(planned, ModelSpec | EncoderSpec) else planned.spec
     head = _head(pooler, files, spec, tokenizer, dummy=dummy)
     if options.max_model_len == FIT_TO_MEMORY:
         config = _fitted(config, facts)
@@ -141,7 +144,7 @@ def load(model: str, options: Options) -> LoadedModel:
         tokenizer,
         generation_config,
         said if isinstance(spec, EncoderSpec) or files.config else {**config_of(spec), **said},
-        partial(_stored, model, spec, options),
+        partial(_stored, model, planned, options),
         head,
         no_text,
     )
@@ -201,20 +204,23 @@ def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
 
 
 def _stored(
-    model: str, spec: AnySpec, options: Options, path: str | None
+    model: str, planned: AnySpec | FallbackPlan, options: Options, path: str | None
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of the model's files, or of those at another path, one after the other."""
+    from quire.executor.cpu.local import NO_EXCHANGE
     from quire.weights.load import stored_weights
 
-    if isinstance(spec, EncoderSpec):
+    if isinstance(planned, EncoderSpec):
         raise NotSupported("an encoder takes no other weights once it is built: make a new LLM.")
+    if not isinstance(planned, ModelSpec):
+        raise NotSupported(NO_EXCHANGE)
     files = locate(
         model if path is None else path,
         revision=options.revision if path is None else None,
         download_dir=options.download_dir,
         token=options.hf_token,
     )
-    yield from stored_weights(files, spec)
+    yield from stored_weights(files, planned)
 
 
 def _check_name(model: object) -> None:
@@ -228,8 +234,11 @@ def _check_name(model: object) -> None:
 
 
 def _executor(
-    files: ModelFiles, spec: ModelSpec, options: Options
+    files: ModelFiles, planned: ModelSpec | FallbackPlan, options: Options
 ) -> tuple[EngineConfig, ModelExecutor]:
+    if not isinstance(planned, ModelSpec):
+        return _fallback_executor(files, planned, options)
+    spec = planned
     with ExitStack() as unwanted:
         compiling = begin_compiling(spec, options)
         if compiling is not None:
@@ -243,6 +252,18 @@ def _executor(
         made = _gpu_executor(files, spec, options, facts, compiling)
         unwanted.pop_all()  # from here on the executor ends it
         return made
+
+
+def _fallback_executor(
+    files: ModelFiles, plan: FallbackPlan, options: Options
+) -> tuple[EngineConfig, ModelExecutor]:
+    from quire.executor.cpu.local import LocalExecutor
+    from quire.executor.probe import device_facts
+
+    facts = device_facts(options.device)
+    config = resolve_fallback(options, plan, facts)
+    read = partial(load_fallback, files, plan, config)
+    return config, LocalExecutor(config, plan.spec, read(), read_again=read)
 
 
 def _gpu_executor(

@@ -24,13 +24,17 @@ from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import sampler_for
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.model import Model
 from quire.models.parts import Weights
-from quire.models.registry import build_model
+from quire.models.registry import build_any_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
 from quire.steps.handles import Handles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+NO_EXCHANGE = "a model that Transformers computes takes no other weights: make a new LLM."
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ class LocalExecutor:
         self,
         config: EngineConfig,
         spec: ModelSpec,
-        weights: Weights,
+        weights: Weights | LoadedModule,
         *,
-        read_again: Callable[[], Weights] | None = None,
+        read_again: Callable[[], Weights | LoadedModule] | None = None,
     ) -> None:
         """`read_again` reads the same weights once more, after a sleep that dropped them."""
         if config.kv_cache_dtype not in ("auto", config.dtype):
@@ -66,8 +70,8 @@ class LocalExecutor:
             )
         self.config, self.spec, self._read_again = config, spec, read_again
         self.handles = Handles()
-        self._weights: Weights | None = weights
-        self._model: Decoder | None = None
+        self._weights: Weights | LoadedModule | None = weights
+        self._model: Model | None = None
         self._runner: Runner | None = None
         self._num_blocks = 0
 
@@ -99,16 +103,16 @@ class LocalExecutor:
     def _shape(self) -> HeadShape:
         return head_shape(self.spec, self.config.block_size, DTYPES[self.config.dtype])
 
-    def _build(self, weights: Weights) -> Decoder:
+    def _build(self, weights: Weights | LoadedModule) -> Model:
         config, shape = self.config, self._shape
         kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
-        return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+        return build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
 
-    def _cache_dtype(self, model: Decoder) -> torch.dtype:
+    def _cache_dtype(self, model: Model) -> torch.dtype:
         auto = self.config.kv_cache_dtype == "auto"
         return model.kv_dtype if auto else DTYPES[self.config.dtype]
 
-    def _make_runner(self, model: Decoder) -> Runner:
+    def _make_runner(self, model: Model) -> Runner:
         config, spec, device = self.config, self.spec, torch.device(self.config.device)
         cache_dtype = self._cache_dtype(model)
         model.rotary.reach(longest_sequence(config, self._num_blocks))
@@ -140,6 +144,8 @@ class LocalExecutor:
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         if self._model is None:
             raise EngineClosed("this executor has no weights that could be exchanged.")
+        if not isinstance(self._model, Decoder):
+            raise NotSupported(NO_EXCHANGE)
         return NewWeights(self._model, self.spec).load(named)
 
     def submit(self, plan: StepPlan) -> FinishedStep:

@@ -19,7 +19,7 @@ from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.layers.batch import Batch, make_batch
-from quire.models.decoder import Decoder
+from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates
 from quire.sampling.sampler import Sampled
@@ -56,7 +56,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: Tensor,
         rows: DeviceRows,
         sampler: Samples,
@@ -191,7 +191,7 @@ class Runner:
         made.add(entries, sampled)
 
 
-def _logits(model: Decoder, hidden: Tensor, tokens: Tensor) -> Tensor:
+def _logits(model: Model, hidden: Tensor, tokens: Tensor) -> Tensor:
     """Logits of some tokens of a pass. [len(tokens), V]"""
     count = tokens.shape[0]
     extra = model.kernels.padded(count) - count

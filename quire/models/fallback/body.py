@@ -1,0 +1,145 @@
+"""A causal model in two halves: the body that makes hidden states, and what makes logits of them.
+
+The engine computes hidden states of many tokens and logits of few. Where a class divides is seen in
+the dry pass: the body is the outermost part that is given the token ids and returns hidden states.
+For logits the whole class is called with a body that has its answer ready, so that every factor,
+softcap and bias after it is the class's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.errors import UnsupportedModel
+
+IDS, POSITIONS, CACHE = "ids", "positions", "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class BodyCall:
+    """How a class calls its body: the body's name in it, and what each argument was."""
+
+    path: str
+    constants: tuple[tuple[str, Any], ...]
+    roles: tuple[tuple[str, str], ...]  # which arguments are ids, positions and cache
+    output: type[Any] | None  # the class of what the body returns; None: a tuple
+    hidden_size: int
+
+    @property
+    def takes_positions(self) -> bool:
+        return any(role == POSITIONS for _, role in self.roles)
+
+
+class Body:
+    """The two halves of a model."""
+
+    def __init__(self, model: nn.Module, call: BodyCall) -> None:
+        self.model, self.call = model, call
+        self.part = model.get_submodule(call.path)
+
+    def hidden(self, ids: Tensor, positions: Tensor | None, cache: Any) -> Tensor:
+        """ids [1, T] -> [T, H]"""
+        values = {IDS: ids, POSITIONS: positions, CACHE: cache}
+        given = dict(self.call.constants) | {name: values[role] for name, role in self.call.roles}
+        given["use_cache"] = cache is not None
+        made: Tensor = self.part(**given)[0]
+        return made[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> [R, V]"""
+        known = (hidden[None],)
+        answer = known if self.call.output is None else self.call.output(*known)
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
+        with _answering(self.part, answer):
+            made: Tensor = self.model(input_ids=ids, use_cache=False, return_dict=True).logits
+        return made[0]
+
+    @staticmethod
+    def watch(
+        model: nn.Module, ids: Tensor, positions: Tensor, cache: Any
+    ) -> tuple[BodyCall, Tensor]:
+        """Call the whole class, and see how it calls its body."""
+        seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
+        names = {module: path for path, module in model.named_modules() if path}
+        handles = [
+            part.register_forward_hook(
+                lambda part, args, kwargs, made: seen.append((part, args, kwargs, made)),
+                with_kwargs=True,
+            )
+            for part in names
+        ]
+        given: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
+        if _takes(model, "position_ids"):
+            given["position_ids"] = positions
+        try:
+            logits: Tensor = model(**given, return_dict=True).logits
+        finally:
+            for handle in handles:
+                handle.remove()
+        roles = {id(ids): IDS, id(positions): POSITIONS, id(cache): CACHE}
+        # A part is done after all parts within it: the last with the ids is the outermost.
+        for part, args, kwargs, made in reversed(seen):
+            call = _body_call(names[part], part, args, kwargs, made, roles)
+            if call is not None:
+                return call, logits
+        raise UnsupportedModel("it has no part that makes hidden states of ids and a cache.")
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _body_call(
+    path: str,
+    part: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    made: Any,
+    roles: dict[int, str],
+) -> BodyCall | None:
+    """The call, if it is one from token ids and cache to hidden states [1, T, H]."""
+    first = made[0] if isinstance(made, tuple | dict) and len(made) else None
+    if not isinstance(first, Tensor) or first.ndim != 3:
+        return None
+    given = _by_name(part, args, kwargs)
+    found = {name: roles[id(value)] for name, value in given.items() if id(value) in roles}
+    others = {name: value for name, value in given.items() if name not in found}
+    if not {IDS, CACHE} <= set(found.values()) or any(
+        isinstance(value, Tensor) for value in others.values()
+    ):
+        return None
+    return BodyCall(
+        path,
+        tuple((name, value) for name, value in others.items() if name != "use_cache"),
+        tuple(found.items()),
+        None if type(made) is tuple else type(made),
+        first.shape[-1],
+    )
+
+
+def _by_name(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments under their names."""
+    signature = inspect.signature(part.forward)
+    given = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    return given
+
+
+@contextmanager
+def _answering(part: nn.Module, answer: Any) -> Iterator[None]:
+    """Within this context the part returns `answer` whatever it is called with."""
+    part.forward = lambda *args, **kwargs: answer  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del part.forward  # the class's own is seen again

@@ -1,0 +1,47 @@
+"""A loaded module as a model that executors run, in the way that its trial allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from quire.backends.ops import HeadShape, Kernels
+from quire.base.boundary import reason
+from quire.base.notes import note
+from quire.errors import UnsupportedModel
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.fallback.model import TransformersModel
+from quire.models.fallback.trial import bound_for, trial
+
+
+@torch.inference_mode()
+def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> TransformersModel:
+    """Side by side if what that computes is what Transformers does, else a sequence at a time."""
+    name, seen = type(loaded.module).__name__, loaded.seen
+    why = seen.why_rows
+    if seen.calls:
+        model = TransformersModel(loaded.module, loaded.call, seen, kernels, shape)
+        why = _why_not(model, shape)
+        if not why:
+            return model
+    one_by_one = replace(seen, calls=())
+    model = TransformersModel(loaded.module, loaded.call, one_by_one, kernels, shape)
+    failed = _why_not(model, shape)
+    if failed:
+        raise UnsupportedModel(f"{name} cannot be run on a cache in blocks: {failed}.")
+    note(f"{name} computes a sequence at a time, which is slower: {why}")
+    return model
+
+
+def _why_not(model: TransformersModel, shape: HeadShape) -> str:
+    """Why the model cannot be run this way; empty if it can."""
+    try:
+        found = trial(model, shape)
+    except Exception as error:  # code of others, which the dry pass did not reach
+        return f"its pass fails: {reason(error)}"
+    if found <= bound_for(shape.dtype):
+        return ""
+    return (
+        f"in chunks its logits differ from those of one plain call, by {found:.1%} of the largest"
+    )

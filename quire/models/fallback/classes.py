@@ -1,0 +1,111 @@
+"""From a model's files to its class and config in Transformers. No weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from quire.base.boundary import refusing
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.models.fallback.registered import registered_class
+
+MAX_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class CausalClass:
+    """A class, and the config that one of its models is made by."""
+
+    made_by: type[PreTrainedModel]
+    config: Any
+
+    @property
+    def name(self) -> str:
+        return self.made_by.__name__
+
+    @property
+    def text_config(self) -> Any:
+        return self.config.get_text_config(decoder=True)
+
+
+def find_class(
+    values: Mapping[str, Any], directory: Path, *, trust_remote_code: bool
+) -> CausalClass:
+    """The class that `architectures` names: one that was registered, one that the directory
+    brings along if that is allowed, or one of Transformers."""
+    source = directory / "config.json"
+    _check(values, source)
+    named = values.get("architectures") or []
+    architecture = named[0] if isinstance(named, list) and named else ""
+    registered = registered_class(architecture)
+    own = values.get("auto_map")
+    if registered is not None:
+        found = CausalClass(registered, _config_of(registered.config_class, values, source))
+    elif isinstance(own, dict) and "AutoModelForCausalLM" in own and trust_remote_code:
+        found = _own_class(own["AutoModelForCausalLM"], values, directory)
+    else:
+        found = _class_of_transformers(architecture, values, source, has_own=bool(own))
+    if found.made_by._is_stateful:
+        raise UnsupportedModel(f"{found.name}: its layers keep a state beside keys and values.")
+    return found
+
+
+def architectures() -> tuple[str, ...]:
+    """Every causal class of this Transformers."""
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return tuple(dict.fromkeys(n if isinstance(n, str) else n[0] for n in names))
+
+
+def _check(values: Mapping[str, Any], source: Path) -> None:
+    """What would cost more than an error, or is quantised in a way that quire does not read."""
+    for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"):
+        count = values.get(key)
+        if isinstance(count, int) and not 0 < count <= MAX_LAYERS:
+            raise CorruptModel(
+                f"{source}: {key} must be a whole number from 1 to {MAX_LAYERS:,}, it is {count}"
+            )
+    if values.get("quantization_config"):
+        raise UnsupportedModel(
+            f"{source}: the weights are quantised, which quire does not read from safetensors. "
+            "Take the original weights, or a GGUF file."
+        )
+
+
+def _class_of_transformers(
+    architecture: str, values: Mapping[str, Any], source: Path, *, has_own: bool
+) -> CausalClass:
+    model_type = values.get("model_type")
+    by_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")
+    name = architecture or (by_type if isinstance(by_type, str) else "")
+    if name not in architectures():
+        hint = " Its directory brings code of its own: trust_remote_code=True runs that."
+        raise UnsupportedModel(
+            f"{source}: {name or model_type or 'no architecture'} is not supported: neither a family "
+            f"of quire nor a causal class of Transformers {transformers.__version__}."
+            f"{hint if has_own else ''}"
+        )
+    made_by = getattr(transformers, name)
+    return CausalClass(made_by, _config_of(made_by.config_class, values, source))
+
+
+def _config_of(made_by: type[Any], values: Mapping[str, Any], source: Path) -> Any:
+    with refusing(lambda why: CorruptModel(f"{source}: {made_by.__name__} refuses it: {why}")):
+        return made_by.from_dict(dict(values))
+
+
+def _own_class(reference: str, values: Mapping[str, Any], directory: Path) -> CausalClass:
+    """The class that the directory's own code defines: run because it was allowed."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    with refusing(lambda why: UnsupportedModel(f"{directory}: its own code fails: {why}")):
+        made_by = get_class_from_dynamic_module(reference, str(directory), local_files_only=True)
+        config = AutoConfig.from_pretrained(
+            str(directory), trust_remote_code=True, local_files_only=True
+        )
+        return CausalClass(made_by, type(config).from_dict(dict(values)))

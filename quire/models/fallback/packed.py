@@ -1,0 +1,96 @@
+"""Attention of layers whose sequences are computed side by side, by quire's kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape
+from quire.models.fallback.plain_attention import Extras, PlainAttention
+from quire.models.fallback.seen import AttentionCall
+
+# No mask is registered under this name, so models make none.
+PACKED = "quire"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPass:
+    """What all layers of one pass share. `inputs` is there where a layer needs PlainAttention."""
+
+    cache: Tensor
+    steps: dict[int | None, AttentionStep]
+    inputs: AttentionInputs | None
+
+    def plain(self, window: int | None) -> PlainAttention:
+        if self.inputs is None:
+            raise RuntimeError("a pass without its inputs reached a layer with a softcap or sinks.")
+        return PlainAttention(self.inputs, window)
+
+
+@dataclass(slots=True)
+class CurrentPass:
+    """The pass that a model is computing; layers find it here, since not every class hands
+    arguments on to its attention."""
+
+    now: PackedPass | None = None
+
+
+class PackedLayer:
+    """One layer's place in the cache, and what was recorded of its attention."""
+
+    def __init__(
+        self, index: int, call: AttentionCall, shape: HeadShape, current: CurrentPass
+    ) -> None:
+        self._index, self._call, self._shape, self._current = index, call, shape, current
+        # The kernels scale by the size of a slot's head, which may be larger than the layer's.
+        self._factor = call.scale * math.sqrt(shape.head_dim)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
+        """q [1, heads, T, D_k], k and v of the pass's tokens -> [1, T, heads, D_v]"""
+        work, call = self._current.now, self._call
+        if work is None:
+            raise RuntimeError("attention was called outside of a pass.")
+        keys, values = work.cache[self._index]
+        queries, own_keys, own_values = (self._slot_sized(x[0].transpose(0, 1)) for x in (q, k, v))
+        if call.softcap is not None or call.has_sinks:
+            # Stored as they are: the kernels may lay keys out in a way of their own.
+            plain = work.plain(call.window)
+            plain.store(own_keys, own_values, keys, values)
+            extras = Extras(call.scale, call.softcap, sinks)
+            made = plain.attend(queries, keys, values, extras)
+        else:
+            step = work.steps[call.window]
+            if self._factor != 1:
+                queries = queries * self._factor
+            queries = self._store(step, queries, own_keys, own_values, keys, values)
+            made = step.attend(queries, keys, values).view(queries.shape)
+        return made[None, ..., : call.kv.value_dim]
+
+    def _slot_sized(self, x: Tensor) -> Tensor:
+        """Heads filled up with zeros to the size of a slot's: they add nothing to any product."""
+        missing = self._shape.head_dim - x.shape[-1]
+        return F.pad(x, (0, missing)) if missing else x
+
+    def _store(
+        self, step: AttentionStep, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Turned by nothing: the model has done that."""
+        still = q.new_zeros(q.shape[0], self._shape.head_dim // 2, dtype=torch.float32)
+        qk = torch.cat([q, k], dim=1)
+        return step.rope_and_store(qk, v.contiguous(), still + 1, still, keys, values)
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **given: Any
+) -> tuple[Tensor, None]:
+    layer: PackedLayer = module.quire_layer  # type: ignore[assignment]
+    return layer.attend(query, key, value, given.get("s_aux")), None
+
+
+AttentionInterface.register(PACKED, _attend)

@@ -1,0 +1,146 @@
+"""A model that Transformers computes, as the spec that the engine plans with."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.base.boundary import reason, refusing
+from quire.errors import QuireError, UnsupportedModel
+from quire.families.fields import Fields
+from quire.models.fallback.body import BodyCall
+from quire.models.fallback.classes import CausalClass
+from quire.models.fallback.recording import record
+from quire.models.fallback.seen import Seen
+from quire.spec import ModelSpec
+
+FAMILY = "transformers"
+# Kernels read heads in vectors.
+HEAD_MULTIPLE = 8
+UNSAID_LENGTH = 2048
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"),
+    *("max_sequence_length", "seq_length"),
+)
+# Ropes whose frequencies change beyond a length, for all sequences of a pass or of a cache.
+_CHANGING_ROPES = {
+    "longrope": "original_max_position_embeddings",
+    "dynamic": "max_position_embeddings",
+}
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackPlan:
+    """How a model will be run, known before a weight is read."""
+
+    found: CausalClass
+    seen: Seen
+    call: BodyCall
+    spec: ModelSpec
+    num_weights: int
+
+
+def plan_fallback(found: CausalClass, source: str) -> FallbackPlan:
+    """Make the model without weights, call it once, and note what it needs."""
+    refused = lambda why: UnsupportedModel(f"{found.name}: Transformers cannot make it: {why}")  # noqa: E731
+    with refusing(refused), torch.device("meta"):
+        module: nn.Module = found.made_by(found.config)
+    module.train(False)
+    seen, call = _recorded(module, found.name)
+    num_weights = sum(p.numel() for p in module.parameters())
+    spec = _spec(found, num_weights, module, seen, source)
+    return FallbackPlan(found, seen, call, spec, num_weights)
+
+
+def _recorded(module: nn.Module, name: str) -> tuple[Seen, BodyCall]:
+    """On meta; over zeros that take no memory where the model asks for values."""
+    with contextlib.suppress(Exception):  # code of others; the second try tells why
+        return record(module)
+    _as_zeros(module)
+    try:
+        return record(module)
+    except QuireError as error:
+        raise UnsupportedModel(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
+    except Exception as error:  # code of others
+        raise UnsupportedModel(
+            f"{name}: it cannot be called with token ids and a cache of quire's: {reason(error)}"
+        ) from error
+
+
+def _as_zeros(module: nn.Module) -> None:
+    """Every weight is one zero, seen as often as its shape asks for."""
+    for part in module.modules():
+        for name, weight in part.named_parameters(recurse=False):
+            zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+            part.register_parameter(name, nn.Parameter(zeros, requires_grad=False))
+        for name, buffer in part.named_buffers(recurse=False):
+            setattr(part, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
+
+
+def _spec(
+    found: CausalClass, num_weights: int, module: nn.Module, seen: Seen, source: str
+) -> ModelSpec:
+    config, pool, layers = found.text_config, seen.pool, len(seen.kept)
+    heads = seen.calls[0].num_heads if seen.calls else pool.num_heads
+    wide = max(pool.key_dim, pool.value_dim)
+    head_dim = -(-wide // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    values = config.to_dict()
+    fields = Fields({k: values.get(k) for k in ("eos_token_id", "bos_token_id")}, source)
+    bos = fields.ids("bos_token_id")
+    dtype = str(getattr(found.config, "dtype", None) or "float32").removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise UnsupportedModel(f"{source}: weights in {dtype[:40]!r}; quire reads {_DTYPES}")
+    return ModelSpec(
+        family=FAMILY,
+        vocab_size=seen.vocab_size,
+        hidden_size=seen.hidden_size,
+        intermediate_size=_width(num_weights, seen, layers, (heads + pool.num_heads) * head_dim),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=pool.num_heads,
+        head_dim=head_dim,
+        max_model_len=_max_len(config, module),
+        norm_eps=1e-6,
+        rope_theta=10_000.0,
+        windows=tuple(call.window for call in seen.calls) or (None,) * layers,
+        eos_ids=fields.ids("eos_token_id"),
+        bos_id=bos[0] if bos else None,
+        dtype=dtype,
+    )
+
+
+def _width(weights: int, seen: Seen, layers: int, attended: int) -> int:
+    """The width of a gated feed-forward that would make a layer as large as this model's are: what
+    plans and memory are counted by."""
+    body = max(0, weights - 2 * seen.vocab_size * seen.hidden_size) // layers
+    return max(1, (body - 2 * seen.hidden_size * attended) // (3 * seen.hidden_size))
+
+
+def _max_len(config: Any, module: nn.Module) -> int:
+    """The longest text the config names and every table of positions holds; below what would
+    change a rope's frequencies for others in the same pass."""
+    said = [n for key in _LENGTHS if isinstance(n := getattr(config, key, None), int) and n > 0]
+    longest = said[0] if said else UNSAID_LENGTH
+    for rope in _ropes(getattr(config, "rope_parameters", None)):
+        key = _CHANGING_ROPES.get(str(rope.get("rope_type")))
+        limit = key and (rope.get(key) or getattr(config, key, None))
+        longest = min(longest, limit) if isinstance(limit, int) else longest
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding) and "position" in name.rpartition(".")[2]:
+            # A table with a padding index counts positions from behind it.
+            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
+            longest = min(longest, part.num_embeddings - skipped)
+    return max(1, longest)
+
+
+def _ropes(parameters: Any) -> list[dict[str, Any]]:
+    """The ropes of a config: one, or one for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return []
+    inner = [value for value in parameters.values() if isinstance(value, dict)]
+    return inner or [parameters]

@@ -1,0 +1,124 @@
+"""The trial: before a model serves, what it computes here is compared with Transformers.
+
+Two sequences of a few tokens go through the model as the engine would have them: in chunks, beside
+each other, the last token alone. Their logits must be those of one plain call of the class. What a
+dry pass cannot see shows here: a state kept elsewhere, positions counted inside, tokens mixed with
+their neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quire.backends.ops import HeadShape
+from quire.layers.batch import Batch
+from quire.models.fallback.interface import computing
+from quire.models.fallback.model import EAGER, TransformersModel
+
+# Differences of logits, as a share of the largest.
+BOUND, ROUNDED_BOUND = 1e-3, 0.1
+# Tokens beyond a block of the long text, and tokens of the short one.
+BEYOND, SHORT = 5, 6
+# A block or a window up to this is overstepped by the trial.
+SMALL = 64
+
+
+def trial(model: TransformersModel, shape: HeadShape) -> float:
+    """The largest difference of logits, as a share of the largest logit."""
+    texts = _texts(model, shape.block_size)
+    device = next(model.module.parameters()).device
+    count = sum(-(-len(text) // shape.block_size) for text in texts)
+    slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
+    cache = torch.zeros(len(model.seen.kept), 2, count, *slots, dtype=shape.dtype, device=device)
+    expected = [_plain(model.module, text, device) for text in texts]
+    worst = 0.0
+    for batch, places in _passes(texts, shape.block_size, device):
+        made = model.logits(model(batch, cache)[: batch.num_tokens])
+        wanted = torch.cat([expected[i][first:last] for i, first, last in places])
+        worst = max(worst, float((made.float() - wanted).abs().max()))
+    return worst / max(float(logits.abs().max()) for logits in expected)
+
+
+def bound_for(dtype: torch.dtype) -> float:
+    return BOUND if dtype == torch.float32 else ROUNDED_BOUND
+
+
+def _texts(model: TransformersModel, block_size: int) -> list[list[int]]:
+    """A text beyond a block and beyond small windows, and a short one. No text has the token that
+    pads: some models count positions by it."""
+    small = [size for size in (block_size, *model.windows) if size is not None and size <= SMALL]
+    vocab_size, pad = model.seen.vocab_size, getattr(model.module.config, "pad_token_id", None)
+    return [
+        _text(length, seed, vocab_size, pad)
+        for seed, length in enumerate((sum(small) + BEYOND, SHORT))
+    ]
+
+
+def _text(length: int, seed: int, vocab_size: int, forbidden: Any) -> list[int]:
+    made = torch.Generator().manual_seed(seed)
+    allowed = [i for i in range(min(vocab_size, 4096)) if i != forbidden]
+    picked = torch.randint(len(allowed), (length,), generator=made)
+    return [allowed[i] for i in picked.tolist()]
+
+
+def _plain(module: nn.Module, text: list[int], device: torch.device) -> Tensor:
+    ids = torch.tensor([text], device=device)
+    with computing(module, attention=EAGER):
+        logits: Tensor = module(input_ids=ids, use_cache=False, return_dict=True).logits
+    return logits[0].float()
+
+
+Places = list[tuple[int, int, int]]  # (text, first token, last token)
+
+
+def _passes(
+    texts: list[list[int]], block_size: int, device: torch.device
+) -> list[tuple[Batch, Places]]:
+    """A chunk of the long text alone, most of the rest of it beside most of the short one, and the
+    last token of each as decode rows."""
+    long, short = len(texts[0]), len(texts[1])
+    cut = long // 2 + 1
+    first, second = [(0, 0, cut)], [(0, cut, long - 1), (1, 0, short - 1)]
+    last = [(0, long - 1, long), (1, short - 1, short)]
+    return [
+        (_batch(texts, places, block_size, device, decoding=places is last), places)
+        for places in (first, second, last)
+    ]
+
+
+def _batch(
+    texts: list[list[int]],
+    places: Places,
+    size: int,
+    device: torch.device,
+    *,
+    decoding: bool,
+) -> Batch:
+    first_blocks = [0, -(-len(texts[0]) // size)]
+    width = max(-(-len(text) // size) for text in texts)
+    tables = [[first_blocks[i] + j for j in range(width)] for i, _, _ in places]
+    lengths = [last - first for _, first, last in places]
+    positions = [p for _, first, last in places for p in range(first, last)]
+    slots = [first_blocks[i] * size + p for i, first, last in places for p in range(first, last)]
+
+    def put(numbers: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+    return Batch(
+        token_ids=put([texts[i][p] for i, first, last in places for p in range(first, last)]),
+        positions=put(positions),
+        slots=put(slots),
+        query_starts=put([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
+        context_lens=put([last for _, _, last in places]),
+        tables=put(tables),
+        num_prefill=0 if decoding else len(places),
+        prefixes=(),
+        logit_tokens=put([]),
+        draws=put([]),
+        fresh_blocks=put([]),
+        longest_query=max(lengths),
+        longest_context=max(last for _, _, last in places),
+    )

@@ -1,0 +1,70 @@
+"""A module of Transformers with the weights of a directory, or with random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quire.base.boundary import refusing
+from quire.base.notes import note
+from quire.errors import CorruptModel
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.fallback.planning import FallbackPlan
+
+
+def load_module(
+    plan: FallbackPlan, directory: Path, *, dtype: torch.dtype, device: torch.device
+) -> LoadedModule:
+    """Read by Transformers, which knows how each class's weights are renamed, joined and tied.
+    Safetensors alone: pickles run code. A weight that is missing is an error."""
+    failed = f"{directory}: its weights cannot be read"
+    with refusing(lambda why: CorruptModel(f"{failed}: {why}")), _quiet():
+        module, about = _class(plan).from_pretrained(
+            str(directory),
+            config=plan.found.config,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
+        if names := sorted(str(name) for name in about[key]):
+            raise CorruptModel(f"{directory}: the weight {names[0]!r} {what} ({len(names)} in all)")
+    if unused := sorted(about["unexpected_keys"]):
+        note(f"{len(unused)} tensors of the model's files are not used: {', '.join(unused[:3])}")
+    return LoadedModule(module.to(device).eval(), plan.call, plan.seen)
+
+
+def dummy_module(
+    plan: FallbackPlan, *, dtype: torch.dtype, device: torch.device, seed: int
+) -> LoadedModule:
+    """Random weights, the same for the same seed."""
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(seed)
+        module = _class(plan)._from_config(plan.found.config, dtype=dtype)
+    return LoadedModule(module.to(device).eval(), plan.call, plan.seen)
+
+
+def _class(plan: FallbackPlan) -> Any:
+    """Transformers' own types say less than is needed."""
+    return plan.found.made_by
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Transformers' own notes and progress bars are left out: what matters is said here."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
