@@ -86,8 +86,8 @@ def _class_of_transformers(
     if name not in architectures():
         hint = " Its directory brings code of its own: trust_remote_code=True runs that."
         raise UnsupportedModel(
-            f"{source}: {name or model_type or 'no architecture'} is not supported: neither a family "
-            f"of quire nor a causal class of Transformers {transformers.__version__}."
+            f"{source}: {name or model_type or 'no architecture'} is not supported: neither a "
+            f"family of quire nor a causal class of Transformers {transformers.__version__}."
             f"{hint if has_own else ''}"
         )
     made_by = getattr(transformers, name)

@@ -39,7 +39,7 @@ class SequenceCache(Cache):
         return -1
 
     @property
-    def layers(self) -> NoReturn:
+    def layers(self) -> NoReturn:  # type: ignore[override]
         raise _keeps("reads the layers of its cache")
 
     def has_previous_state(self, *args: Any, **kwargs: Any) -> NoReturn:
