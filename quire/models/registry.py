@@ -10,14 +10,10 @@ from quire.backends.ops import HeadShape, Kernels
 from quire.errors import UnsupportedModel
 from quire.families.registry import family_named
 from quire.layers.tp import TensorParallel
-<<<<<<< HEAD
 from quire.models.decoder import Decoder, build_decoder
-from quire.models.parts import Weights
-=======
-from quire.models.decoder import Decoder, Weights, build_decoder
 from quire.models.fallback.loaded import LoadedModule
 from quire.models.model import Model
->>>>>>> 2a651d6 (Run any causal class of Transformers on the engine)
+from quire.models.parts import Weights
 from quire.spec import ModelSpec
 
 
@@ -36,19 +32,6 @@ def build_model(
     return build_decoder(spec, weights, kernels, shape, max_len=max_len, tp=tp)
 
 
-<<<<<<< HEAD
-def _check_heads(spec: ModelSpec) -> None:
-    """Attention is planned once for all layers, so they have the same heads."""
-    kinds = {
-        (one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap)
-        for one in (layer.attention for layer in spec.layers)
-    }
-    if len(kinds) > 1:
-        raise UnsupportedModel(
-            f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap): "
-            f"{sorted(kinds, key=str)}; quire has models whose layers share one."
-        )
-=======
 def build_any_model(
     spec: ModelSpec,
     weights: Weights | LoadedModule,
@@ -64,4 +47,16 @@ def build_any_model(
 
         return build_fallback(weights, kernels, shape)
     return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp)
->>>>>>> 2a651d6 (Run any causal class of Transformers on the engine)
+
+
+def _check_heads(spec: ModelSpec) -> None:
+    """Attention is planned once for all layers, so they have the same heads."""
+    kinds = {
+        (one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap)
+        for one in (layer.attention for layer in spec.layers)
+    }
+    if len(kinds) > 1:
+        raise UnsupportedModel(
+            f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap): "
+            f"{sorted(kinds, key=str)}; quire has models whose layers share one."
+        )

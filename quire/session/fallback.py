@@ -47,7 +47,8 @@ def _plan(files: ModelFiles, options: Options) -> FallbackPlan:
         raise UnsupportedModel(f"Transformers is not there to compute it: {error}") from error
     values = {**files.config, **(options.hf_overrides or {})}
     found = find_class(values, files.path, trust_remote_code=options.trust_remote_code)
-    return plan_fallback(found, str(files.path / "config.json"))
+    whole_texts = options.model_impl == "transformers"
+    return plan_fallback(found, str(files.path / "config.json"), whole_texts=whole_texts)
 
 
 def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -> EngineConfig:

@@ -48,7 +48,8 @@ class Body:
         """ids [1, T] -> [T, H]"""
         values = {IDS: ids, POSITIONS: positions, CACHE: cache}
         given = dict(self.call.constants) | {name: values[role] for name, role in self.call.roles}
-        given["use_cache"] = cache is not None
+        if cache is not None:
+            given["use_cache"] = True
         made: Tensor = self.part(**given)[0]
         return made[0]
 
@@ -58,12 +59,11 @@ class Body:
         answer = known if self.call.output is None else self.call.output(*known)
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         with _answering(self.part, answer):
-            made: Tensor = self.model(input_ids=ids, use_cache=False, return_dict=True).logits
-        return made[0]
+            return plain_logits(self.model, ids)[0]
 
     @staticmethod
     def watch(
-        model: nn.Module, ids: Tensor, positions: Tensor, cache: Any
+        model: nn.Module, ids: Tensor, positions: Tensor | None = None, cache: Any = None
     ) -> tuple[BodyCall, Tensor]:
         """Call the whole class, and see how it calls its body."""
         seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
@@ -75,21 +75,31 @@ class Body:
             )
             for part in names
         ]
-        given: dict[str, Any] = {"input_ids": ids, "past_key_values": cache, "use_cache": True}
-        if _takes(model, "position_ids"):
+        given = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        if positions is not None and _takes(model, "position_ids"):
             given["position_ids"] = positions
         try:
-            logits: Tensor = model(**given, return_dict=True).logits
+            logits = plain_logits(model, ids, **given)
         finally:
             for handle in handles:
                 handle.remove()
-        roles = {id(ids): IDS, id(positions): POSITIONS, id(cache): CACHE}
+        named = ((ids, IDS), (positions, POSITIONS), (cache, CACHE))
+        roles = {id(value): role for value, role in named if value is not None}
         # A part is done after all parts within it: the last with the ids is the outermost.
         for part, args, kwargs, made in reversed(seen):
             call = _body_call(names[part], part, args, kwargs, made, roles)
             if call is not None:
                 return call, logits
-        raise UnsupportedModel("it has no part that makes hidden states of ids and a cache.")
+        what = "token ids" if cache is None else "token ids and a cache"
+        raise UnsupportedModel(f"it has no part that makes hidden states of {what}.")
+
+
+def plain_logits(model: nn.Module, ids: Tensor, **given: Any) -> Tensor:
+    """One call of the whole class, without a cache unless one is given: [1, T, V]"""
+    if _takes(model, "use_cache"):
+        given.setdefault("use_cache", False)
+    logits: Tensor = model(input_ids=ids, **given, return_dict=True).logits
+    return logits
 
 
 def _takes(model: nn.Module, name: str) -> bool:
@@ -105,20 +115,21 @@ def _body_call(
     made: Any,
     roles: dict[int, str],
 ) -> BodyCall | None:
-    """The call, if it is one from token ids and cache to hidden states [1, T, H]."""
+    """The call, if it is one from what has a role to hidden states [1, T, H]."""
     first = made[0] if isinstance(made, tuple | dict) and len(made) else None
     if not isinstance(first, Tensor) or first.ndim != 3:
         return None
     given = _by_name(part, args, kwargs)
     found = {name: roles[id(value)] for name, value in given.items() if id(value) in roles}
     others = {name: value for name, value in given.items() if name not in found}
-    if not {IDS, CACHE} <= set(found.values()) or any(
+    needed = {role for role in roles.values() if role != POSITIONS}
+    if not needed <= set(found.values()) or any(
         isinstance(value, Tensor) for value in others.values()
     ):
         return None
     return BodyCall(
         path,
-        tuple((name, value) for name, value in others.items() if name != "use_cache"),
+        tuple((k, False if k == "use_cache" else v) for k, v in others.items()),
         tuple(found.items()),
         None if type(made) is tuple else type(made),
         first.shape[-1],

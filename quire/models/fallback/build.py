@@ -29,8 +29,11 @@ def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> 
     model = TransformersModel(loaded.module, loaded.call, one_by_one, kernels, shape)
     failed = _why_not(model, shape)
     if failed:
-        raise UnsupportedModel(f"{name} cannot be run on a cache in blocks: {failed}.")
-    note(f"{name} computes a sequence at a time, which is slower: {why}")
+        raise UnsupportedModel(f"{name} cannot be run in chunks: {failed}.")
+    if seen.kept:
+        note(f"{name} computes a sequence at a time, which is slower: {why}")
+    else:
+        note(f"{name} computes every text anew for each of its tokens, which is very slow: {why}")
     return model
 
 

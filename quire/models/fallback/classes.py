@@ -51,8 +51,6 @@ def find_class(
         found = _own_class(own["AutoModelForCausalLM"], values, directory)
     else:
         found = _class_of_transformers(architecture, values, source, has_own=bool(own))
-    if found.made_by._is_stateful:
-        raise UnsupportedModel(f"{found.name}: its layers keep a state beside keys and values.")
     return found
 
 

@@ -1,13 +1,15 @@
 """A causal model of Transformers, with the face that executors know of a decoder.
 
-Two ways through a pass. Where every layer calls the attention interface in a way that quire's
+Three ways through a pass. Where every layer calls the attention interface in a way that quire's
 kernels compute, all sequences go side by side through one call. Else each sequence goes through
 by itself with Transformers' own attention, over keys and values that are read from quire's blocks
-and written there.
+and written there. A model that keeps anything else between tokens is given the whole text of each
+sequence in every pass; the blocks then hold tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +21,7 @@ from quire.layers.batch import Batch
 from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
-from quire.models.fallback.paged_cache import PagedCache, blocks_of
+from quire.models.fallback.paged_cache import PagedCache
 from quire.models.fallback.seen import Seen
 
 EAGER = "eager"  # Transformers' own attention, with every softcap and sink of the model
@@ -50,17 +52,23 @@ class TransformersModel:
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
         self.packed = bool(seen.calls)
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
-        self._needs_inputs = any(c.softcap is not None or c.has_sinks for c in seen.calls)
         self._current = CurrentPass()
+        layers = [PackedLayer(i, c, shape, self._current) for i, c in enumerate(seen.calls)]
+        self._needs_inputs = any(layer.is_plain for layer in layers)
         for part in module.modules():
             index = getattr(part, "layer_idx", None)
-            if isinstance(index, int) and index < len(seen.calls):
-                layer = PackedLayer(index, seen.calls[index], shape, self._current)
-                part.quire_layer = layer  # type: ignore[assignment]
+            if isinstance(index, int) and index < len(layers):
+                part.quire_layer = layers[index]  # type: ignore[assignment]
 
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
         """The last hidden states [T, H]. cache [layers, 2, N, kv_heads, S, D]"""
-        return self._side_by_side(batch, cache) if self.packed else self._one_by_one(batch, cache)
+        if self.packed:
+            return self._side_by_side(batch, cache)
+        compute = self._tokens_of_one if self.seen.kept else self._whole_text
+        with computing(self.module, attention=EAGER):
+            parts = [compute(sequence, cache) for sequence in _sequences(batch)]
+        spare = len(batch.token_ids) - batch.num_tokens
+        return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
@@ -77,19 +85,39 @@ class TransformersModel:
         finally:
             self._current.now = None
 
-    def _one_by_one(self, batch: Batch, cache: Tensor) -> Tensor:
-        size, starts = self._shape.block_size, batch.query_starts.tolist()
-        parts = []
-        with computing(self.module, attention=EAGER):
-            for i, length in enumerate(batch.context_lens.tolist()):
-                first, last = starts[i : i + 2]
-                paged = PagedCache(
-                    cache,
-                    blocks_of(batch.tables[i], length, size),
-                    batch.slots[first:last],
-                    length - (last - first),
-                )
-                parts.append(self.body.hidden(batch.token_ids[None, first:last], None, paged))
-        spare = len(batch.token_ids) - batch.num_tokens
-        parts.append(parts[-1].new_zeros(spare, parts[-1].shape[-1]))
-        return torch.cat(parts)
+    def _tokens_of_one(self, sequence: _Sequence, cache: Tensor) -> Tensor:
+        """The new tokens of a sequence, over what its blocks hold."""
+        blocks = sequence.blocks(self._shape.block_size)
+        paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
+        return self.body.hidden(sequence.token_ids[None], None, paged)
+
+    def _whole_text(self, sequence: _Sequence, cache: Tensor) -> Tensor:
+        """The same by computing everything anew."""
+        blocks = sequence.blocks(self._shape.block_size)
+        paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
+        text = paged.exchange_tokens(sequence.token_ids)
+        return self.body.hidden(text[None], None, None)[sequence.start :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One sequence of a batch: its new tokens, where they go, and where its blocks are."""
+
+    token_ids: Tensor
+    slots: Tensor
+    start: int
+    table: Tensor
+
+    def blocks(self, block_size: int) -> Tensor:
+        length = self.start + len(self.token_ids)
+        return self.table[: -(-length // block_size)].to(torch.int64)
+
+
+def _sequences(batch: Batch) -> Iterator[_Sequence]:
+    starts = batch.query_starts.tolist()
+    for i, length in enumerate(batch.context_lens.tolist()):
+        first, last = starts[i : i + 2]
+        new = slice(first, last)
+        yield _Sequence(
+            batch.token_ids[new], batch.slots[new], length - (last - first), batch.tables[i]
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +47,9 @@ class PackedLayer:
         self, index: int, call: AttentionCall, shape: HeadShape, current: CurrentPass
     ) -> None:
         self._index, self._call, self._shape, self._current = index, call, shape, current
-        # The kernels scale by the size of a slot's head, which may be larger than the layer's.
-        self._factor = call.scale * math.sqrt(shape.head_dim)
+        self._factor = call.scale / shape.scale  # the kernels know one scale for all layers
+        # The kernels know one softcap, too, and no sinks.
+        self.is_plain = call.has_sinks or call.softcap != shape.softcap
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """q [1, heads, T, D_k], k and v of the pass's tokens -> [1, T, heads, D_v]"""
@@ -58,7 +58,7 @@ class PackedLayer:
             raise RuntimeError("attention was called outside of a pass.")
         keys, values = work.cache[self._index]
         queries, own_keys, own_values = (self._slot_sized(x[0].transpose(0, 1)) for x in (q, k, v))
-        if call.softcap is not None or call.has_sinks:
+        if self.is_plain:
             # Stored as they are: the kernels may lay keys out in a way of their own.
             plain = work.plain(call.window)
             plain.store(own_keys, own_values, keys, values)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Cache
 
 from quire.errors import UnsupportedModel
-from quire.models.fallback.seen import KvShape
+from quire.models.fallback.seen import TOKEN_SLOT, KvShape
 
 
 def _keeps(what: str) -> UnsupportedModel:
@@ -100,6 +100,13 @@ class PagedCache(SequenceCache):
         keys = self._exchange(self._cache[layer_idx, 0], key_states)
         return keys, self._exchange(self._cache[layer_idx, 1], value_states)
 
+    def exchange_tokens(self, new: Tensor) -> Tensor:
+        """The same for tokens [n]: each is kept as its bytes."""
+        shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
+        in_bytes = (new[:, None] >> shifts & 0xFF).to(self._cache.dtype)
+        whole = self._exchange(self._cache[0, 0], in_bytes[None, None])
+        return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
+
     def _exchange(self, pool: Tensor, new: Tensor) -> Tensor:
         """new [1, heads, tokens, D'] goes to its slots; all tokens of the sequence come back. A
         slot may be larger than a layer needs."""
@@ -109,7 +116,3 @@ class PagedCache(SequenceCache):
         whole = places[self._blocks].transpose(0, 1).flatten(1, 2)
         return whole[None, :, : self.start + count].to(new.dtype)
 
-
-def blocks_of(table: Tensor, length: int, block_size: int) -> Tensor:
-    """The blocks of a table that hold a sequence of this length."""
-    return table[: -(-length // block_size)].to(torch.int64)

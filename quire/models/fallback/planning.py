@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +14,22 @@ from torch import nn
 from quire.base.boundary import reason, refusing
 from quire.errors import QuireError, UnsupportedModel
 from quire.families.fields import Fields
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
 from quire.models.fallback.body import BodyCall
 from quire.models.fallback.classes import CausalClass
-from quire.models.fallback.recording import record
+from quire.models.fallback.recording import record, record_whole
 from quire.models.fallback.seen import Seen
 from quire.spec import ModelSpec
 
 FAMILY = "transformers"
+WAY_OUT = (
+    "model_impl='transformers' runs it all the same, if slowly: every text is computed anew for "
+    "each of its tokens."
+)
 # Kernels read heads in vectors.
 HEAD_MULTIPLE = 8
 UNSAID_LENGTH = 2048
+UNUSED_EPS = 1e-6  # norms are the module's own
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"),
     *("max_sequence_length", "seq_length"),
@@ -45,31 +53,42 @@ class FallbackPlan:
     num_weights: int
 
 
-def plan_fallback(found: CausalClass, source: str) -> FallbackPlan:
-    """Make the model without weights, call it once, and note what it needs."""
+def plan_fallback(found: CausalClass, source: str, *, whole_texts: bool) -> FallbackPlan:
+    """Make the model without weights, call it once, and note what it needs. `whole_texts`: one
+    that quire's cache cannot serve may compute every text anew for each of its tokens."""
     refused = lambda why: UnsupportedModel(f"{found.name}: Transformers cannot make it: {why}")  # noqa: E731
     with refusing(refused), torch.device("meta"):
         module: nn.Module = found.made_by(found.config)
     module.train(False)
-    seen, call = _recorded(module, found.name)
     num_weights = sum(p.numel() for p in module.parameters())
+    try:
+        if found.made_by._is_stateful:
+            raise UnsupportedModel(f"{found.name}: its layers keep a state beside keys and values.")
+        seen, call = _on_meta_or_zeros(module, found.name, record)
+    except UnsupportedModel as error:
+        if not whole_texts:
+            raise UnsupportedModel(f"{error} {WAY_OUT}") from error
+        seen, call = _on_meta_or_zeros(
+            module, found.name, partial(record_whole, why=str(error).rstrip("."))
+        )
     spec = _spec(found, num_weights, module, seen, source)
     return FallbackPlan(found, seen, call, spec, num_weights)
 
 
-def _recorded(module: nn.Module, name: str) -> tuple[Seen, BodyCall]:
+def _on_meta_or_zeros(
+    module: nn.Module, name: str, see: Callable[[nn.Module], tuple[Seen, BodyCall]]
+) -> tuple[Seen, BodyCall]:
     """On meta; over zeros that take no memory where the model asks for values."""
-    with contextlib.suppress(Exception):  # code of others; the second try tells why
-        return record(module)
-    _as_zeros(module)
+    if next(module.parameters()).is_meta:
+        with contextlib.suppress(Exception):  # code of others; the second try tells why
+            return see(module)
+        _as_zeros(module)
     try:
-        return record(module)
+        return see(module)
     except QuireError as error:
-        raise UnsupportedModel(f"{name}: {str(error).removeprefix(f'{name}: ')}") from error
+        raise UnsupportedModel(f"{name}: {error}") from error
     except Exception as error:  # code of others
-        raise UnsupportedModel(
-            f"{name}: it cannot be called with token ids and a cache of quire's: {reason(error)}"
-        ) from error
+        raise UnsupportedModel(f"{name}: it cannot be called by quire: {reason(error)}.") from error
 
 
 def _as_zeros(module: nn.Module) -> None:
@@ -85,7 +104,7 @@ def _as_zeros(module: nn.Module) -> None:
 def _spec(
     found: CausalClass, num_weights: int, module: nn.Module, seen: Seen, source: str
 ) -> ModelSpec:
-    config, pool, layers = found.text_config, seen.pool, len(seen.kept)
+    config, pool, layers = found.text_config, seen.pool, seen.num_layers
     heads = seen.calls[0].num_heads if seen.calls else pool.num_heads
     wide = max(pool.key_dim, pool.value_dim)
     head_dim = -(-wide // HEAD_MULTIPLE) * HEAD_MULTIPLE
@@ -95,23 +114,28 @@ def _spec(
     dtype = str(getattr(found.config, "dtype", None) or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UnsupportedModel(f"{source}: weights in {dtype[:40]!r}; quire reads {_DTYPES}")
-    return ModelSpec(
+    attention = AttentionPlan(heads, pool.num_heads, head_dim, rope=None, **_scores(seen, head_dim))
+    width = _width(num_weights, seen, layers, (heads + pool.num_heads) * head_dim)
+    layer = LayerPlan(attention, MlpPlan(width), NormPlan(UNUSED_EPS))
+    spec = ModelSpec(
         family=FAMILY,
         vocab_size=seen.vocab_size,
         hidden_size=seen.hidden_size,
-        intermediate_size=_width(num_weights, seen, layers, (heads + pool.num_heads) * head_dim),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=pool.num_heads,
-        head_dim=head_dim,
         max_model_len=_max_len(config, module),
-        norm_eps=1e-6,
-        rope_theta=10_000.0,
-        windows=tuple(call.window for call in seen.calls) or (None,) * layers,
+        layers=(layer,) * layers,
+        norm=NormPlan(UNUSED_EPS),
         eos_ids=fields.ids("eos_token_id"),
         bos_id=bos[0] if bos else None,
         dtype=dtype,
     )
+    return spec.with_windows(*(call.window for call in seen.calls)) if seen.calls else spec
+
+
+def _scores(seen: Seen, head_dim: int) -> dict[str, Any]:
+    """The scale of scores, and the softcap if all layers have the same: the kernels know one."""
+    scale = seen.calls[0].scale if seen.calls else head_dim**-0.5
+    softcaps = {call.softcap for call in seen.calls}
+    return {"scale": scale, "softcap": softcaps.pop() if len(softcaps) == 1 else None}
 
 
 def _width(weights: int, seen: Seen, layers: int, attended: int) -> int:

@@ -148,6 +148,15 @@ def record(model: nn.Module) -> tuple[Seen, BodyCall]:
     return Seen(kept, calls, why, call.hidden_size, logits.shape[-1]), call
 
 
+def record_whole(model: nn.Module, why: str) -> tuple[Seen, BodyCall]:
+    """The same for a model that is given whole texts and no cache, and `why` it must be."""
+    device = next(model.parameters()).device
+    ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
+    with torch.inference_mode(), computing(model, attention="eager", experts="batched_mm"):
+        call, logits = Body.watch(model, ids)
+    return Seen((), (), why, call.hidden_size, logits.shape[-1]), call
+
+
 def _packed(
     recorder: _Recorder, num_layers: int, call: BodyCall
 ) -> tuple[tuple[AttentionCall, ...], str]:

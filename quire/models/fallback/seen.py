@@ -14,6 +14,10 @@ class KvShape:
     value_dim: int
 
 
+# Of a token's number: its bytes, which every type of float holds.
+TOKEN_SLOT = KvShape(1, 4, 4)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """How one layer called the attention interface."""
@@ -31,7 +35,9 @@ class Seen:
     """What a model's layers did in a dry pass, by the number each gives itself.
 
     `calls` is there if every layer called the interface in a way that quire's attention computes;
-    `why_rows` says why not, and then a sequence is computed at a time."""
+    else a sequence is computed at a time, and `why_rows` says why. `kept` is there if layers kept
+    keys and values and nothing beside; else a slot holds its token, and every pass computes a
+    whole text."""
 
     kept: tuple[KvShape | None, ...]  # None: a layer that keeps nothing
     calls: tuple[AttentionCall, ...]
@@ -40,8 +46,15 @@ class Seen:
     vocab_size: int
 
     @property
+    def num_layers(self) -> int:
+        """Layers of the KV cache."""
+        return len(self.kept) or 1
+
+    @property
     def pool(self) -> KvShape:
         """What a slot of the KV cache must hold for any layer, whichever way it is computed."""
+        if not self.kept:
+            return TOKEN_SLOT
         shapes = [kv for kv in (*self.kept, *(call.kv for call in self.calls)) if kv is not None]
         return KvShape(
             max(shape.num_heads for shape in shapes),

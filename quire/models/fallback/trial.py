@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape
 from quire.layers.batch import Batch
+from quire.models.fallback.body import plain_logits
 from quire.models.fallback.interface import computing
 from quire.models.fallback.model import EAGER, TransformersModel
 
@@ -32,7 +33,7 @@ def trial(model: TransformersModel, shape: HeadShape) -> float:
     device = next(model.module.parameters()).device
     count = sum(-(-len(text) // shape.block_size) for text in texts)
     slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
-    cache = torch.zeros(len(model.seen.kept), 2, count, *slots, dtype=shape.dtype, device=device)
+    cache = torch.zeros(model.seen.num_layers, 2, count, *slots, dtype=shape.dtype, device=device)
     expected = [_plain(model.module, text, device) for text in texts]
     worst = 0.0
     for batch, places in _passes(texts, shape.block_size, device):
@@ -67,8 +68,7 @@ def _text(length: int, seed: int, vocab_size: int, forbidden: Any) -> list[int]:
 def _plain(module: nn.Module, text: list[int], device: torch.device) -> Tensor:
     ids = torch.tensor([text], device=device)
     with computing(module, attention=EAGER):
-        logits: Tensor = module(input_ids=ids, use_cache=False, return_dict=True).logits
-    return logits[0].float()
+        return plain_logits(module, ids)[0].float()
 
 
 Places = list[tuple[int, int, int]]  # (text, first token, last token)
