@@ -41,7 +41,8 @@ _HOME = {
     "inputs": "PromptType TextPrompt TokensPrompt",
     "options": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
-    "compat.not_built": "LLMEngine ModelRegistry initialize_ray_cluster",
+    "compat.model_registry": "ModelRegistry",
+    "compat.not_built": "LLMEngine initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
     "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed DoesNotFit BatchError "

@@ -104,10 +104,6 @@ def test_asyncllm_has_the_module_name_scripts_import() -> None:
 
 
 def test_the_other_unbuilt_names_say_so_too() -> None:
-    with pytest.raises(NotSupported, match="MyModel"):
-        quire.ModelRegistry.register_model("MyModel", object)
-    with pytest.raises(NotSupported):
-        quire.ModelRegistry.get_supported_archs()
     with pytest.raises(NotSupported, match="Ray"):
         quire.initialize_ray_cluster()
 

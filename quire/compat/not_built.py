@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from quire.errors import NotSupported
-from quire.families.registry import BY_ARCHITECTURE
 
 
 class _NotBuilt:
@@ -29,24 +28,6 @@ class LLMEngine(_NotBuilt):
     """A synchronous engine that is stepped by hand."""
 
     way_out = "Use LLM.stream(prompts, params, tokens=True), or AsyncLLM."
-
-
-class ModelRegistry:
-    """Model classes by architecture; quire knows its families and takes no others yet."""
-
-    @staticmethod
-    def register_model(model_arch: str, model_cls: Any) -> NoReturn:
-        raise NotSupported(
-            f"ModelRegistry.register_model({model_arch!r}) is not built. "
-            f"Load a model of one that quire has: {', '.join(BY_ARCHITECTURE)}."
-        )
-
-    @staticmethod
-    def get_supported_archs() -> NoReturn:
-        raise NotSupported(
-            "ModelRegistry.get_supported_archs is not built. "
-            f"quire has {', '.join(BY_ARCHITECTURE)}."
-        )
 
 
 def initialize_ray_cluster(*args: Any, **kwargs: Any) -> NoReturn:

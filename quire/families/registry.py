@@ -66,9 +66,16 @@ def family_of(architecture: str) -> Family | None:
     return None
 
 
+def register_family(architecture: str, family: Family) -> None:
+    """Models of this architecture are read by that family, in this process."""
+    BY_ARCHITECTURE[architecture] = family
+    for model_type in family.model_types:
+        BY_MODEL_TYPE.setdefault(model_type, family)
+
+
 def family_named(name: str) -> Family:
     """The family that a spec names."""
-    for family in FAMILIES:
+    for family in (*FAMILIES, *BY_ARCHITECTURE.values()):
         if family.name == name:
             return family
     known = ", ".join(family.name for family in FAMILIES)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory, NotSupported, UnsupportedModel
+from quire.models.fallback.registered import CLASSES
 from quire.options import DeviceFacts, Options, resolve
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
@@ -21,6 +22,8 @@ OWN = ("quire", "vllm")
 def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
     """The spec of a family of quire's own; a plan for Transformers where that is asked for, or
     where no family has the model."""
+    if options.model_impl == "auto" and _is_registered(files.config.get("architectures")):
+        return _plan(files, options)
     if options.model_impl in OWN or (files.kind == "gguf" and options.model_impl == "auto"):
         return files.spec(options.hf_overrides)
     if options.model_impl == "transformers":
@@ -32,6 +35,11 @@ def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
             return _plan(files, options)
         except UnsupportedModel as refused:
             raise UnsupportedModel(f"{unknown} Nor with Transformers: {refused}") from refused
+
+
+def _is_registered(architectures: object) -> bool:
+    """Whether a program named a class for what a config names first."""
+    return isinstance(architectures, list) and bool(architectures) and architectures[0] in CLASSES
 
 
 def _plan(files: ModelFiles, options: Options) -> FallbackPlan:

@@ -60,6 +60,21 @@ SMALL: dict[str, Any] = {
     "is_decoder": True,
 }
 _MIXED = ["sliding_attention", "full_attention"] * 2
+_LINEAR = {
+    "num_experts_per_token": 2,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense", "sparse"] * 2,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+_SHARED = {
+    "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_DRAFTER = {"hidden_size": 32, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0}
 # What a class needs beside: its own names, or sizes that belong together.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
@@ -70,30 +85,59 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        "ffn_config": {
+            "ffn_hidden_size": 48,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+            "hidden_size": 32,
+        },
     },
-    "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
+    "gemma3n_text": {
+        "layer_types": _MIXED,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.0] * 4,
+    },
     "blt": {"encoder_hash_byte_group_vocab": 50},
     "longcat_flash": {"expert_ffn_hidden_size": 24, "zero_expert_num": 2, "moe_topk": 2},
     "reformer": {"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (8, 16)},
     "gemma4_text": {"layer_types": _MIXED},
     "gemma4_unified_text": {"layer_types": _MIXED},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
+    "bailing_hybrid": _LINEAR | {"num_expert_group": 1},
+    "kimi_linear": _LINEAR,
+    "bamba": _MAMBA | {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": _MAMBA,
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
+    "zamba": _SHARED | {"mamba_dt_rank": 4},
+    "zamba2": _SHARED | {"n_mamba_heads": 8, "mamba_headdim": 8, "num_query_groups": 4},
+    "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **_DRAFTER}},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
-_NO_SETTER = {"falcon": ("head_dim",), "prophetnet": ("num_hidden_layers",), "xlnet": ("max_position_embeddings",)}
+_NO_SETTER = {
+    "falcon": ("head_dim",),
+    "prophetnet": ("num_hidden_layers",),
+    "xlnet": ("max_position_embeddings",),
+    "xlstm": ("v_head_dim",),
+}
 
 
 def tiny_config(architecture: str, **changes: Any) -> Any:
-    made_by, model_type = getattr(transformers, architecture).config_class, MODEL_TYPES[architecture]
+    made_by, model_type = (
+        getattr(transformers, architecture).config_class,
+        MODEL_TYPES[architecture],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return made_by(**_small(made_by, model_type) | SPECIAL.get(model_type, {}) | changes)
 
 
 def _small(made_by: Any, model_type: str) -> dict[str, Any]:
-    plain = made_by()
+    special = SPECIAL.get(model_type, {})
+    plain = made_by(**special) if model_type == "gemma4_assistant" else made_by()
     aliases = getattr(made_by, "attribute_map", {})
     small = {
         name: value

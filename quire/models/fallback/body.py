@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class BodyCall:
     roles: tuple[tuple[str, str], ...]  # which arguments are ids, positions and cache
     output: type[Any] | None  # the class of what the body returns; None: a tuple
     hidden_size: int
+    position_tables: tuple[str, ...]  # names of the embeddings of positions that it looks into
 
     @property
     def takes_positions(self) -> bool:
@@ -89,7 +90,9 @@ class Body:
         for part, args, kwargs, made in reversed(seen):
             call = _body_call(names[part], part, args, kwargs, made, roles)
             if call is not None:
-                return call, logits
+                tables = (names[one] for one, *_ in seen if isinstance(one, nn.Embedding))
+                positions_of = (n for n in tables if "position" in n.rpartition(".")[2])
+                return replace(call, position_tables=tuple(positions_of)), logits
         what = "token ids" if cache is None else "token ids and a cache"
         raise UnsupportedModel(f"it has no part that makes hidden states of {what}.")
 
@@ -133,6 +136,7 @@ def _body_call(
         tuple(found.items()),
         None if type(made) is tuple else type(made),
         first.shape[-1],
+        (),
     )
 
 

@@ -94,7 +94,16 @@ def _class_of_transformers(
 
 def _config_of(made_by: type[Any], values: Mapping[str, Any], source: Path) -> Any:
     with refusing(lambda why: CorruptModel(f"{source}: {made_by.__name__} refuses it: {why}")):
-        return made_by.from_dict(dict(values))
+        return made_by.from_dict(_with_floats(dict(values)))
+
+
+def _with_floats(value: Any) -> Any:
+    """Numbers that JSON has no name for, from the form in which Transformers writes them."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(inner) for key, inner in value.items()}
+    return [_with_floats(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _own_class(reference: str, values: Mapping[str, Any], directory: Path) -> CausalClass:
@@ -106,4 +115,4 @@ def _own_class(reference: str, values: Mapping[str, Any], directory: Path) -> Ca
         config = AutoConfig.from_pretrained(
             str(directory), trust_remote_code=True, local_files_only=True
         )
-        return CausalClass(made_by, type(config).from_dict(dict(values)))
+        return CausalClass(made_by, type(config).from_dict(_with_floats(dict(values))))

@@ -115,4 +115,3 @@ class PagedCache(SequenceCache):
         places[self._to, :, self._offsets] = new[0].transpose(0, 1).to(pool.dtype)
         whole = places[self._blocks].transpose(0, 1).flatten(1, 2)
         return whole[None, :, : self.start + count].to(new.dtype)
-

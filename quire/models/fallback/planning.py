@@ -49,8 +49,8 @@ class FallbackPlan:
     found: CausalClass
     seen: Seen
     call: BodyCall
-    spec: ModelSpec
     num_weights: int
+    spec: ModelSpec
 
 
 def plan_fallback(found: CausalClass, source: str, *, whole_texts: bool) -> FallbackPlan:
@@ -71,8 +71,9 @@ def plan_fallback(found: CausalClass, source: str, *, whole_texts: bool) -> Fall
         seen, call = _on_meta_or_zeros(
             module, found.name, partial(record_whole, why=str(error).rstrip("."))
         )
-    spec = _spec(found, num_weights, module, seen, source)
-    return FallbackPlan(found, seen, call, spec, num_weights)
+    longest = _max_len(found.text_config, module, call)
+    spec = _spec(found, seen, source, num_weights=num_weights, max_model_len=longest)
+    return FallbackPlan(found, seen, call, num_weights, spec)
 
 
 def _on_meta_or_zeros(
@@ -102,7 +103,7 @@ def _as_zeros(module: nn.Module) -> None:
 
 
 def _spec(
-    found: CausalClass, num_weights: int, module: nn.Module, seen: Seen, source: str
+    found: CausalClass, seen: Seen, source: str, *, num_weights: int, max_model_len: int
 ) -> ModelSpec:
     config, pool, layers = found.text_config, seen.pool, seen.num_layers
     heads = seen.calls[0].num_heads if seen.calls else pool.num_heads
@@ -121,7 +122,7 @@ def _spec(
         family=FAMILY,
         vocab_size=seen.vocab_size,
         hidden_size=seen.hidden_size,
-        max_model_len=_max_len(config, module),
+        max_model_len=max_model_len,
         layers=(layer,) * layers,
         norm=NormPlan(UNUSED_EPS),
         eos_ids=fields.ids("eos_token_id"),
@@ -145,7 +146,7 @@ def _width(weights: int, seen: Seen, layers: int, attended: int) -> int:
     return max(1, (body - 2 * seen.hidden_size * attended) // (3 * seen.hidden_size))
 
 
-def _max_len(config: Any, module: nn.Module) -> int:
+def _max_len(config: Any, module: nn.Module, call: BodyCall) -> int:
     """The longest text the config names and every table of positions holds; below what would
     change a rope's frequencies for others in the same pass."""
     said = [n for key in _LENGTHS if isinstance(n := getattr(config, key, None), int) and n > 0]
@@ -154,11 +155,11 @@ def _max_len(config: Any, module: nn.Module) -> int:
         key = _CHANGING_ROPES.get(str(rope.get("rope_type")))
         limit = key and (rope.get(key) or getattr(config, key, None))
         longest = min(longest, limit) if isinstance(limit, int) else longest
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and "position" in name.rpartition(".")[2]:
-            # A table with a padding index counts positions from behind it.
-            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
-            longest = min(longest, part.num_embeddings - skipped)
+    for name in call.position_tables:
+        table: Any = module.get_submodule(name)
+        # A table with a padding index counts positions from behind it.
+        skipped = 0 if table.padding_idx is None else table.padding_idx + 1
+        longest = min(longest, table.num_embeddings - skipped)
     return max(1, longest)
 
 

@@ -31,6 +31,7 @@ def load_module(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told of below, by name
         )
     for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
         if names := sorted(str(name) for name in about[key]):

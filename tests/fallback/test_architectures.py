@@ -1,0 +1,77 @@
+"""Every causal class of the installed Transformers: native, fallback or refused; none wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.fallback.judging import Verdict, judged
+from tests.fallback.tiny import MODEL_TYPES, tiny_model
+
+# Kinds that differ: multipliers and scale, softcaps and windows, sinks and experts, latent heads
+# with D_v < D_k, layers of different shapes, alibi beside the interface, positions with an offset,
+# KV that layers share, a state.
+KINDS = {
+    "GraniteMoeForCausalLM": "fallback",
+    "VaultGemmaForCausalLM": "fallback",
+    "GptOssForCausalLM": "fallback",
+    "DeepseekV3ForCausalLM": "fallback",
+    "MiMoV2FlashForCausalLM": "fallback, one by one",
+    "BloomForCausalLM": "fallback, one by one",
+    "RobertaForCausalLM": "fallback, one by one",
+    "MambaForCausalLM": "fallback, whole texts",
+}
+TABLE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- made by tests/fallback -->", "<!-- end -->"
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_kinds_answer_as_transformers_does(architecture: str, tmp_path: Path) -> None:
+    verdict = judged(tiny_model(architecture), tmp_path, model_impl="transformers")
+    assert (verdict.how, verdict.wrong) == (KINDS[architecture], "")
+
+
+def test_a_class_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    verdict = judged(tiny_model("BertLMHeadModel", is_decoder=False), tmp_path)
+    assert verdict.how == "refused"
+    assert "BertLMHeadModel cannot be run in chunks" in verdict.why
+
+
+@pytest.mark.long
+def test_every_causal_class(tmp_path: Path) -> None:
+    verdicts = {name: _verdict(name, tmp_path / name) for name in sorted(MODEL_TYPES)}
+    wrong = {name: verdict.wrong for name, verdict in verdicts.items() if verdict.wrong}
+    assert wrong == {}
+    run = [name for name, verdict in verdicts.items() if verdict.how != "refused"]
+    assert len(run) >= 0.85 * len(verdicts)
+    text = TABLE.read_text()
+    head, tail = text.split(BEGIN)[0], text.split(END)[1]
+    TABLE.write_text(f"{head}{BEGIN}\n{_table(verdicts)}\n{END}{tail}")
+
+
+def _verdict(name: str, directory: Path) -> Verdict:
+    try:
+        model = tiny_model(name)
+    except ImportError as error:  # a library for pictures, say
+        return Verdict("refused", f"Transformers cannot make it here: {error}")
+    return judged(model, directory)
+
+
+def _table(verdicts: dict[str, Verdict]) -> str:
+    counts: dict[str, int] = {}
+    for verdict in verdicts.values():
+        counts[verdict.how] = counts.get(verdict.how, 0) + 1
+    lines = [
+        f"Transformers {transformers.__version__}, {len(verdicts)} classes: "
+        + ", ".join(f"{count} {how}" for how, count in sorted(counts.items()))
+        + ".",
+        "",
+        "| class | how | why |",
+        "|---|---|---|",
+    ]
+    for name, verdict in verdicts.items():
+        why = " ".join(verdict.why.split()).replace("|", "\\|")
+        lines.append(f"| {name} | {verdict.how} | {why[:200]} |")
+    return "\n".join(lines)

@@ -1,0 +1,252 @@
+"""A model that Transformers computes, with all that an LLM does, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, BeamSearchParams, ModelRegistry, SamplingParams, StructuredOutputsParams
+from quire.errors import CorruptModel, InvalidOption, NotSupported, UnsupportedModel
+from quire.families.registry import BY_ARCHITECTURE
+from quire.models.fallback import registered
+from quire.models.fallback.masks import NOT_A_WINDOW, window_of
+from tests.fallback.judging import OPTIONS, PROMPTS, generated, way_of, wrong
+from tests.fallback.tiny import saved, tiny_model
+
+TEXTS = ["The sea is", "One, two, three,", "The sea is wide and"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A family of quire's own, behind the default model's tokenizer."""
+    model = tiny_model("LlamaForCausalLM", vocab_size=49152, tie_word_embeddings=True)
+    return saved(model, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def both(directory: str) -> Iterator[dict[str, LLM]]:
+    options: dict[str, Any] = {"tokenizer": "smollm2", "dtype": "float32", "device": "cpu"}
+    options |= {"max_model_len": 128, "kv_cache_memory_bytes": 4 << 20}
+    made = {impl: LLM(directory, model_impl=impl, **options) for impl in ("quire", "transformers")}
+    yield made
+    for llm in made.values():
+        llm.close()
+
+
+def ids(outputs: list[Any]) -> list[list[list[int]]]:
+    return [[list(one.token_ids) for one in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=7, n=3, max_tokens=8, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.3, bad_words=[" a"]),
+        SamplingParams(
+            temperature=0,
+            max_tokens=12,
+            structured_outputs=StructuredOutputsParams(regex="[0-9]{3}-[a-z]{2}"),
+        ),
+    ],
+    ids=["greedy", "sampled", "edited", "structured"],
+)
+def test_it_draws_what_the_native_family_draws(both: dict[str, LLM], params: Any) -> None:
+    native, fallback = (ids(llm.generate(TEXTS, params, use_tqdm=False)) for llm in both.values())
+    assert fallback == native
+
+
+def test_ways_are_what_was_asked_for(both: dict[str, LLM]) -> None:
+    assert [way_of(llm) for llm in both.values()] == ["native", "fallback"]
+
+
+def test_beams_and_scores_are_those_of_the_native_family(both: dict[str, LLM]) -> None:
+    beams = [
+        llm.beam_search([{"prompt": TEXTS[0]}], BeamSearchParams(beam_width=3, max_tokens=6))
+        for llm in both.values()
+    ]
+    native, fallback = ([list(b.tokens) for b in one[0].sequences] for one in beams)
+    assert fallback == native
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    native, fallback = (
+        [
+            {token: found.logprob for token, found in step.items()}
+            for step in llm.generate(TEXTS[1], params, use_tqdm=False)[0].prompt_logprobs[1:]
+        ]
+        for llm in both.values()
+    )
+    assert all(pytest.approx(a, abs=1e-3) == b for a, b in zip(native, fallback, strict=True))
+
+
+def test_it_wakes_up_with_the_same_weights(both: dict[str, LLM]) -> None:
+    llm, params = both["transformers"], SamplingParams(temperature=0, max_tokens=6)
+    before = ids(llm.generate(TEXTS, params, use_tqdm=False))
+    for level in (1, 2):
+        llm.sleep(level=level)
+        llm.wake_up()
+        assert ids(llm.generate(TEXTS, params, use_tqdm=False)) == before
+
+
+def test_generate_of_transformers_writes_the_same(tmp_path: Path) -> None:
+    model = tiny_model("CohereForCausalLM")
+    llm = LLM(saved(model, tmp_path), **OPTIONS)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert ids(outputs) == [[generated(model, prompt)] for prompt in PROMPTS]
+    llm.close()
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    llm = LLM(saved(tiny_model("GraniteForCausalLM"), tmp_path), **OPTIONS | {"dtype": "bfloat16"})
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    assert len(ids(llm.generate([{"prompt_token_ids": PROMPTS[1]}], params, use_tqdm=False))) == 1
+    assert way_of(llm) == "fallback"
+    llm.close()
+
+
+class Renamed(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """A class that Transformers does not have."""
+
+
+@pytest.mark.parametrize("named", [Renamed, f"{__name__}:Renamed"], ids=["class", "name"])
+def test_a_registered_class_is_run(named: Any, tmp_path: Path) -> None:
+    model = tiny_model("LlamaForCausalLM")
+    path = saved(model, tmp_path)
+    _edit(path, architectures=["RenamedForCausalLM"])
+    with pytest.raises(UnsupportedModel, match="RenamedForCausalLM is not supported"):
+        LLM(path, **OPTIONS)
+    try:
+        ModelRegistry.register_model("RenamedForCausalLM", named)
+        assert "RenamedForCausalLM" in ModelRegistry.get_supported_archs()
+        llm = LLM(path, **OPTIONS)
+    finally:
+        registered.CLASSES.pop("RenamedForCausalLM", None)
+    assert wrong(llm, model) == ""
+    llm.close()
+
+
+def test_a_registered_family_reads_its_models(tmp_path: Path) -> None:
+    model = tiny_model("LlamaForCausalLM")
+    path = saved(model, tmp_path)
+    _edit(path, architectures=["OtherForCausalLM"])
+    try:
+        ModelRegistry.register_model("OtherForCausalLM", BY_ARCHITECTURE["LlamaForCausalLM"])
+        llm = LLM(path, **OPTIONS)
+    finally:
+        BY_ARCHITECTURE.pop("OtherForCausalLM", None)
+    assert way_of(llm) == "native"
+    assert wrong(llm, model) == ""
+    llm.close()
+
+
+@pytest.mark.parametrize("given", [object, 3, "no colon", None])
+def test_what_is_no_class_is_not_registered(given: Any) -> None:
+    with pytest.raises(InvalidOption, match="PreTrainedModel"):
+        ModelRegistry.register_model("MyForCausalLM", given)
+
+
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_of_a_directory_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
+    model = tiny_model("LlamaForCausalLM")
+    path = saved(model, tmp_path)
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    _edit(path, architectures=["OwnForCausalLM"], model_type="own", auto_map=auto_map)
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\n{OWN_CODE}")
+    with pytest.raises(UnsupportedModel, match="trust_remote_code=True"):
+        LLM(path, **OPTIONS)
+    assert not ran.exists()
+    llm = LLM(path, trust_remote_code=True, **OPTIONS)
+    assert ran.exists()
+    assert wrong(llm, model) == ""
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, "quantised"),
+        ({"n_layer": 10**9}, CorruptModel, "n_layer must be"),
+        ({"architectures": ["NoSuchForCausalLM"]}, UnsupportedModel, "NoSuchForCausalLM"),
+        ({"n_head": 5}, UnsupportedModel, "GPT2LMHeadModel: Transformers cannot make it"),
+        ({"n_embd": "wide"}, CorruptModel, "GPT2Config refuses it"),
+    ],
+    ids=["quantised", "layers", "architecture", "heads", "word"],
+)
+def test_what_cannot_be_meant_is_refused(
+    change: dict[str, Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    path = saved(tiny_model("GPT2LMHeadModel"), tmp_path)
+    _edit(path, **change)
+    with pytest.raises(error, match=match):
+        LLM(path, model_impl="transformers", **OPTIONS)
+
+
+def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -> None:
+    path = saved(tiny_model("GraniteForCausalLM"), tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(CorruptModel, match=r"model\.norm\.weight"):
+        LLM(path, **OPTIONS)
+    save_file({**weights, "model.norm.weight": torch.cat([norm, norm])}, file, {"format": "pt"})
+    with pytest.raises(CorruptModel, match=r"model\.norm\.weight|size mismatch"):
+        LLM(path, **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_invariant": True}, {"quantization": "int8", "dtype": "auto"}],
+    ids=["batch_invariant", "int8"],
+)
+def test_what_needs_layers_of_quires_own_is_refused(options: Any, tmp_path: Path) -> None:
+    path = saved(tiny_model("GraniteForCausalLM"), tmp_path)
+    with pytest.raises(NotSupported, match="layers of quire's own"):
+        LLM(path, **OPTIONS | options)
+
+
+def test_a_state_is_refused_unless_whole_texts_are_asked_for(tmp_path: Path) -> None:
+    path = saved(tiny_model("Lfm2ForCausalLM"), tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"Lfm2ForCausalLM: its layers keep a state.*slow"):
+        LLM(path, **OPTIONS)
+
+
+def test_a_gguf_file_is_not_for_transformers() -> None:
+    with pytest.raises(NotSupported, match="GGUF"):
+        LLM("smollm2", model_impl="transformers")
+
+
+def test_windows_are_read_from_masks() -> None:
+    masks = transformers.masking_utils
+    assert window_of(masks.causal_mask_function) is None
+    assert window_of(masks.sliding_window_causal_mask_function(4096)) == 4096
+    assert window_of(masks.sliding_window_causal_mask_function(1)) == 1
+    assert window_of(masks.bidirectional_mask_function) == NOT_A_WINDOW
+    chunks = masks.chunked_causal_mask_function(8192, torch.zeros(1, dtype=int))
+    assert window_of(chunks) == NOT_A_WINDOW
+    packed = masks.packed_sequence_mask_function(torch.zeros(1, 5, dtype=int))
+    assert window_of(packed) == NOT_A_WINDOW
+
+
+def _edit(path: str, **changes: Any) -> None:
+    file = Path(path) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
