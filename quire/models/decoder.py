@@ -50,6 +50,10 @@ class Decoder:
         self.places, self.kv_dtype, self.finish = places, kv_dtype, finish
         self.windows = frozenset(layer.attention.window for layer in self.layers)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers[0].attention.shape.dtype
+
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
         """The last hidden states [T, H], normed. cache [layers, 2, N, kv_heads, S, D]"""
         inputs = attention_inputs(batch)

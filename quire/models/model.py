@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
+from quire.layers.attention import Pass
 from quire.layers.batch import Batch
+from quire.layers.rotary import Turn
 
 
 class OutputHead(Protocol):
@@ -24,6 +28,9 @@ class Positions(Protocol):
     def reach(self, max_len: int) -> None:
         """Be ready for positions below `max_len`."""
 
+    def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
+        """[T] -> how far heads are turned there, by each rope of the model."""
+
 
 class Model(Protocol):
     """Token ids to hidden states, hidden states to logits."""
@@ -37,8 +44,26 @@ class Model(Protocol):
     @property
     def rotary(self) -> Positions: ...
 
+    @property
+    def windows(self) -> frozenset[int | None]:
+        """Every window that a layer has."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What activations are."""
+
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
         """The last hidden states [T, H]. cache [layers, 2, N, kv_heads, S, D]"""
 
+    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+        """The same for a pass whose attention was planned before."""
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
+
+
+class ModuleModel(Model, Protocol):
+    """One whose weights are those of a module that is not quire's."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it keeps on its device."""

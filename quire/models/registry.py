@@ -12,7 +12,7 @@ from quire.families.registry import family_named
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, build_decoder
 from quire.models.fallback.loaded import LoadedModule
-from quire.models.model import Model
+from quire.models.model import ModuleModel
 from quire.models.parts import Weights
 from quire.spec import ModelSpec
 
@@ -40,7 +40,7 @@ def build_any_model(
     *,
     max_len: int,
     tp: TensorParallel,
-) -> Model:
+) -> Decoder | ModuleModel:
     """The model of a spec, or the one that Transformers computes."""
     if isinstance(weights, LoadedModule):
         from quire.models.fallback.build import build_fallback  # Transformers, which takes seconds

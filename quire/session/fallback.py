@@ -73,8 +73,10 @@ def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -
                 f"Transformers, and this needs layers of quire's own. {way_out}"
             )
     config = resolve(options, plan.spec, replace(facts, steady_kernels=False))
-    line = f"{plan.found.name}: computed by Transformers (model_impl='transformers')"
-    return replace(config, notes=(line, *config.notes))
+    notes = [f"{plan.found.name}: computed by Transformers (model_impl='transformers')"]
+    if facts.device == "cuda" and not options.enforce_eager:
+        notes.append("no CUDA graphs: code of Transformers is not captured")
+    return replace(config, enforce_eager=True, notes=(*notes, *config.notes))
 
 
 def load_fallback(files: ModelFiles, plan: FallbackPlan, config: EngineConfig) -> LoadedModule:

@@ -263,7 +263,11 @@ def _fallback_executor(
     facts = device_facts(options.device)
     config = resolve_fallback(options, plan, facts)
     read = partial(load_fallback, files, plan, config)
-    return config, LocalExecutor(config, plan.spec, read(), read_again=read)
+    if facts.device == "cpu":
+        return config, LocalExecutor(config, plan.spec, read(), read_again=read)
+    from quire.executor.cuda.executor import CudaExecutor
+
+    return config, CudaExecutor(config, plan.spec, read(), read_again=read)
 
 
 def _gpu_executor(

@@ -20,6 +20,7 @@ from quire.models.fallback.masks import NOT_A_WINDOW, window_of
 from tests.fallback.judging import OPTIONS, PROMPTS, generated, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 
+FORCED = {**OPTIONS, "model_impl": "transformers"}
 TEXTS = ["The sea is", "One, two, three,", "The sea is wide and"]
 
 
@@ -75,14 +76,14 @@ def test_beams_and_scores_are_those_of_the_native_family(both: dict[str, LLM]) -
     native, fallback = ([list(b.tokens) for b in one[0].sequences] for one in beams)
     assert fallback == native
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
-    native, fallback = (
+    scores, others = (
         [
             {token: found.logprob for token, found in step.items()}
             for step in llm.generate(TEXTS[1], params, use_tqdm=False)[0].prompt_logprobs[1:]
         ]
         for llm in both.values()
     )
-    assert all(pytest.approx(a, abs=1e-3) == b for a, b in zip(native, fallback, strict=True))
+    assert all(pytest.approx(a, abs=1e-3) == b for a, b in zip(scores, others, strict=True))
 
 
 def test_it_wakes_up_with_the_same_weights(both: dict[str, LLM]) -> None:
@@ -96,7 +97,7 @@ def test_it_wakes_up_with_the_same_weights(both: dict[str, LLM]) -> None:
 
 def test_generate_of_transformers_writes_the_same(tmp_path: Path) -> None:
     model = tiny_model("CohereForCausalLM")
-    llm = LLM(saved(model, tmp_path), **OPTIONS)
+    llm = LLM(saved(model, tmp_path), **FORCED)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -105,7 +106,7 @@ def test_generate_of_transformers_writes_the_same(tmp_path: Path) -> None:
 
 
 def test_sixteen_bits(tmp_path: Path) -> None:
-    llm = LLM(saved(tiny_model("GraniteForCausalLM"), tmp_path), **OPTIONS | {"dtype": "bfloat16"})
+    llm = LLM(saved(tiny_model("GraniteForCausalLM"), tmp_path), **FORCED | {"dtype": "bfloat16"})
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     assert len(ids(llm.generate([{"prompt_token_ids": PROMPTS[1]}], params, use_tqdm=False))) == 1
     assert way_of(llm) == "fallback"
@@ -207,10 +208,10 @@ def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -
     norm = weights.pop("model.norm.weight")
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(CorruptModel, match=r"model\.norm\.weight"):
-        LLM(path, **OPTIONS)
+        LLM(path, **FORCED)
     save_file({**weights, "model.norm.weight": torch.cat([norm, norm])}, file, {"format": "pt"})
     with pytest.raises(CorruptModel, match=r"model\.norm\.weight|size mismatch"):
-        LLM(path, **OPTIONS)
+        LLM(path, **FORCED)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -
 def test_what_needs_layers_of_quires_own_is_refused(options: Any, tmp_path: Path) -> None:
     path = saved(tiny_model("GraniteForCausalLM"), tmp_path)
     with pytest.raises(NotSupported, match="layers of quire's own"):
-        LLM(path, **OPTIONS | options)
+        LLM(path, **FORCED | options)
 
 
 def test_a_state_is_refused_unless_whole_texts_are_asked_for(tmp_path: Path) -> None:
@@ -241,9 +242,9 @@ def test_windows_are_read_from_masks() -> None:
     assert window_of(masks.sliding_window_causal_mask_function(4096)) == 4096
     assert window_of(masks.sliding_window_causal_mask_function(1)) == 1
     assert window_of(masks.bidirectional_mask_function) == NOT_A_WINDOW
-    chunks = masks.chunked_causal_mask_function(8192, torch.zeros(1, dtype=int))
+    chunks = masks.chunked_causal_mask_function(8192, torch.zeros(1, dtype=torch.int64))
     assert window_of(chunks) == NOT_A_WINDOW
-    packed = masks.packed_sequence_mask_function(torch.zeros(1, 5, dtype=int))
+    packed = masks.packed_sequence_mask_function(torch.zeros(1, 5, dtype=torch.int64))
     assert window_of(packed) == NOT_A_WINDOW
 
 

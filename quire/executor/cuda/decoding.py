@@ -17,7 +17,7 @@ from quire.executor.cuda.drawn_scores import ENTRY, Asking
 from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
 from quire.executor.cuda.upload import Upload
 from quire.layers.attention import Pass
-from quire.models.decoder import Decoder
+from quire.models.model import Model
 from quire.step import StepPlan
 
 # Called with logits [lines, vocab or more], tokens [lines] and the number of the step.
@@ -38,7 +38,7 @@ class SmallBatchRows(Protocol):
 class Parts:
     """What every pass works with; `few_rows` is for small decode steps, where there is one."""
 
-    model: Decoder
+    model: Model
     cache: Tensor
     columns: DeviceColumns
     ops: DeviceOps

@@ -13,7 +13,7 @@ from quire.backends.choose import kernels_for
 from quire.backends.ops import HeadShape
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
-from quire.executor.cpu.local import DTYPES
+from quire.executor.cpu.local import DTYPES, NO_EXCHANGE
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks
@@ -30,8 +30,10 @@ from quire.executor.samplers import sampler_for
 from quire.layer_plan import mlp_of
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.model import ModuleModel
 from quire.models.parts import Weights
-from quire.models.registry import build_model
+from quire.models.registry import build_any_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.steps.handles import Handles
@@ -66,10 +68,10 @@ class CudaExecutor:
         self,
         config: EngineConfig,
         spec: ModelSpec,
-        weights: Weights,
+        weights: Weights | LoadedModule,
         warmup: Warmup | None = None,
         *,
-        read_again: Callable[[], Weights] | None = None,
+        read_again: Callable[[], Weights | LoadedModule] | None = None,
     ) -> None:
         """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
         the same weights once more, after a sleep that dropped them."""
@@ -82,9 +84,9 @@ class CudaExecutor:
         self.handles = Handles()
         self.handles.new_masks = pinned_masks
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._weights: Weights | None = weights
+        self._weights: Weights | LoadedModule | None = weights
         self._warmup = warmup
-        self._model: Decoder | None = None
+        self._model: Decoder | ModuleModel | None = None
         self._on_host: HostCopies | None = None
         self._runner: CudaRunner | None = None
         self._num_blocks = 0
@@ -97,7 +99,8 @@ class CudaExecutor:
         config, dtype = self.config, DTYPES[self.config.dtype]
         with self._errors("while starting"):
             self._model = model = self._build(weights)
-            _touch(model, self.spec, dtype, self._device)
+            if isinstance(model, Decoder):
+                _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
                 self._warmup.wait()
             torch.cuda.synchronize(self._device)
@@ -170,6 +173,8 @@ class CudaExecutor:
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         if self._model is None or self._on_host is not None:
             raise EngineClosed("this executor has no weights that could be exchanged.")
+        if not isinstance(self._model, Decoder):
+            raise NotSupported(NO_EXCHANGE)
         with self._errors("while taking other weights"):
             return NewWeights(self._model, self.spec).load(named)
 
@@ -192,12 +197,12 @@ class CudaExecutor:
         fp8_kv = config.kv_cache_dtype == "fp8"
         return head_shape(self.spec, config.block_size, DTYPES[config.dtype], fp8_kv=fp8_kv)
 
-    def _build(self, weights: Weights) -> Decoder:
+    def _build(self, weights: Weights | LoadedModule) -> Decoder | ModuleModel:
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        return build_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+        return build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
 
-    def _make_runner(self, model: Decoder) -> CudaRunner:
+    def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
         from quire.executor.cuda.small_batch import SmallBatchPass
         from quire.executor.cuda.triton_ops import TritonOps
 
@@ -215,6 +220,9 @@ class CudaExecutor:
             logprobs_mode=config.logprobs_mode,
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
+        few_rows = None
+        if isinstance(model, Decoder):
+            few_rows = SmallBatchPass.of(model, spec, shape.dtype)
         return CudaRunner(
             model,
             cache,
@@ -227,7 +235,7 @@ class CudaExecutor:
             max_tokens=config.max_num_batched_tokens,
             captured_tokens=most_captured(spec),
             capture=not config.enforce_eager,
-            few_rows=SmallBatchPass.of(model, spec, shape.dtype),
+            few_rows=few_rows,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )
 

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from quire.models.decoder import Decoder
+from quire.models.model import ModuleModel
 
 
 class HostCopies:
     """The weights of a model in main memory, while the GPU has none."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder | ModuleModel) -> None:
         """Take them out."""
         self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         seen: set[int] = set()
@@ -38,8 +39,11 @@ class HostCopies:
         self._copies.clear()
 
 
-def _tensors(model: Decoder) -> Iterator[Tensor]:
+def _tensors(model: Decoder | ModuleModel) -> Iterator[Tensor]:
     """What takes memory on the device: matrices, tables, biases and norms."""
+    if not isinstance(model, Decoder):
+        yield from model.tensors()
+        return
     for places in model.places.values():
         for place in places:
             yield from place.tensors()

@@ -34,7 +34,7 @@ from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
-from quire.models.decoder import Decoder
+from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.holding import HoldingSampler
 from quire.step import Masks, StepPlan, no_ints
@@ -46,7 +46,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: Tensor,
         columns: DeviceColumns,
         sampler: HoldingSampler,
@@ -73,8 +73,7 @@ class CudaRunner:
             parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
         )
         self._host_copies = HostCopies(self.device)
-        dtype = model.layers[0].attention.shape.dtype
-        num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, dtype)
+        num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, model.dtype)
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._host_copies)
         self._beams = CudaBeams(columns, self._host_copies, handles)

@@ -20,11 +20,19 @@ def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> 
     """Side by side if what that computes is what Transformers does, else a sequence at a time."""
     name, seen = type(loaded.module).__name__, loaded.seen
     why = seen.why_rows
+    on_gpu = next(loaded.module.parameters()).is_cuda
     if seen.calls:
         model = TransformersModel(loaded.module, loaded.call, seen, kernels, shape)
         why = _why_not(model, shape)
-        if not why:
+        if not why and on_gpu and model.needs_lengths:
+            why = "its attention has sinks, or softcaps that differ by layer"
+        elif not why:
             return model
+    if on_gpu:
+        raise UnsupportedModel(
+            f"{name} is not run on a GPU: {why}, and there sequences are computed side by side "
+            "alone. Set device='cpu'."
+        )
     one_by_one = replace(seen, calls=())
     model = TransformersModel(loaded.module, loaded.call, one_by_one, kernels, shape)
     failed = _why_not(model, shape)

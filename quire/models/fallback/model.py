@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape, Kernels
-from quire.layers.attention import attention_inputs
+from quire.layers.attention import Pass, attention_inputs
 from quire.layers.batch import Batch
+from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
@@ -39,6 +40,9 @@ class NoRotary:
 
     def reach(self, max_len: int) -> None:
         """Any length is there."""
+
+    def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
+        return ()
 
 
 class TransformersModel:
@@ -70,6 +74,25 @@ class TransformersModel:
         spare = len(batch.token_ids) - batch.num_tokens
         return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])
 
+    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+        """The same for a pass whose attention was planned before: side by side alone."""
+        work = PackedPass(cache, shared.attention, None)
+        return self._packed_pass(token_ids, shared.positions, work)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._shape.dtype
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+        yield from self.module.buffers()
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether a pass asks the host for the lengths of sequences: on a GPU only the device
+        knows those of decode rows."""
+        return not self.packed or self._needs_inputs
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
         return self.body.logits(hidden)
@@ -78,10 +101,14 @@ class TransformersModel:
         inputs = attention_inputs(batch)
         steps = {w: self.kernels.plan_attention(inputs, w) for w in self.windows}
         kept = inputs if self._needs_inputs else None
-        self._current.now = PackedPass(cache, steps, kept)
+        work = PackedPass(cache, steps, kept)
+        return self._packed_pass(batch.token_ids, batch.positions, work)
+
+    def _packed_pass(self, token_ids: Tensor, positions: Tensor, work: PackedPass) -> Tensor:
+        self._current.now = work
         try:
             with computing(self.module, attention=PACKED):
-                return self.body.hidden(batch.token_ids[None], batch.positions[None], None)
+                return self.body.hidden(token_ids[None], positions[None], None)
         finally:
             self._current.now = None
 

@@ -113,7 +113,8 @@ def _batch(
         slots=put(slots),
         query_starts=put([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
         context_lens=put([last for _, _, last in places]),
-        tables=put(tables),
+        # As either device's own tables are.
+        tables=put(tables).to(torch.int32 if device.type == "cuda" else torch.int64),
         num_prefill=0 if decoding else len(places),
         prefixes=(),
         logit_tokens=put([]),
