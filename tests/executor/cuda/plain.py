@@ -25,7 +25,8 @@ from quire.executor.memory import make_cache
 from quire.executor.samplers import sampler_for
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
-from quire.models.registry import build_model
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.registry import build_any_model
 from quire.request import Ints, Request
 from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
@@ -254,7 +255,7 @@ class PlainExecutor:
 
     config: EngineConfig
     spec: ModelSpec
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] | LoadedModule
     rounded: bool = False  # passes over prompts are rounded up as for graphs
     make_kernels: type[RestingKernels] = RestingKernels
     make_ops: type[PlainOps] = PlainOps
@@ -262,12 +263,16 @@ class PlainExecutor:
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
         self.handles = Handles()
-        dtype = self.weights["embed.weight"].dtype
+        given = self.weights
+        if isinstance(given, LoadedModule):
+            weights, dtype = given, next(given.module.parameters()).dtype
+        else:
+            weights, dtype = dict(given), given["embed.weight"].dtype
         fp8_kv = config.kv_cache_dtype == "fp8"
         shape = head_shape(spec, config.block_size, dtype, fp8_kv=fp8_kv)
-        model = build_model(
+        model = build_any_model(
             spec,
-            dict(self.weights),
+            weights,
             self.make_kernels(shape),
             shape,
             max_len=config.max_model_len,

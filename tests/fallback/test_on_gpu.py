@@ -1,0 +1,77 @@
+"""The fallback behind the CUDA runner: with plain ops on any machine, and on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.executor.cpu.local import LocalExecutor
+from quire.models.fallback.classes import CausalClass
+from quire.models.fallback.loaded import LoadedModule
+from quire.models.fallback.planning import FallbackPlan, plan_fallback
+from quire.request import Request
+from quire.sampling.keys import noise_key
+from tests.executor.cuda.plain import PlainExecutor, answers
+from tests.executor.harness import small_config
+from tests.fallback.judging import OPTIONS, way_of, wrong
+from tests.fallback.tiny import saved, tiny_model
+
+# A window in some layers; a softcap in all; latent heads; experts.
+SIDE_BY_SIDE = (
+    "Gemma3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "MiniCPM3ForCausalLM",
+    "GraniteMoeForCausalLM",
+)
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 3, "top_p": 0.9},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "logprobs": 2},
+    {"temperature": 0.7, "seed": 5, "min_p": 0.1, "n": 2},
+)
+
+
+def loaded(architecture: str) -> tuple[FallbackPlan, LoadedModule]:
+    model = tiny_model(architecture)
+    found = CausalClass(type(model), copy.deepcopy(model.config))
+    plan = plan_fallback(found, "config.json", whole_texts=False)
+    return plan, LoadedModule(model, plan.call, plan.seen)
+
+
+def requests(count: int = 8) -> list[Request]:
+    made = np.random.default_rng(0)
+    asked = []
+    for i in range(count):
+        params = SamplingParams(max_tokens=6 + i, ignore_eos=True, **KINDS[i % len(KINDS)])
+        ids = made.integers(3, 96, 3 + 5 * i).astype(np.int32)
+        asked.append(Request(i, ids, params, params.max_tokens or 1, noise_key(i)))
+    return asked
+
+
+@pytest.mark.parametrize("architecture", SIDE_BY_SIDE[:2])
+def test_the_cuda_runner_draws_the_tokens_of_the_cpu_engine(architecture: str) -> None:
+    plan, module = loaded(architecture)
+    config = small_config(depth=2, max_repeat=8, num_blocks=40, max_model_len=64)
+    got = answers(PlainExecutor(config, plan.spec, module), config, requests())
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+    wanted = answers(LocalExecutor(plain, plan.spec, module), plain, requests())
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", SIDE_BY_SIDE)
+def test_a_gpu_answers_as_transformers_does(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture)
+    options = {**OPTIONS, "device": "cuda", "block_size": 16, "num_gpu_blocks_override": 12}
+    llm = LLM(saved(model, tmp_path), **options, model_impl="transformers")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    assert way_of(llm) == "fallback"
+    assert wrong(llm, model) == ""
+    llm.close()
