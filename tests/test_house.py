@@ -122,6 +122,7 @@ MAY_CATCH_ANYTHING = {
     "quire/jobs/child/requests.py",
     "quire/jobs/input/work.py",
     "quire/replicas/ray_engine.py",
+    "quire/models/fallback/build.py",
     "quire/sampling/lanes.py",
     "quire/server/batch_service.py",
     "quire/session/engine_thread.py",

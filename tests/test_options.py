@@ -41,6 +41,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "tokenizer_mode": [("auto", "auto"), ("hf", "hf")],
     "skip_tokenizer_init": [(True, True)],
     "trust_remote_code": [(True, True)],
+    "model_impl": [("quire", "quire"), ("vllm", "vllm"), ("transformers", "transformers")],
     "dtype": [
         *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
         *(("float16", "float16"), ("float32", "float32")),
@@ -282,7 +283,7 @@ def test_a_refused_option_says_what_to_do_instead(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("model_impl", "vllm"), ("config_format", "hf")],
+    [("config_format", "hf")],
 )
 def test_asking_for_what_happens_anyway_is_fine(name: str, value: str) -> None:
     assert parse_options({name: value}) == Options()

@@ -74,7 +74,15 @@ _SHARED = {
     "attention_head_dim": 16,
     "num_key_value_heads": 4,
 }
-_DRAFTER = {"hidden_size": 32, "num_hidden_layers": 2, "hidden_size_per_layer_input": 0}
+_INDEXED = {"indexer_budget": 8, "indexer_compress_ratio": 1, "ngram_vocab_size_base": 50}
+_DRAFTER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 96,
+    "intermediate_size": 48,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}
 # What a class needs beside: its own names, or sizes that belong together.
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
@@ -111,8 +119,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "zamba": _SHARED | {"mamba_dt_rank": 4},
-    "zamba2": _SHARED | {"n_mamba_heads": 8, "mamba_headdim": 8, "num_query_groups": 4},
-    "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+    "zamba2": _SHARED
+    | {"n_mamba_heads": 8, "mamba_headdim": 8, "num_query_groups": 4, "hybrid_layer_ids": [1, 3]},
+    "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8} | _INDEXED,
     "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **_DRAFTER}},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},

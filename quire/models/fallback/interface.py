@@ -11,15 +11,22 @@ from torch import nn
 _ATTENTION, _EXPERTS = "_attn_implementation_internal", "_experts_implementation_internal"
 
 
+def configs_of(model: nn.Module) -> tuple[Any, ...]:
+    """Every config that a part of the model reads."""
+    found = (getattr(part, "config", None) for part in model.modules())
+    return tuple({id(config): config for config in found if config is not None}.values())
+
+
 @contextmanager
-def computing(model: nn.Module, *, attention: str, experts: str | None = None) -> Iterator[None]:
-    """The model's layers use the attention and, if one is given, the experts of these names.
+def computing(
+    configs: tuple[Any, ...], *, attention: str, experts: str | None = None
+) -> Iterator[None]:
+    """Layers with these configs use the attention and, if one is given, the experts so named.
 
     Written past the setters of Transformers, which refuse names for classes that do not say they
     take them: whether they do is seen from what they call."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     with ExitStack() as before:
-        for config in configs.values():
+        for config in configs:
             _set(config, _ATTENTION, attention, before)
             if experts is not None:
                 _set(config, _EXPERTS, experts, before)

@@ -20,7 +20,7 @@ from quire.layers.attention import Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
-from quire.models.fallback.interface import computing
+from quire.models.fallback.interface import computing, configs_of
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
 from quire.models.fallback.paged_cache import PagedCache
 from quire.models.fallback.seen import Seen
@@ -56,12 +56,12 @@ class TransformersModel:
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
         self.packed = bool(seen.calls)
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
-        self._current = CurrentPass()
+        self._current, self._configs = CurrentPass(), configs_of(module)
         layers = [PackedLayer(i, c, shape, self._current) for i, c in enumerate(seen.calls)]
         self._needs_inputs = any(layer.is_plain for layer in layers)
         for part in module.modules():
             index = getattr(part, "layer_idx", None)
-            if isinstance(index, int) and index < len(layers):
+            if isinstance(index, int) and 0 <= index < len(layers):
                 part.quire_layer = layers[index]  # type: ignore[assignment]
 
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class TransformersModel:
         if self.packed:
             return self._side_by_side(batch, cache)
         compute = self._tokens_of_one if self.seen.kept else self._whole_text
-        with computing(self.module, attention=EAGER):
+        with computing(self._configs, attention=EAGER):
             parts = [compute(sequence, cache) for sequence in _sequences(batch)]
         spare = len(batch.token_ids) - batch.num_tokens
         return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])
@@ -107,7 +107,7 @@ class TransformersModel:
     def _packed_pass(self, token_ids: Tensor, positions: Tensor, work: PackedPass) -> Tensor:
         self._current.now = work
         try:
-            with computing(self.module, attention=PACKED):
+            with computing(self._configs, attention=PACKED):
                 return self.body.hidden(token_ids[None], positions[None], None)
         finally:
             self._current.now = None

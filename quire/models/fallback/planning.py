@@ -89,7 +89,8 @@ def _on_meta_or_zeros(
     except QuireError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
     except Exception as error:  # code of others
-        raise UnsupportedModel(f"{name}: it cannot be called by quire: {reason(error)}.") from error
+        said = reason(error).rstrip(".")
+        raise UnsupportedModel(f"{name}: it cannot be called by quire: {said}.") from error
 
 
 def _as_zeros(module: nn.Module) -> None:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from quire.errors import UnsupportedModel
 from quire.models.fallback.body import Body, BodyCall
-from quire.models.fallback.interface import computing
+from quire.models.fallback.interface import computing, configs_of
 from quire.models.fallback.masks import NOT_A_WINDOW, window_of
 from quire.models.fallback.paged_cache import RecordingCache
 from quire.models.fallback.seen import AttentionCall, KvShape, Seen
@@ -60,7 +60,7 @@ class _Recorder:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]
     ) -> None:
         layer = getattr(module, "layer_idx", None)
-        if not isinstance(layer, int):
+        if not isinstance(layer, int) or layer < 0:
             return self._note(f"{type(module).__name__} does not say which layer it is")
         window = self._window(mask, given)
         unread = [
@@ -134,7 +134,7 @@ def record(model: nn.Module) -> tuple[Seen, BodyCall]:
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
     positions = torch.zeros_like(ids)
     # Experts that need no values to know what goes where.
-    names = computing(model, attention=RECORDING, experts="batched_mm")
+    names = computing(configs_of(model), attention=RECORDING, experts="batched_mm")
     with torch.inference_mode(), _recorded() as recorder, names:
         call, logits = Body.watch(model, ids, positions, cache)
     if not cache.kept:
@@ -152,7 +152,10 @@ def record_whole(model: nn.Module, why: str) -> tuple[Seen, BodyCall]:
     """The same for a model that is given whole texts and no cache, and `why` it must be."""
     device = next(model.parameters()).device
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
-    with torch.inference_mode(), computing(model, attention="eager", experts="batched_mm"):
+    with (
+        torch.inference_mode(),
+        computing(configs_of(model), attention="eager", experts="batched_mm"),
+    ):
         call, logits = Body.watch(model, ids)
     return Seen((), (), why, call.hidden_size, logits.shape[-1]), call
 

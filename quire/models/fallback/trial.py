@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quire.backends.ops import HeadShape
 from quire.layers.batch import Batch
 from quire.models.fallback.body import plain_logits
-from quire.models.fallback.interface import computing
+from quire.models.fallback.interface import computing, configs_of
 from quire.models.fallback.model import EAGER, TransformersModel
 
 # Differences of logits, as a share of the largest.
@@ -67,7 +67,7 @@ def _text(length: int, seed: int, vocab_size: int, forbidden: Any) -> list[int]:
 
 def _plain(module: nn.Module, text: list[int], device: torch.device) -> Tensor:
     ids = torch.tensor([text], device=device)
-    with computing(module, attention=EAGER):
+    with computing(configs_of(module), attention=EAGER):
         return plain_logits(module, ids)[0].float()
 
 
