@@ -63,7 +63,7 @@ def judged(model: Any, directory: Path, **options: Any) -> Verdict:
             continue
         try:
             how = way_of(llm)
-            return Verdict(how, refused if "whole" in how else "", wrong(llm, model))
+            return Verdict(how, why_of(llm), wrong(llm, model))
         finally:
             llm.close()
     return Verdict("refused", refused)
@@ -76,6 +76,12 @@ def way_of(llm: LLM) -> str:
     if model.packed:
         return "fallback"
     return "fallback, one by one" if model.seen.kept else "fallback, whole texts"
+
+
+def why_of(llm: LLM) -> str:
+    """Why it is not computed side by side."""
+    model: Any = llm._session.model.executor._model  # type: ignore[attr-defined]
+    return "" if isinstance(model, Decoder) or model.packed else str(model.seen.why_rows)
 
 
 def wrong(llm: LLM, model: Any) -> str:

@@ -72,6 +72,6 @@ def _table(verdicts: dict[str, Verdict]) -> str:
         "|---|---|---|",
     ]
     for name, verdict in verdicts.items():
-        why = " ".join(verdict.why.split()).replace("|", "\\|")
-        lines.append(f"| {name} | {verdict.how} | {why[:200]} |")
+        why = " ".join(verdict.why.split()).replace("|", "\\|").removeprefix(f"{name}: ")
+        lines.append(f"| {name} | {verdict.how} | {why.partition(' model_impl=')[0][:200]} |")
     return "\n".join(lines)

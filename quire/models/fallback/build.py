@@ -33,7 +33,7 @@ def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> 
             f"{name} is not run on a GPU: {why}, and there sequences are computed side by side "
             "alone. Set device='cpu'."
         )
-    one_by_one = replace(seen, calls=())
+    one_by_one = replace(seen, calls=(), why_rows=why)
     model = TransformersModel(loaded.module, loaded.call, one_by_one, kernels, shape)
     failed = _why_not(model, shape)
     if failed:

@@ -26,6 +26,7 @@ from quire.executor.samplers import sampler_for
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.fallback.loaded import LoadedModule
+from quire.models.parts import Weights
 from quire.models.registry import build_any_model
 from quire.request import Ints, Request
 from quire.sampling.draw import draw_among, draw_from_all
@@ -264,6 +265,7 @@ class PlainExecutor:
         config, spec, device = self.config, self.spec, torch.device("cpu")
         self.handles = Handles()
         given = self.weights
+        weights: Weights | LoadedModule
         if isinstance(given, LoadedModule):
             weights, dtype = given, next(given.module.parameters()).dtype
         else:
