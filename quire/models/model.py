@@ -52,6 +52,10 @@ class Model(Protocol):
     def dtype(self) -> torch.dtype:
         """What activations are."""
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are kept as, unless an option says otherwise."""
+
     def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
         """The last hidden states [T, H]. cache [layers, 2, N, kv_heads, S, D]"""
 

@@ -83,6 +83,10 @@ class TransformersModel:
     def dtype(self) -> torch.dtype:
         return self._shape.dtype
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return self._shape.kv_dtype
+
     def tensors(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
         yield from self.module.buffers()
