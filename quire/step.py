@@ -2,8 +2,8 @@
 
 Plain frozen data, numbers and numpy arrays that are not written after they are made, so that both
 can go to another process or into a file (steps/codec.py). What cannot is named by a number and
-found in the executor's Handles. The executor runs
-plans in the order it got them, so a block freed in plan i may be taken in plan i + 1.
+found in the executor's Handles. The executor runs plans in the order it got them, so a block freed
+in plan i may be taken in plan i + 1.
 Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, then the
 forward pass. In the pass every slice and decode row writes its KV before any of them reads, so a
 slice may read blocks that an earlier slice of the same plan fills.
@@ -142,8 +142,7 @@ class Slice:
 
     `sample_into` names the rows that each draw a token from the logits of the last position:
     empty for a chunk that does not reach the end, several for the siblings of n > 1.
-    `targets` are tokens whose logprobs are wanted, `hidden` says of which of the slice's tokens
-    the last hidden states are.
+    `targets` are tokens whose logprobs are wanted, `hidden` says which last hidden states are.
 
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
     draw. It draws at each of these positions and at the one before them, and keeps what it drew
@@ -332,14 +331,12 @@ class Candidates:
 class StepResult:
     """What a plan produced, row by row in the order of `StepPlan.sampled_rows`.
 
-    tokens [rows, K], of which the first counts[i] of a row are real: a row that the device
-    stopped, or whose guesses were wrong, has fewer than K. `logprobs` has a line per real token of
-    the rows that asked, in a block for each number of likeliest tokens asked for. `scored[i]`
-    belongs to prefill slice i, one line per target, and so does `hidden[i]`, float32: [tokens, H]
-    of a slice that wants all of them, [1, H] else. `failed` names rows (by index into `tokens`)
-    whose logits were not finite; their tokens mean nothing. `errors` says of some of these what
-    their processors did. `held` are rows that drew nothing yet: their processors are at work on
-    their logits, which have this number among the executor's Handles.
+    tokens [rows, K], the first counts[i] of a row real: fewer than K where the device stopped it or
+    guesses were wrong. `logprobs` has a line per real token of the rows that asked, in a block for
+    each number of likeliest tokens asked for. `scored[i]` belongs to prefill slice i, one line per
+    target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows of `tokens` that mean
+    nothing, their logits not being finite; `errors` says of some what their processors did. `held`
+    are rows that drew nothing yet: processors work on logits of that number among the Handles.
     """
 
     tokens: Ints

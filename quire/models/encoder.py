@@ -2,7 +2,8 @@
 
 The tokens of all texts of a pass lie behind each other in one tensor, so that a product has one row
 per token and none for padding. Texts of one length lie together: attention then takes them as one
-batch, by a view.
+batch, by a view. What runs from layer to layer, and its norms, are float32 whatever type products
+have: rounding it too would double the error of an embedding.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from quire.layers.rotary import Angles
 from quire.spec import EncoderSpec
 
 MakeLinear = Callable[[Tensor, Tensor | None], LinearOp]
+Padded = Callable[[int], int]  # how many rows products want for so many tokens
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The texts of a pass: `groups` are (number of texts, tokens of each), one after the other."""
+    """The texts of a pass: `groups` are (number of texts, tokens of each), one after the other.
+    Tokens after the last of them only fill up."""
 
     token_ids: Tensor
     positions: Tensor
@@ -76,6 +79,7 @@ class _Layer:
     """One layer."""
 
     num_heads: int
+    dtype: torch.dtype  # of what is multiplied
     qkv: LinearOp
     out: LinearOp
     attn_norm: Callable[[Tensor], Tensor]
@@ -89,24 +93,25 @@ class _Layer:
     window: int | None
 
     def __call__(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
+        # x belongs to this layer alone, so that it may be written to.
         if self.norm_before:
-            x = x + self._attend(self.attn_norm(x), texts, turned)
-            return x + self._feed_forward(self.mlp_norm(x))
-        x = self.attn_norm(x + self._attend(x, texts, turned))
-        return self.mlp_norm(x + self._feed_forward(x))
+            x = x.add_(self._attend(self.attn_norm(x), texts, turned))
+            return x.add_(self._feed_forward(self.mlp_norm(x)))
+        x = self.attn_norm(x.add_(self._attend(x, texts, turned)))
+        return self.mlp_norm(x.add_(self._feed_forward(x)))
 
     def _attend(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
-        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, -1).unbind(1)
+        q, k, v = self.qkv(x.to(self.dtype)).view(len(x), 3, self.num_heads, -1).unbind(1)
         if self.theta is not None:
             turn = turned[self.theta]
             q, k = turn(q), turn(k)
-        made, at = torch.empty(v.shape, dtype=v.dtype, device=v.device), 0
+        made, at = torch.zeros(v.shape, dtype=v.dtype, device=v.device), 0
         for count, length in texts.groups:
             here = slice(at, at + count * length)
             mine = [a[here].view(count, length, *a.shape[1:]).transpose(1, 2) for a in (q, k, v)]
             seen = self._seen(length, x.device)
             attended = F.scaled_dot_product_attention(mine[0], mine[1], mine[2], attn_mask=seen)
-            made[here] = attended.transpose(1, 2).reshape(count * length, *v.shape[1:])
+            made[here].view(count, length, *v.shape[1:]).copy_(attended.transpose(1, 2))
             at += count * length
         return self.out(made.view(len(x), -1))
 
@@ -118,7 +123,7 @@ class _Layer:
         return (at[:, None] - at).abs() <= self.window
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        made = self.up(x)
+        made = self.up(x.to(self.dtype))
         if not self.gated:
             return self.down(self.activation(made))
         first, second = made.chunk(2, -1)
@@ -129,10 +134,15 @@ class Encoder:
     """Token ids to the last hidden states."""
 
     def __init__(
-        self, spec: EncoderSpec, weights: Weights, make_linear: MakeLinear, max_len: int
+        self,
+        spec: EncoderSpec,
+        weights: Weights,
+        make_linear: MakeLinear,
+        padded: Padded,
+        max_len: int,
     ) -> None:
         """Takes the weights out of the dict, so that a packed one never lies beside its source."""
-        self.spec = spec
+        self.spec, self.padded = spec, padded
         self._words = weights.pop("embed.weight")
         self._types = weights.pop("types.weight", None)
         self._positions = weights.pop("positions.weight", None)
@@ -163,11 +173,11 @@ class Encoder:
 
     def _embedded(self, texts: Texts) -> Tensor:
         ids, vocab = texts.token_ids, self.spec.vocab_size
-        x = F.embedding(ids % vocab, self._words)
+        x = F.embedding(ids % vocab, self._words).float()
         if self._types is not None:
-            x = x + F.embedding(ids // vocab, self._types)
+            x += F.embedding(ids // vocab, self._types)
         if self._positions is not None:
-            x = x + F.embedding(texts.positions + self.spec.first_position, self._positions)
+            x += F.embedding(texts.positions + self.spec.first_position, self._positions)
         return x
 
 
@@ -176,6 +186,7 @@ class _Parts:
 
     def __init__(self, spec: EncoderSpec, weights: Weights, make_linear: MakeLinear) -> None:
         self.spec, self.weights, self.make_linear = spec, weights, make_linear
+        self.dtype = weights["layers.0.mlp.up.weight"].dtype
 
     def norm(self, name: str) -> Norm:
         weights = self.weights
@@ -191,6 +202,7 @@ class _Parts:
         has_norm = bool(index) or not spec.norm_before
         return _Layer(
             num_heads=spec.num_heads,
+            dtype=self.dtype,
             qkv=self.linear(f"{name}.attn.qkv"),
             out=self.linear(f"{name}.attn.o"),
             # What the embedding gives is normed already.

@@ -84,6 +84,8 @@ class Admission:
     def has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
         """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
         pool, rows, size = self.pool, self.rows, self.pool.block_size
+        if sequence.request.whole and sequence.num_tokens > budget:
+            return False  # not in this pass: the next one has all of its budget
         woken = pool.num_idle_in(cached)
         left = sequence.num_tokens - len(cached) * size
         first = -(-min(left, budget) // size)

@@ -79,6 +79,7 @@ class Placements:
         """Put `sequence` into a row, over the cached blocks that begin it."""
         row = self.enter(sequence, expected, draft)
         self.share_prefix(row, cached, draft)
+        sequence.hidden.clear()  # of a placement that ended early
         return row
 
     def share_prefix(self, row: int, cached: Ints, draft: Draft) -> None:

@@ -260,9 +260,8 @@ class Scheduler:
         """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
         rows, sequence = self.rows, self.rows.sequence(row)
         start, published = int(rows.computed[row]), int(rows.num_published[row])
-        end, leaving = start + chunk, fork_point(sequence)
-        if leaving is not None:
-            end = min(end, leaving)
+        leaving = fork_point(sequence)
+        end = start + chunk if leaving is None else min(start + chunk, leaving)
         if rows.renewed[row]:
             self._placements.restart(row, draft)
         if self._placements.num_shared_tails(row):
@@ -279,9 +278,8 @@ class Scheduler:
                 self._fork_siblings(row, draft)  # each goes on by itself
         elif end == rows.planned[row] and sequence.request.hidden is None:
             drawing = (row, *self._fork_siblings(row, draft))
-            for r in drawing:
-                rows.planned[r] += 1
-                rows.drawn[r] = True
+            rows.planned[list(drawing)] += 1
+            rows.drawn[list(drawing)] = True
         targets = targets_of(sequence, start, end)
         hidden = hidden_of(sequence.request, start, end)
         draft.prefill.append(Slice(row, start, known[start:end], drawing, targets, hidden=hidden))
@@ -319,8 +317,6 @@ class Scheduler:
             if sequence is None or not self._admission.has_rows(sequence):
                 return
             budget = draft.spare if sequence.request.background else draft.budget
-            if sequence.request.whole and sequence.num_tokens > draft.budget:
-                return  # in a pass of its own, or with shorter ones
             unfold(sequence)
             cached = self._admission.cached_blocks(sequence)
             cached = cached[: self._scoring.readable(sequence, cached)]
@@ -337,7 +333,6 @@ class Scheduler:
             expected = self._expected_output(sequence.request)
             row = self._placements.begin(sequence, cached, expected, draft)
             self._scoring.begin(row)
-            sequence.hidden.clear()  # of a placement that ended early: it begins again
             if sequence.group is not None:
                 self._beams.enter(row, draft)
             self._plan_chunk(row, draft)

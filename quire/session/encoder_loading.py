@@ -20,11 +20,11 @@ from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
     from quire.executor.executor import ModelExecutor
-    from quire.models.encoder import Encoder, MakeLinear
+    from quire.models.encoder import Encoder, MakeLinear, Padded
 
 NO_TEXT = "an encoder writes no text: use embed(), classify() or score(), as its head allows."
 # Tokens of one pass, where the caller says nothing: enough for every product to be at its best.
-CPU_TOKENS, GPU_TOKENS = 2048, 65_536
+CPU_TOKENS, GPU_TOKENS = 1024, 65_536
 
 
 def load_encoder(
@@ -42,7 +42,7 @@ def load_encoder(
         from quire.executor.encoder.executor import EncoderExecutor
         from quire.executor.probe import device_facts  # torch, which takes seconds
 
-    facts = _with_kernels(device_facts(options.device), spec)
+    facts = device_facts(options.device)
     decided = _decide(options, spec, facts)
     build = partial(_build, files, spec, family, decided)
     return spec, decided, EncoderExecutor(decided, spec, build)
@@ -52,9 +52,9 @@ def _decide(options: Options, spec: EncoderSpec, facts: DeviceFacts) -> EngineCo
     if options.quantization == "fp8":
         raise NotSupported("quantization='fp8' of an encoder is not built: leave it out.")
     on_cpu = facts.device == "cpu"
-    if on_cpu and options.dtype is None:
-        # An embedding is compared with others by its last digits, and products are few.
-        options = replace(options, dtype="float32")
+    if options.batch_invariant is None:
+        # So that a job that was stopped goes on to the same vectors, in every type.
+        options = replace(options, batch_invariant=on_cpu)
     config = resolve(options, spec, facts)
     tokens = options.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
     return replace(
@@ -65,13 +65,6 @@ def _decide(options: Options, spec: EncoderSpec, facts: DeviceFacts) -> EngineCo
         speculation=None,
         depth=1,
     )
-
-
-def _with_kernels(facts: DeviceFacts, spec: EncoderSpec) -> DeviceFacts:
-    """Products in C have bits that no batch changes; so has what torch does between them."""
-    from quire.backends.cpu.native.library import library
-
-    return replace(facts, steady_kernels=facts.device == "cpu" and library() is not None)
 
 
 def _build(
@@ -89,26 +82,27 @@ def _build(
         )
     else:
         weights = load_encoder_weights(files, spec, family, dtype=dtype, device=config.device)
-    return Encoder(spec, weights, _linears(spec, config), config.max_model_len)
+    return Encoder(spec, weights, *_linears(spec, config), config.max_model_len)
 
 
-def _linears(spec: EncoderSpec, config: EngineConfig) -> MakeLinear:
-    """Who multiplies."""
+def _linears(spec: EncoderSpec, config: EngineConfig) -> tuple[MakeLinear, Padded]:
+    """What multiplies, and how many rows it wants for so many tokens."""
     import torch
 
     from quire.backends.cpu.linear import PlainLinear
 
     if config.device != "cpu":
-        return PlainLinear
+        return PlainLinear, lambda count: count
     if config.quantization == "int8":
         from quire.backends.cpu.int8 import Int8Matrix
         from quire.executor.cpu.int8_probe import int8_arithmetic
 
         arithmetic = int8_arithmetic()
-        return lambda weight, bias: Int8Matrix.of(weight, arithmetic).linear(bias)
+        return lambda w, bias: Int8Matrix.of(w, arithmetic).linear(bias), lambda count: count
     from quire.backends.choose import kernels_for
     from quire.backends.ops import HeadShape
 
     dtype: torch.dtype = getattr(torch, config.dtype)
     shape = HeadShape(spec.num_heads, spec.num_heads, spec.head_dim, config.block_size, dtype)
-    return kernels_for("cpu", shape, batch_invariant=config.batch_invariant).make_linear
+    kernels = kernels_for("cpu", shape, batch_invariant=config.batch_invariant)
+    return kernels.make_linear, kernels.padded

@@ -171,6 +171,12 @@ def read_parts(model: str, options: Options) -> ModelParts:
         weights=options.load_format != "dummy",
         trust_remote_code=options.trust_remote_code,
     )
+    said = {**files.config, **(options.hf_overrides or {})}
+    if choose_pooler(files, said, options, encoder_family(said)).tasks:
+        raise NotSupported(
+            f"data_parallel_size={options.data_parallel_size} of a model that embeds or classifies "
+            "is not built. Run one LLM per device, each on its own share of the texts."
+        )
     spec = files.spec(options.hf_overrides)
     hf_config = {**(files.config or config_of(spec)), **(options.hf_overrides or {})}
     return ModelParts(

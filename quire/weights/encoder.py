@@ -80,7 +80,7 @@ def load_encoder_weights(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[str, Tensor]:
-    """The weights of an encoder in `dtype` on `device`, by quire's names."""
+    """The weights of an encoder on `device`, by quire's names: in `dtype`, norms in float32."""
     stored = files.stored_tensors()
     plan = [
         (weight, [_found(name, weight, stored, family, files) for name in weight.stored])
@@ -89,7 +89,8 @@ def load_encoder_weights(
     _check_unused([source for _, sources in plan for source in sources], stored, family, files)
     weights = {}
     for weight, sources in plan:
-        parts = [read_tensor(source).to(dtype) for source in sources]
+        kept = torch.float32 if _is_norm(weight) else dtype
+        parts = [read_tensor(source).to(kept) for source in sources]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         weights[weight.name] = whole.to(device)
     return weights
@@ -111,8 +112,13 @@ def dummy_encoder_weights(
             out.fill_(1.0)
         else:
             out.normal_(0.0, 0.02, generator=generator)
-        made[weight.name] = out.to(device, dtype)
+        made[weight.name] = out.to(device, torch.float32 if _is_norm(weight) else dtype)
     return made
+
+
+def _is_norm(weight: EncoderWeight) -> bool:
+    """Norms are computed in float32, whatever type products have."""
+    return weight.name.rpartition(".")[0].endswith("norm")
 
 
 def _found(

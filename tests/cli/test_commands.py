@@ -42,6 +42,7 @@ def test_help_lists_every_verb_that_exists_and_no_other(capsys: pytest.CaptureFi
     jobs = {
         "run",
         "batch",
+        "embed",
         "serve",
         "merge",
         "score",

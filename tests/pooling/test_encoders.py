@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,11 +91,13 @@ def test_labels_of_tokens(tmp_path: Path) -> None:
         np.testing.assert_allclose(output.outputs.data, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_a_text_has_the_same_bits_in_any_batch(name: str, tmp_path: Path) -> None:
+def test_a_text_has_the_same_bits_in_any_batch(name: str, dtype: str, tmp_path: Path) -> None:
+    """Without being asked for: a job that was stopped goes on to the same vectors."""
     write_model(tmp_path, ENCODERS[name])
     some = texts(40)
-    with open_llm(tmp_path, batch_invariant=True) as llm:
+    with open_llm(tmp_path, dtype=dtype) as llm:
         together = llm.embed(some, use_tqdm=False)
         for i in (0, 7, 39):
             [alone] = llm.embed(some[i], use_tqdm=False)
@@ -111,9 +114,12 @@ def test_long_texts_share_passes_and_are_never_cut_in_two(tmp_path: Path) -> Non
         assert similarity(output.outputs.embedding, expected) > 0.99999
 
 
-def test_bytes_in_place_of_floats_stay_close(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8", "dtype": None}, {"dtype": "bfloat16"}]
+)
+def test_products_in_fewer_bits_stay_close(options: dict[str, Any], tmp_path: Path) -> None:
     write_model(tmp_path, ENCODERS["bert"])
-    with open_llm(tmp_path) as exact, open_llm(tmp_path, quantization="int8", dtype=None) as rough:
+    with open_llm(tmp_path) as exact, open_llm(tmp_path, **options) as rough:
         pairs = zip(
             exact.embed(texts(), use_tqdm=False), rough.embed(texts(), use_tqdm=False), strict=True
         )

@@ -50,7 +50,7 @@ class EncoderExecutor:
             raise EngineClosed("this executor does not run; call start() before submit().")
         order, groups = order_texts([len(one.token_ids) for one in plan.prefill])
         texts = [plan.prefill[i] for i in order]
-        hidden = self._model(_laid_out(texts, groups, self._model.device))
+        hidden = self._model(_laid_out(texts, groups, self._model))
         starts = np.cumsum([0, *(len(one.token_ids) for one in texts)])
         states = hidden_states(texts, starts, hidden)
         found = {order[i]: one for i, one in states.items()}
@@ -83,12 +83,13 @@ def virtual_blocks(config: EngineConfig) -> int:
     return (config.depth + 1) * per_pass
 
 
-def _laid_out(
-    texts: list[Slice], groups: tuple[tuple[int, int], ...], device: torch.device
-) -> Texts:
-    ids = np.concatenate([one.token_ids for one in texts]).astype(np.int64)
-    positions = np.concatenate([np.arange(len(one.token_ids)) for one in texts])
-    return Texts(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), groups)
+def _laid_out(texts: list[Slice], groups: tuple[tuple[int, int], ...], model: Encoder) -> Texts:
+    count = sum(len(one.token_ids) for one in texts)
+    ids, positions = np.zeros((2, model.padded(count)), np.int64)
+    np.concatenate([one.token_ids for one in texts], out=ids[:count], casting="same_kind")
+    np.concatenate([np.arange(len(one.token_ids)) for one in texts], out=positions[:count])
+    on_device = [torch.from_numpy(numbers).to(model.device) for numbers in (ids, positions)]
+    return Texts(on_device[0], on_device[1], groups)
 
 
 def encoder_dtype(config: EngineConfig) -> torch.dtype:
