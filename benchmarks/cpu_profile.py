@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire import LLM
-    from quire.layers.mlp import GatedMLP
+from quire.layers.mlp import GatedMLP
 from quire.models.decoder import Decoder
 
 PEAK_ROWS, PEAK_SIZE, PEAK_SECONDS = 1024, (1536, 1536), 0.4

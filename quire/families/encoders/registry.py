@@ -50,6 +50,8 @@ def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
     for name in named if isinstance(named, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
             return ARCHITECTURES[name]
+        if isinstance(name, str) and name.endswith(("ForCausalLM", "LMHeadModel")):
+            return None  # layers of an encoder, but it writes from left to right
     kind = config.get("model_type")
     return BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
 

@@ -111,7 +111,7 @@ def check_heads(place: Place, shape: HeadShape, num_tokens: int, *, normed: bool
     qk = qkv[:, :turned]
     if given.norms:
         q, k = qk[:, : shape.num_heads], qk[:, shape.num_heads :]
-        weights = given.norms.q_weight, given.norms.k_weight
+        weights = given.norms.q, given.norms.k
         normed_heads = [
             reference.rms_norm(x, w, 1e-6) for x, w in zip((q, k), weights, strict=True)
         ]
