@@ -172,7 +172,8 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Changes of the block table: entry `index` of `row` is now block `block`."""
+    """Changes of the block tables: entry indices[i] of row rows[i] is now, in the table of group g
+    of layers, block blocks[g * n + i], for n entries. -1: nothing that will be read."""
 
     rows: Ints = field(default_factory=no_ints)
     indices: Ints = field(default_factory=no_ints)
@@ -190,7 +191,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Decode rows whose block tables all begin with `blocks`; these are read once for all."""
+    """Decode rows whose block tables all begin with `blocks`; these are read once for all. With
+    several groups of layers that see everything their blocks follow each other, as in Assigned."""
 
     blocks: Ints
     rows: Ints

@@ -3,6 +3,9 @@
 Each KV slot holds a hash of everything before it. Every read follows the whole chain from
 position 0 through the row's block table, so one wrong block id, one missing copy or one stale
 row changes the token or fails at once. The next token is that hash mixed with the row's noise.
+
+Each group of layers has such slots of its own. One with a window reads no further back than that,
+must find the same chain there, and fails on a block that nobody holds any more.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire.cache.groups import ONE_GROUP, Windows
+from quire.cache.pool import BlockPool
 from quire.executor.executor import ExecutorFacts
 from quire.request import Request
 from quire.step import Candidates, RowStart, Scores, Slice, StepPlan, StepResult, Targets
@@ -107,7 +112,7 @@ class FakeRow:
     start: RowStart
     last: int
     length: int
-    table: dict[int, int] = field(default_factory=dict)
+    tables: list[dict[int, int]] = field(default_factory=list)  # one for each group of layers
     frozen: bool = False
 
 
@@ -122,12 +127,23 @@ class Done:
 class FakeExecutor:
     """Computes plans at once; depth is shown by when the engine asks for the result."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, max_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_tokens: int | None = None,
+        windows: Windows = ONE_GROUP,
+        pool: BlockPool | None = None,
+    ) -> None:
+        """`pool`: the scheduler's, to tell who reads a block that nobody holds."""
         self.num_blocks, self.block_size, self.max_tokens = num_blocks, block_size, max_tokens
+        self.windows, self.pool = windows, pool
         slots = num_blocks * block_size
         self.chain = np.zeros(slots, np.int64)  # hash up to and including this position
         self.before = np.zeros(slots, np.int64)  # hash before it
         self.position = np.full(slots, -1, np.int64)
+        self.group = np.full(slots, -1, np.int64)  # that wrote it
         self.rows: dict[int, FakeRow] = {}
         self.handles = Handles()
         self.computed_tokens = 0
@@ -152,17 +168,17 @@ class FakeExecutor:
         for start in plan.starts:
             assert start.row not in self.rows, f"row {start.row} is taken"
             tokens = [*start.prompt_ids.tolist(), *start.output_ids.tolist()]
-            self.rows[start.row] = FakeRow(start, tokens[-1], len(tokens))
+            tables: list[dict[int, int]] = [{} for _ in self.windows]
+            self.rows[start.row] = FakeRow(start, tokens[-1], len(tokens), tables)
         a = plan.assigned
         entries = set(zip(a.rows.tolist(), a.indices.tolist(), strict=True))
         assert len(entries) == len(a.rows), "an entry of a table is assigned twice"
-        for row, index, block in zip(
-            a.rows.tolist(), a.indices.tolist(), a.blocks.tolist(), strict=True
-        ):
-            self.rows[row].table[index] = block
+        for group, blocks in enumerate(a.blocks.reshape(len(self.windows), -1).tolist()):
+            for row, index, block in zip(a.rows.tolist(), a.indices.tolist(), blocks, strict=True):
+                self.rows[row].tables[group][index] = block
         for old, new in plan.copies:
             size = self.block_size
-            for array in (self.chain, self.before, self.position):
+            for array in (self.chain, self.before, self.position, self.group):
                 array[new * size : new * size + size] = array[old * size : old * size + size]
         place = dict(zip(plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True))
         for row, token in zip(plan.chosen.rows.tolist(), plan.chosen.tokens.tolist(), strict=True):
@@ -172,29 +188,44 @@ class FakeExecutor:
 
     def _check_groups(self, plan: StepPlan) -> None:
         for group in plan.groups:
-            for row in group.rows.tolist():
-                table = self.rows[row].table
-                assert [table[i] for i in range(len(group.blocks))] == group.blocks.tolist()
-                assert len(group.blocks) * self.block_size <= self.rows[row].length
+            for number, blocks in enumerate(group.blocks.reshape(self.windows.count(None), -1)):
+                for row in group.rows.tolist():
+                    table = self.rows[row].tables[number]
+                    assert [table[i] for i in range(len(blocks))] == blocks.tolist()
+                    assert len(blocks) * self.block_size <= self.rows[row].length
 
-    def _slots(self, row: FakeRow, length: int) -> np.ndarray:
-        blocks = np.array([row.table[i] for i in range(-(-length // self.block_size))], np.int64)
-        slots = blocks[:, None] * self.block_size + np.arange(self.block_size)
-        return slots.reshape(-1)[:length]
+    def _slots(self, table: dict[int, int], first: int, length: int) -> np.ndarray:
+        """Of positions first .. length."""
+        size = self.block_size
+        numbers = range(first // size, -(-length // size))
+        blocks = np.array([table[i] for i in numbers], np.int64)
+        assert (blocks >= 0).all(), "a block that was given back"
+        if self.pool is not None:
+            assert (self.pool.holders[blocks] > 0).all(), "a block that nobody holds"
+        slots = blocks[:, None] * size + np.arange(size)
+        return slots.reshape(-1)[first % size : first % size + length - first]
 
     def _feed(self, row: FakeRow, position: int, token: int) -> int:
-        """Write one token's KV and read everything before it."""
-        slots = self._slots(row, position + 1)
-        past = slots[:-1]
-        assert (self.position[past] == np.arange(position)).all(), "a slot of another position"
-        chain = self.chain[past]
-        assert (self.before[past][1:] == chain[:-1]).all(), "a slot of another past"
-        before = int(chain[-1]) if position else 0
-        here = slots[-1]
+        """Write one token's KV and read everything before it, as far as each group sees it."""
+        pasts, here = set(), []
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, position - window + 1)
+            slots = self._slots(row.tables[group], first, position + 1)
+            past = slots[:-1]
+            assert (self.group[past] == group).all(), "a slot of another group"
+            assert (self.position[past] == np.arange(first, position)).all(), "another position"
+            chain = self.chain[past]
+            assert (self.before[past][1:] == chain[:-1]).all(), "a slot of another past"
+            if len(chain) or not position:
+                pasts.add(int(chain[-1]) if position else 0)
+            here.append(slots[-1])
+        assert len(pasts) == 1, "groups with different pasts"
+        before = pasts.pop()
         self.chain[here] = mix(before, token, position)
         self.before[here], self.position[here] = before, position
+        self.group[here] = np.arange(len(here))
         self.computed_tokens += 1
-        return int(self.chain[here])
+        return int(self.chain[here[0]])
 
     def _run(self, plan: StepPlan) -> StepResult:
         tokens: list[list[int]] = []

@@ -1,5 +1,8 @@
 """Blocks of KV as ids with a count of holders. The bytes are the executor's.
 
+A block holds the KV of `block_size` tokens for one group of layers. Every group's blocks are of
+one size and come from one pool, so whatever one group gives back any other can take.
+
 A block is held (by one sequence or several), or free. Free = never used, or published with no
 holder: such a block can still be found and shared again until someone takes it for new tokens,
 the longest unused first.
@@ -8,10 +11,13 @@ the longest unused first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from quire.cache.prefix import Past, PrefixIndex
+from quire.cache.groups import ONE_GROUP, Windows, window_groups
+from quire.cache.prefix import Node, Past, PrefixIndex
 from quire.cache.scores import ScoreShelf
 from quire.request import Ints
 
@@ -20,17 +26,49 @@ class OutOfBlocks(Exception):
     """More blocks were asked for than are free; ask `num_free` first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Published blocks that begin some tokens: blocks [groups, count], -1 where a group needs
+    none because its window is past it; `past` is the serial of the last."""
+
+    blocks: Ints
+    past: Past = ""
+
+    def __len__(self) -> int:
+        return int(self.blocks.shape[1])
+
+
 class BlockPool:
     """Takes, shares, publishes and releases blocks; never copies or moves one."""
 
-    def __init__(self, num_blocks: int, *, block_size: int, caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_size: int,
+        caching: bool = True,
+        windows: Windows = ONE_GROUP,
+    ) -> None:
+        """`windows` of the groups of layers, as in groups.py."""
         self.num_blocks, self.block_size, self.caching = num_blocks, block_size, caching
+        self.windows, self.num_groups = windows, len(windows)
+        self.num_full = windows.count(None)
+        self.windowed = window_groups(windows)
         self.holders = np.zeros(num_blocks, np.int32)
         self.peak_used = 0
         self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
-        self._index = PrefixIndex()
-        self.scores = ScoreShelf()  # of the tokens in published blocks
+        self._index = PrefixIndex(windows)
+        self.scores = ScoreShelf()  # of the tokens in published blocks, by the serial of those
+
+    def fresh(self) -> BlockPool:
+        """One like this, with nothing in it."""
+        return BlockPool(
+            self.num_blocks,
+            block_size=self.block_size,
+            caching=self.caching,
+            windows=self.windows,
+        )
 
     @property
     def num_free(self) -> int:
@@ -46,8 +84,7 @@ class BlockPool:
             raise OutOfBlocks(f"{count} blocks asked for, {self.num_free} free")
         while len(self._empty) < count:
             block, _ = self._idle.popitem(last=False)
-            self._index.forget(block)
-            self.scores.drop(block)
+            self._forget(block)
             self._empty.append(block)
         taken = np.array(self._empty[len(self._empty) - count :][::-1], np.int32)
         del self._empty[len(self._empty) - count :]
@@ -55,16 +92,42 @@ class BlockPool:
         self.peak_used = max(self.peak_used, self.num_used)
         return taken
 
+    def fits(self, count: int) -> bool:
+        """Whether so many blocks are free for every group."""
+        return count * self.num_groups <= self.num_free
+
+    def take_columns(self, count: int) -> Ints:
+        """`count` blocks for every group: [groups, count]."""
+        return self.take(count * self.num_groups).reshape(self.num_groups, count)
+
+    def _forget(self, block: int) -> None:
+        for node in self._index.forget(block):
+            self.scores.drop(node.serial)
+            for other in node.blocks:
+                if other in self._idle:  # it can no longer be found
+                    del self._idle[other]
+                    self._empty.append(other)
+
     def share(self, blocks: Ints) -> None:
-        """One more holder for each of `blocks`."""
+        """One more holder for each of `blocks`; -1 is none."""
+        blocks = blocks[blocks >= 0]
         for block in blocks[self.holders[blocks] == 0].tolist():
             del self._idle[block]
         self.holders[blocks] += 1
         self.peak_used = max(self.peak_used, self.num_used)
 
     def release(self, blocks: Ints) -> None:
-        """One holder fewer for each of `blocks`, given in the order of their tokens."""
-        self.holders[blocks] -= 1
+        """One holder fewer for each of `blocks` [count] or [groups, count], given in the order of
+        their tokens; -1 is none."""
+        blocks = blocks.ravel(order="F")
+        self._release(blocks[blocks >= 0], 1)
+
+    def release_all(self, blocks: Ints) -> None:
+        """The same of several rows at once, which may have had the same blocks."""
+        self._release(*np.unique(blocks, return_counts=True))
+
+    def _release(self, blocks: Ints, times: int | npt.NDArray[np.intp]) -> None:
+        self.holders[blocks] -= times
         # The end of a sequence goes first into the queue for eviction: what is left of it then
         # still begins at its beginning, where others can use it.
         for block in blocks[self.holders[blocks] == 0][::-1].tolist():
@@ -73,38 +136,58 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
-    def match(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> Ints:
+    def match(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> Cached:
         """The published blocks that begin these tokens, at most `most`. Shares nothing.
 
         Never covers the last token: the model needs one to compute a distribution from.
         """
+        nodes = self._chain(token_ids, salt, most)
+        nodes = nodes[: self._index.longest_hit(nodes, self.block_size)]
+        blocks = np.array([node.blocks for node in nodes], np.int32).reshape(-1, self.num_groups).T
+        for groups in self.windowed:
+            unseen = groups.first_seen(len(nodes), self.block_size)
+            blocks[groups.first : groups.last, :unseen] = -1
+        return Cached(blocks, nodes[-1].serial if nodes else salt)
+
+    def covers(self, given_back: Ints, count: int) -> bool:
+        """Whether a row that gave so many blocks of each group back has all that a token after
+        its first `count` blocks sees."""
+        return all(
+            given_back[groups.first] <= groups.first_seen(count, self.block_size)
+            for groups in self.windowed
+        )
+
+    def serials(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> list[int]:
+        """The serials of the published blocks that begin these tokens, whether or not all that a
+        hit needs is still there."""
+        return [node.serial for node in self._chain(token_ids, salt, most)]
+
+    def _chain(self, token_ids: Ints, salt: str, most: int | None) -> list[Node]:
         whole = (len(token_ids) - 1) // self.block_size
         if not self.caching or not self._index:
-            return np.empty(0, np.int32)
-        found = self._index.match(
+            return []
+        return self._index.chain(
             token_ids.tobytes(),
             salt,
             block_bytes=4 * self.block_size,
             most=whole if most is None else min(whole, most),
         )
-        return np.array(found, np.int32)
 
-    def num_idle_in(self, blocks: Ints) -> int:
-        """How many of `blocks` sharing would take out of the free ones."""
-        return int((self.holders[blocks] == 0).sum())
-
-    def serial(self, block: int) -> Past:
-        return self._index.serial(block)
+    def num_idle_in(self, cached: Cached) -> int:
+        """How many of these blocks sharing would take out of the free ones."""
+        blocks = cached.blocks
+        return int(((self.holders[blocks] == 0) & (blocks >= 0)).sum())
 
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
-        """Let others find `blocks`, which hold `token_ids` after `past`; see PrefixIndex."""
+        """Let others find `blocks` [groups, count], which hold `token_ids` after `past`; see
+        PrefixIndex."""
         return self._index.publish(blocks.tolist(), past, token_ids.tobytes())
 
     def forget_cache(self) -> bool:
         """Forget all published content. False, and nothing done, while a block is held."""
         if self.num_used:
             return False
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(self.windows)
         self.scores.clear()
         self._empty.extend(self._idle)
         self._idle.clear()

@@ -1,79 +1,158 @@
-"""Which block holds these tokens after this past.
+"""Which blocks hold these tokens after this past.
 
-A published block is found by its key: (serial of the block before it, its own token bytes).
-Serials are given once and never again, so a key names one exact past, and the dictionary
-compares the tokens themselves: a colliding hash cannot hand out a wrong block. When a block
-is evicted its serial is gone, and what was published behind it can no longer be reached; it
-is evicted in turn.
+A node stands for `block_size` published tokens, found by its key: (serial of the node before it,
+its own token bytes). Serials are given once and never again, so a key names one exact past, and
+the dictionary compares the tokens themselves: a colliding hash cannot hand out a wrong block.
 
-block_size 4, published [7 7 7 7] (serial 1) and behind it [8 8 8 8] (serial 2):
-    match(b"7777 8888 9...", root="") -> [b0, b1]
+A node has a block in each group of layers, or none where that was evicted or given back. A hit
+needs, of groups that see everything, all blocks from the beginning on; of groups with a window
+those alone that the token after the hit sees. So a node goes when a block of the first kind does:
+what was published behind it can no longer be reached, and is evicted in turn. Where every group
+has a window, a node goes with its last block, and waits for those behind it.
+
+block_size 4, one group, published [7 7 7 7] (serial 1) and behind it [8 8 8 8] (serial 2):
+    match(b"7777 8888 9...", root="") -> the nodes with blocks [b0] and [b1]
+The same with a window of 4 in a second group, whose first block is gone: blocks [b0 -] and [b1 b2],
+and both are a hit, since the token at position 8 sees no further back than position 5.
 """
 
 from __future__ import annotations
 
-# The serial of a published block, or, before the first block, what the prompt's cache is
-# salted with.
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.cache.groups import ONE_GROUP, WindowGroups, Windows, window_groups
+
+# The serial of a published node, or, before the first, what the prompt's cache is salted with.
 Past = int | str
+
+NO_BLOCK = -1
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Published tokens, and the block of each group that holds their KV."""
+
+    key: tuple[Past, bytes]
+    serial: int
+    blocks: list[int]
+    num_children: int = 0
+
+    @property
+    def is_bare(self) -> bool:
+        """Nothing is left of it, and nothing comes after it."""
+        return not self.num_children and all(block < 0 for block in self.blocks)
 
 
 class PrefixIndex:
     """Published blocks by what they hold; knows nothing of who holds them."""
 
-    def __init__(self) -> None:
-        self._block_of: dict[tuple[Past, bytes], int] = {}
-        self._key_of: dict[int, tuple[Past, bytes]] = {}
-        self._serial_of: dict[int, int] = {}
+    def __init__(self, windows: Windows = ONE_GROUP) -> None:
+        self._num_groups, self._num_full = len(windows), windows.count(None)
+        # Of each group with a window its number, and its kind.
+        self._windowed = [(g, kind) for kind in window_groups(windows) for g in _numbers(kind)]
+        self._node_of: dict[tuple[Past, bytes], Node] = {}
+        self._by_serial: dict[Past, Node] = {}
+        self._by_block: dict[int, Node] = {}
         self._last_serial = 0
         # What the last match found, with its root and the bytes of all of it: prompts that
         # share a preamble come one after the other, and it is long.
-        self._last_match: tuple[str, bytes, list[int]] = ("", b"", [])
+        self._last_match: tuple[str, bytes, list[Node]] = ("", b"", [])
 
     def __len__(self) -> int:
-        return len(self._key_of)
+        return len(self._node_of)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._key_of
+        return block in self._by_block
 
-    def match(self, tokens: bytes, root: str, *, block_bytes: int, most: int) -> list[int]:
-        """The published blocks that begin `tokens`, at most `most` of them."""
-        found: list[int] = []
+    def chain(self, tokens: bytes, root: str, *, block_bytes: int, most: int) -> list[Node]:
+        """The nodes that begin `tokens`, at most `most`, whatever blocks are left of them."""
+        found: list[Node] = []
         past: Past = root
-        last_root, beginning, blocks = self._last_match
-        if blocks and root == last_root and len(blocks) <= most and tokens.startswith(beginning):
-            found, past = blocks.copy(), self._serial_of[blocks[-1]]
+        last_root, beginning, nodes = self._last_match
+        if nodes and root == last_root and len(nodes) <= most and tokens.startswith(beginning):
+            found, past = nodes.copy(), nodes[-1].serial
         for i in range(len(found), most):
-            block = self._block_of.get((past, tokens[i * block_bytes : (i + 1) * block_bytes]))
-            if block is None:
+            node = self._node_of.get((past, tokens[i * block_bytes : (i + 1) * block_bytes]))
+            if node is None:
                 break
-            found.append(block)
-            past = self._serial_of[block]
+            found.append(node)
+            past = node.serial
         self._last_match = root, tokens[: len(found) * block_bytes], found.copy()
         return found
 
-    def publish(self, blocks: list[int], past: Past, tokens: bytes) -> Past:
-        """Make blocks findable that follow each other after `past` and hold equal shares of
-        `tokens`; returns the serial of the block published for the last one's content.
+    def longest_hit(self, nodes: Sequence[Node], block_size: int) -> int:
+        """How many of these nodes, from the first on, can be read: of each group with a window
+        the blocks that the token after them sees are all there."""
+        count, before = len(nodes), -1
+        while count != before:
+            before = count
+            for group, kind in self._windowed:
+                seen = range(count - 1, kind.first_seen(count, block_size) - 1, -1)
+                # Without what is missing and all that comes after it; then everybody looks again.
+                count = next((i for i in seen if nodes[i].blocks[group] < 0), count)
+        return count
 
-        If an equal block is already there ours stays private, and what follows ours is
+    def publish(self, blocks: Sequence[Sequence[int]], past: Past, tokens: bytes) -> Past:
+        """Make blocks findable that follow each other after `past` and hold equal shares of
+        `tokens`: blocks[g] are those of group g, -1 where it has none. Returns the serial of the
+        node of the last one's content.
+
+        Where an equal block is already there ours stays private, and what follows ours is
         published behind the other one: the same tokens after the same past.
         """
-        size = len(tokens) // max(len(blocks), 1)
-        for i, block in enumerate(blocks):
+        count = len(blocks[0])
+        size = len(tokens) // max(count, 1)
+        made: list[Node] = []
+        for i, mine in enumerate(zip(*blocks, strict=True)):
             key = (past, tokens[i * size : (i + 1) * size])
-            other = self._block_of.get(key)
-            if other is None:
-                self._last_serial += 1
-                self._block_of[key], self._key_of[block] = block, key
-                self._serial_of[block] = past = self._last_serial
-            else:
-                past = self._serial_of[other]
+            node = self._node_of.get(key)
+            if node is None:
+                node = self._make(key)
+                made.append(node)
+            for group, block in enumerate(mine):
+                if block >= 0 and node.blocks[group] < 0:
+                    node.blocks[group] = block
+                    self._by_block[block] = node
+            past = node.serial
+        if made and made[-1].is_bare:  # nothing is left of it that could be found
+            self._drop(made[-1])
         return past
 
-    def serial(self, block: int) -> int:
-        return self._serial_of[block]
+    def _make(self, key: tuple[Past, bytes]) -> Node:
+        self._last_serial += 1
+        node = Node(key, self._last_serial, [NO_BLOCK] * self._num_groups)
+        self._node_of[key] = self._by_serial[node.serial] = node
+        parent = self._by_serial.get(key[0])
+        if parent is not None:
+            parent.num_children += 1
+        return node
 
-    def forget(self, block: int) -> None:
+    def forget(self, block: int) -> list[Node]:
+        """The block holds something else from now on. Returns the nodes that went with it; what
+        is left of their blocks can no longer be found."""
+        node = self._by_block.pop(block)
+        group = node.blocks.index(block)
+        node.blocks[group] = NO_BLOCK
+        return self._drop(node) if group < self._num_full or node.is_bare else []
+
+    def _drop(self, node: Node) -> list[Node]:
+        """Take a node out, and those before it that were kept for its sake alone."""
         self._last_match = ("", b"", [])
-        del self._block_of[self._key_of.pop(block)]
-        del self._serial_of[block]
+        dropped = [node]
+        while True:
+            gone = dropped[-1]
+            del self._node_of[gone.key], self._by_serial[gone.serial]
+            for block in gone.blocks:
+                self._by_block.pop(block, None)
+            parent = self._by_serial.get(gone.key[0])
+            if parent is None:
+                return dropped
+            parent.num_children -= 1
+            if not parent.is_bare:
+                return dropped
+            dropped.append(parent)
+
+
+def _numbers(kind: WindowGroups) -> range:
+    return range(kind.first, kind.last)

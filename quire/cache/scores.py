@@ -40,7 +40,7 @@ class BlockScores:
 
 
 class ScoreShelf:
-    """Entries by block id; knows nothing of what the blocks hold."""
+    """Entries by the serial a block was published with; knows nothing of what blocks hold."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes, self.num_bytes = most_bytes, 0
@@ -49,40 +49,40 @@ class ScoreShelf:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, block: int, num_top: int) -> BlockScores | None:
+    def find(self, serial: int, num_top: int) -> BlockScores | None:
         """The entry of a block, if it has or will have enough for `num_top`."""
-        entry = self._entries.get(block)
+        entry = self._entries.get(serial)
         if entry is None or not entry.has(num_top):
             return None
-        self._entries.move_to_end(block)
+        self._entries.move_to_end(serial)
         return entry
 
-    def promise(self, block: int, num_top: int) -> BlockScores | None:
+    def promise(self, serial: int, num_top: int) -> BlockScores | None:
         """A new entry, to be filled; None if the block has one that will do."""
-        if self.find(block, num_top) is not None:
+        if self.find(serial, num_top) is not None:
             return None
-        self.drop(block)
-        entry = self._entries[block] = BlockScores(num_top)
+        self.drop(serial)
+        entry = self._entries[serial] = BlockScores(num_top)
         return entry
 
-    def fill(self, block: int, entry: BlockScores, scores: Scores) -> None:
+    def fill(self, serial: int, entry: BlockScores, scores: Scores) -> None:
         """The scores came home. They are copied: a part of a large array would keep all of it."""
         entry.scores = Scores(*(array.copy() for array in scores.arrays()))
-        if self._entries.get(block) is not entry:
+        if self._entries.get(serial) is not entry:
             return  # dropped meanwhile; those who hold it can still read it
         self.num_bytes += _size(entry)
         while self.num_bytes > self.most_bytes:
             filled = (b for b, kept in self._entries.items() if kept.scores is not None)
             self.drop(next(filled))
 
-    def lose(self, block: int, entry: BlockScores) -> None:
+    def lose(self, serial: int, entry: BlockScores) -> None:
         """The scores will not come; whoever relied on them has to compute."""
         entry.lost = True
-        if self._entries.get(block) is entry:
-            self.drop(block)
+        if self._entries.get(serial) is entry:
+            self.drop(serial)
 
-    def drop(self, block: int) -> None:
-        entry = self._entries.pop(block, None)
+    def drop(self, serial: int) -> None:
+        entry = self._entries.pop(serial, None)
         if entry is not None and entry.scores is not None:
             self.num_bytes -= _size(entry)
 

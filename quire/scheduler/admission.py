@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.pool import BlockPool
-from quire.request import Ints, Request
+from quire.cache.pool import BlockPool, Cached
+from quire.request import Request
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Sequence
+
+Blocks = npt.NDArray[Any]  # numbers of blocks, whole or expected, one for each row
 
 
 def peak_blocks(
@@ -27,6 +32,9 @@ def peak_blocks(
     remaining: npt.NDArray[np.float64],
     count: npt.NDArray[np.float64],
     block_size: int,
+    *,
+    num_full: int = 1,
+    rooms: Many[tuple[int, npt.NDArray[np.float64]]] = (),
 ) -> float:
     """The most blocks that will be in use at once.
 
@@ -34,6 +42,9 @@ def peak_blocks(
     it stands for `count[i]` rows that grow alike (a prompt and the samples to be forked off).
     block_size 4, used 5, own [2, 3], remaining [4, 12], one each: after 4 steps 5 + 1 + 1 = 7
     blocks, then row 0 returns 2 + 1; after 12 steps row 1 has grown by 3: 5 - 2 + 3 = 6. Peak 7.
+
+    Rows grow so in `num_full` groups of layers. In others, `rooms` (how many groups, and what is
+    left of row i's window in tokens), they stop when their window is full.
     """
     if not len(own):
         return float(used)
@@ -41,7 +52,21 @@ def peak_blocks(
     left = remaining[longest_first]
     alive = np.cumsum(count[longest_first])
     returned = own.sum() - np.cumsum(own[longest_first])
-    return float(np.max(used + alive * left / block_size - returned))
+    grown = num_full * alive * left
+    for num_groups, room in rooms:
+        # No row grows by more than its room; who has how much of it left then is not asked.
+        grown += num_groups * np.minimum(alive * left, np.cumsum((count * room)[longest_first]))
+    return float(np.max(used + grown / block_size - returned))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """A sequence that wants to begin, for `count` rows: blocks of one group that it lacks for
+    what it has to compute, and of each window how many it takes at most. Arrays of one."""
+
+    count: float
+    whole: Blocks
+    rooms: list[Blocks]
 
 
 class Admission:
@@ -67,9 +92,8 @@ class Admission:
         group = sequence.group
         return self.num_unclaimed_rows() >= (group.num_rows(self.rows.capacity) if group else 1)
 
-    def cached_blocks(self, sequence: Sequence) -> Ints:
+    def cached_blocks(self, sequence: Sequence, most: int | None = None) -> Cached:
         """Published blocks that begin this sequence, as far as it may read them."""
-        most = None
         if sequence.request.params.skip_reading_prefix_cache and not len(sequence.output_ids):
             most = 0
         return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
@@ -81,37 +105,78 @@ class Admission:
         has_rows = self.has_rows(sequence) and self.num_unclaimed_rows() >= wanted
         return has_rows and self.has_room(sequence, self.cached_blocks(sequence), budget)
 
-    def has_room(self, sequence: Sequence, cached: Ints, budget: int) -> bool:
+    def has_room(self, sequence: Sequence, cached: Cached, budget: int) -> bool:
         """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
-        pool, rows, size = self.pool, self.rows, self.pool.block_size
+        pool, size = self.pool, self.pool.block_size
         if sequence.request.whole and sequence.num_tokens > budget:
             return False  # not in this pass: the next one has all of its budget
         woken = pool.num_idle_in(cached)
         left = sequence.num_tokens - len(cached) * size
         first = -(-min(left, budget) // size)
-        if not len(rows.running):
-            return woken + min(first, 1) <= pool.num_free
-        if woken + first > pool.num_free:
+        if not len(self.rows.running):
+            return woken + min(first, 1) * pool.num_groups <= pool.num_free
+        if woken + first * pool.num_groups > pool.num_free:
             return False
         whole = -(-left // size)
-        at = rows.running
-        joining = 1.0 + len(sequence.siblings)
+        count = 1.0 + len(sequence.siblings)
         if sequence.group is not None:
-            joining = float(sequence.group.width)
+            count = float(sequence.group.width)
             # Beams that come back have outputs to compute, beside those of the first.
             whole += len(sequence.output_ids) * (sequence.group.num_beams - 1) // size
-        at_most = joining * (whole - (-sequence.request.max_tokens // size) + 2) + woken
-        if self._is_plenty(at_most):
+        held = [(cached.blocks[kind.first] >= 0).sum(keepdims=True) for kind in pool.windowed]
+        joining = _Joining(count, np.array([whole]), self._rooms(held))
+        longest = joining.whole - (-sequence.request.max_tokens // size) + 2
+        if self._is_plenty(count * float(self._in_all(longest, joining.rooms)[0]) + woken):
             return True
         self._most = math.inf  # whoever joins now is not in it
-        counts = np.append(1.0 + rows.num_siblings[at], joining)
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
-        remaining = np.append(rows.remaining(at), max(expected, 1))
-        own = np.append(rows.num_blocks[at] - rows.num_shared[at], whole).astype(np.float64)
-        prompts = rows.planned[at] - rows.num_blocks[at] * size
-        unfilled = int(np.maximum(-(-prompts // size), 0).sum())
-        used = pool.num_used + woken + whole + unfilled
-        return peak_blocks(used, own, remaining, counts, size) <= pool.num_blocks
+        return self._peak_with(joining, max(expected, 1.0), woken) <= pool.num_blocks
+
+    def _peak_with(self, joining: _Joining, expected: float, woken: int) -> float:
+        """The most blocks in use until everyone ends, if this one joins."""
+        rows, pool, size = self.rows, self.pool, self.pool.block_size
+        at = rows.running
+        have, shared = rows.num_blocks[at], rows.num_shared[at]
+        rooms = self._rooms([have - rows.given_back[k.first, at] for k in pool.windowed])
+        unfilled = np.maximum(-(-(rows.planned[at] - have * size) // size), 0)
+        own = pool.num_full * (have - shared)
+        for kind in pool.windowed:
+            given_back = rows.given_back[kind.first, at]
+            own = own + kind.count * (have - np.maximum(shared, given_back))
+        mine = self._in_all(joining.whole, joining.rooms)
+        left = [
+            (
+                kind.count,
+                size * np.append(_beyond(room, unfilled), _beyond(own_room, joining.whole)),
+            )
+            for kind, room, own_room in zip(pool.windowed, rooms, joining.rooms, strict=True)
+        ]
+        return peak_blocks(
+            pool.num_used + woken + int(mine[0]) + int(self._in_all(unfilled, rooms).sum()),
+            np.append(own, mine).astype(np.float64),
+            np.append(rows.remaining(at), expected),
+            np.append(1.0 + rows.num_siblings[at], joining.count),
+            size,
+            num_full=pool.num_full,
+            rooms=left,
+        )
+
+    def _rooms(self, held: Many[Blocks]) -> list[Blocks]:
+        """For each window: how many blocks more rows take that hold so many, before theirs is
+        full; one to spare for what is being computed."""
+        pool = self.pool
+        return [
+            np.maximum(kind.most_held(pool.block_size) + 1 - blocks, 0)
+            for kind, blocks in zip(pool.windowed, held, strict=True)
+        ]
+
+    def _in_all(self, blocks: Blocks, rooms: Many[Blocks]) -> Blocks:
+        """Of all groups together: each row `blocks` more, those with a window as far as there is
+        room in it."""
+        total: Blocks = self.pool.num_full * blocks
+        for kind, room in zip(self.pool.windowed, rooms, strict=True):
+            total = total + kind.count * np.minimum(blocks, room)
+        return total
 
     def _is_plenty(self, joining: float) -> bool:
         """Whether the pool holds everyone at full length and `joining` blocks more: then nobody
@@ -125,8 +190,16 @@ class Admission:
 
     def _most_blocks(self) -> float:
         """What those who run use at full length, two blocks to spare for each."""
-        rows, at = self.rows, self.rows.running
+        rows, pool, at = self.rows, self.pool, self.rows.running
+        have = rows.num_blocks[at]
         counts = 1 + rows.num_siblings[at].astype(np.int64)
-        growth = np.maximum(rows.limit[at] - rows.num_blocks[at] * self.pool.block_size, 0) * counts
-        grown = int(growth.sum()) / self.pool.block_size
-        return self.pool.num_used + grown + 2 * int(counts.sum()) + 2
+        growth = np.maximum(rows.limit[at] - have * pool.block_size, 0) / pool.block_size
+        rooms = self._rooms([have - rows.given_back[k.first, at] for k in pool.windowed])
+        grown = float((self._in_all(growth, rooms) * counts).sum())
+        return pool.num_used + grown + pool.num_groups * (2 * int(counts.sum()) + 2)
+
+
+def _beyond(room: Blocks, taken: Blocks) -> Blocks:
+    """What is left of it."""
+    left: Blocks = np.maximum(room - taken, 0)
+    return left

@@ -137,7 +137,7 @@ class Beams:
         self._rows.unpark(following)
         shared = self._in_common(group, sequence.token_ids)
         cached = pool.match(sequence.token_ids, salt=sequence.request.cache_salt)
-        if len(shared) > len(cached):
+        if shared.shape[1] > len(cached):
             self._placements.lay_private(following, shared, draft)
         else:
             self._placements.share_prefix(following, cached, draft)
@@ -145,15 +145,19 @@ class Beams:
         return following
 
     def _in_common(self, group: BeamGroup, token_ids: Ints) -> Ints:
-        """The most whole blocks that these tokens have in common with a beam that was begun."""
+        """The most whole blocks that these tokens have in common with a beam that was begun, and
+        that still has those of them which a token after them sees."""
         rows, size = self._rows, self._placements.pool.block_size
-        best: Ints = np.empty(0, np.int32)
+        best: Ints = np.empty((self._placements.pool.num_groups, 0), np.int32)
         for row in group.rows[: group.num_begun]:
             theirs = rows.sequence(row).token_ids
             differs = np.flatnonzero(theirs != token_ids)  # beams are of one length
             common = min(int(differs[0]), int(rows.computed[row]))
-            if common // size > len(best):
-                best = rows.block_ids(row)[: common // size].copy()
+            count = common // size
+            if count > best.shape[1] and self._placements.pool.covers(
+                rows.given_back[:, row], count
+            ):
+                best = rows.block_ids(row)[:, :count].copy()
         return best
 
     def searched(self, draft: Draft, at: Ints) -> Ints:

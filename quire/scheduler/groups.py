@@ -1,13 +1,15 @@
 """Which decode rows share the beginning of their block tables.
 
 Decode attention reads the blocks of a group once for all its members. Each row is in at most
-one group: the rows that share a first block, with as many blocks as all of them share.
+one group: the rows that share a first block, with as many blocks as all of them share. Only
+layers that see everything do so: those with a window have given such blocks back, or will.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from quire.cache.pool import BlockPool
 from quire.request import Ints
 from quire.scheduler.rows import Rows
 from quire.step import PrefixGroup
@@ -16,13 +18,15 @@ from quire.step import PrefixGroup
 LEAST_MEMBERS, LEAST_BLOCKS = 4, 4
 
 
-def prefix_groups(rows: Rows, decode: Ints, block_size: int) -> tuple[PrefixGroup, ...]:
-    """The groups among the decode rows.
+def prefix_groups(
+    rows: Rows, decode: Ints, block_size: int, num_full: int = 1
+) -> tuple[PrefixGroup, ...]:
+    """The groups among the decode rows, of which the first `num_full` tables see everything.
 
     Tables [3 4 9], [3 4 7], [3 4], [5] -> blocks [3 4] for the first three (were they enough).
     A group never holds a block that a member still writes into.
     """
-    first = rows.blocks[decode, 0]
+    first = rows.blocks[0, decode, 0]
     _, group_of, sizes = np.unique(first, return_inverse=True, return_counts=True)
     groups = []
     for g in np.flatnonzero(sizes >= LEAST_MEMBERS):
@@ -30,19 +34,21 @@ def prefix_groups(rows: Rows, decode: Ints, block_size: int) -> tuple[PrefixGrou
         whole = int((rows.computed[members] // block_size).min())
         if whole < LEAST_BLOCKS:
             continue
-        tables = rows.blocks[members, :whole]
+        # Rows that have a block of one group in common have it of all.
+        tables = rows.blocks[0, members, :whole]
         same = (tables == tables[0]).all(axis=0)
         shared = whole if same.all() else int(same.argmin())
         if shared >= LEAST_BLOCKS:
-            groups.append(PrefixGroup(blocks=tables[0, :shared].copy(), rows=members))
+            blocks = rows.blocks[:num_full, members[0], :shared].reshape(-1)
+            groups.append(PrefixGroup(blocks, rows=members))
     return tuple(groups)
 
 
 class PrefixGroups:
     """The groups of the last decode rows asked about, which are mostly asked about again."""
 
-    def __init__(self, rows: Rows, block_size: int) -> None:
-        self._rows, self._block_size = rows, block_size
+    def __init__(self, rows: Rows, pool: BlockPool) -> None:
+        self._rows, self._block_size, self._num_full = rows, pool.block_size, pool.num_full
         self._key = b""
         self._found: tuple[PrefixGroup, ...] = ()
 
@@ -51,9 +57,10 @@ class PrefixGroups:
 
         Beams that move within these rows keep what they had in common, so that stays true.
         """
-        if not len(at):
+        if not len(at) or not self._num_full:
             return ()
         key = self._rows.placement[at].tobytes()
         if self._key != key:
-            self._key, self._found = key, prefix_groups(self._rows, at, self._block_size)
+            found = prefix_groups(self._rows, at, self._block_size, self._num_full)
+            self._key, self._found = key, found
         return self._found

@@ -218,7 +218,8 @@ class Guesses:
         """Feed the row's last token and guesses after it, as far as there are blocks."""
         rows, pool, row = self.rows, self._placements.pool, one.row
         start = int(rows.computed[row])
-        room = (int(rows.num_blocks[row]) + pool.num_free) * pool.block_size - start - 1
+        free = pool.num_free // pool.num_groups
+        room = (int(rows.num_blocks[row]) + free) * pool.block_size - start - 1
         count = min(count, room, draft.budget)
         if count <= 0:
             return False

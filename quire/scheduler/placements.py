@@ -3,6 +3,10 @@
 A block with more than one holder is never written. Forked sequences share every block of
 their common past, the partly filled last one too; the first to write into it takes a fresh
 block, and the plan carries the copy. The last holder writes in place.
+
+A group of layers with a window never reads what lies behind it again. Those blocks are given back
+once every token that still sees them was computed and is known, so that a row which is preempted,
+or whose guesses were wrong, finds all it needs to go on.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.pool import BlockPool
+from quire.cache.pool import BlockPool, Cached
 from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
@@ -47,18 +51,25 @@ class Draft:
         """
         if not self.changes:
             return Assigned()
-        rows, indices, blocks = (np.concatenate(c) for c in zip(*self.changes, strict=True))
+        rows, indices, blocks = (
+            np.concatenate(c, axis=-1) for c in zip(*self.changes, strict=True)
+        )
         entries = rows.astype(np.int64) << 32 | indices
         _, from_the_end = np.unique(entries[::-1], return_index=True)
         if len(from_the_end) < len(entries):
             last = np.sort(len(entries) - 1 - from_the_end)
-            rows, indices, blocks = rows[last], indices[last], blocks[last]
-        return Assigned(rows, indices, blocks)
+            rows, indices, blocks = rows[last], indices[last], blocks[:, last]
+        return Assigned(rows, indices, blocks.reshape(-1))
+
+    def assign(self, row: int, indices: Ints, blocks: Ints) -> None:
+        """These entries of a row's tables are now blocks [groups, entries]."""
+        self.changes.append((np.full(len(indices), row, np.int32), indices, blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:
-    """A beam that made way for another: what it had in its row. Its blocks are held."""
+    """A beam that made way for another: what it had in its row. Its blocks [groups, count] are
+    held, where they are not -1."""
 
     output_ids: Ints
     blocks: Ints
@@ -75,20 +86,20 @@ class Placements:
         self.ended: list[int] = []  # rows left since the last plan
         self._known: tuple[SamplingParams, RowSampling] | None = None
 
-    def begin(self, sequence: Sequence, cached: Ints, expected: float, draft: Draft) -> int:
+    def begin(self, sequence: Sequence, cached: Cached, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row, over the cached blocks that begin it."""
         row = self.enter(sequence, expected, draft)
         self.share_prefix(row, cached, draft)
         sequence.hidden.clear()  # of a placement that ended early
         return row
 
-    def share_prefix(self, row: int, cached: Ints, draft: Draft) -> None:
+    def share_prefix(self, row: int, cached: Cached, draft: Draft) -> None:
         """Lay published blocks under a row that has none, as the beginning of its tokens."""
         rows = self.rows
-        self._share(row, cached, draft)
+        self._share(row, cached.blocks, draft)
         rows.num_published[row] = len(cached)
         if len(cached):
-            rows.pasts[row] = self.pool.serial(int(cached[-1]))
+            rows.pasts[row] = cached.past
 
     def lay_private(self, row: int, blocks: Ints, draft: Draft) -> None:
         """The same with blocks of another row, which need not be published; the row then
@@ -99,8 +110,9 @@ class Placements:
     def _share(self, row: int, blocks: Ints, draft: Draft) -> None:
         self.pool.share(blocks)
         self._append(row, blocks, draft)
-        self.rows.computed[row] = len(blocks) * self.pool.block_size
-        self.rows.num_shared[row] = len(blocks)
+        count = blocks.shape[1]
+        self.rows.computed[row] = count * self.pool.block_size
+        self.rows.num_shared[row] = count
 
     def fork(self, lead: int, sibling: Sequence, expected: float, draft: Draft) -> int:
         """Put `sibling` into a row that shares all of the lead's blocks."""
@@ -111,7 +123,7 @@ class Placements:
         self._append(row, blocks, draft)
         rows.computed[row] = rows.computed[lead]
         rows.num_published[row], rows.pasts[row] = rows.num_published[lead], rows.pasts[lead]
-        rows.num_shared[row] = len(blocks)
+        rows.num_shared[row] = blocks.shape[1]
         rows.forked[row] = rows.forked[lead] = True
         sibling.num_cached = rows.sequence(lead).num_cached
         return row
@@ -123,14 +135,15 @@ class Placements:
         """
         rows = self.rows
         old, new = rows.block_ids(row).copy(), rows.block_ids(parent).copy()
-        length = min(len(old), len(new))
-        differs = np.flatnonzero(old[:length] != new[:length])
+        length = min(old.shape[1], new.shape[1])
+        differs = np.flatnonzero((old[:, :length] != new[:, :length]).any(axis=0))
         same = int(differs[0]) if len(differs) else length
-        self.pool.share(new[same:])
-        self.pool.release(old[same:])
-        rows.blocks[row, same : len(old)] = -1
-        rows.blocks[row, same : len(new)] = new[same:]
-        rows.num_blocks[row] = rows.num_shared[row] = len(new)
+        self.pool.share(new[:, same:])
+        self.pool.release(old[:, same:])
+        rows.blocks[:, row, same : old.shape[1]] = -1
+        rows.blocks[:, row, same : new.shape[1]] = new[:, same:]
+        rows.num_blocks[row] = rows.num_shared[row] = new.shape[1]
+        rows.given_back[:, row] = rows.given_back[:, parent]
         rows.stale[row] = min(int(rows.stale[row]), same)
         rows.num_published[row], rows.pasts[row] = rows.num_published[parent], rows.pasts[parent]
         rows.copy_progress(row, parent)
@@ -145,10 +158,9 @@ class Placements:
 
     def _clear(self, row: int) -> None:
         """Take the row's blocks off it, and park it; who holds them is another matter."""
-        rows = self.rows
-        rows.blocks[row, : rows.num_blocks[row]] = -1
-        rows.num_blocks[row] = rows.num_shared[row] = rows.stale[row] = 0
-        rows.park(row)
+        self.rows.clear_blocks(row)
+        self.rows.stale[row] = 0
+        self.rows.park(row)
 
     def as_saved(self, row: int) -> SavedRow:
         """What a beam in this row would keep off it. Its blocks get no new holder here, but may
@@ -175,7 +187,7 @@ class Placements:
         and its last token when it is next fed."""
         rows = self.rows
         rows.append_blocks(row, saved.blocks)
-        rows.num_shared[row] = len(saved.blocks)
+        rows.num_shared[row] = saved.blocks.shape[1]
         rows.num_published[row], rows.pasts[row] = saved.num_published, saved.past
         rows.forked[row], rows.stale[row] = True, 0
         rows.unpark_as(row, saved.output_ids, saved.num_computed)
@@ -185,8 +197,7 @@ class Placements:
         rows = self.rows
         for row in at[rows.stale[at] < rows.num_blocks[at]].tolist():
             indices = np.arange(rows.stale[row], rows.num_blocks[row], dtype=np.int32)
-            blocks = rows.blocks[row, indices]
-            draft.changes.append((np.full(len(indices), row, np.int32), indices, blocks))
+            draft.assign(row, indices, rows.blocks[:, row, indices])
         rows.stale[at] = NOT_STALE
 
     def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
@@ -207,24 +218,22 @@ class Placements:
         self.rows.renewed[row] = False
         draft.starts.append(self._row_start(row, self.rows.sequence(row)))
         blocks = self.rows.block_ids(row).copy()
-        indices = np.arange(len(blocks), dtype=np.int32)
-        draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
+        draft.assign(row, np.arange(blocks.shape[1], dtype=np.int32), blocks)
 
     def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
-        have = int(self.rows.num_blocks[row])
+        have, count = int(self.rows.num_blocks[row]), blocks.shape[1]
         self.rows.append_blocks(row, blocks)
-        if len(blocks):
-            indices = np.arange(have, have + len(blocks), dtype=np.int32)
-            draft.changes.append((np.full(len(blocks), row, np.int32), indices, blocks))
+        if count:
+            draft.assign(row, np.arange(have, have + count, dtype=np.int32), blocks)
 
     def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:
         """Blocks for the first `num_tokens` tokens of one row."""
         need = -(-num_tokens // self.pool.block_size) - int(self.rows.num_blocks[row])
         if need > 0:
-            self._append(row, self.pool.take(need), draft)
+            self._append(row, self.pool.take_columns(need), draft)
 
     def lacking(self, at: Ints, steps: int) -> Ints:
-        """How many blocks each decode row lacks for its next `steps` tokens."""
+        """How many blocks of every group each decode row lacks for its next `steps` tokens."""
         rows = self.rows
         more = np.minimum(steps, rows.limit[at] - rows.planned[at])
         last = rows.computed[at] + more - 1
@@ -241,9 +250,9 @@ class Placements:
         repeated = np.repeat(at, lacking)
         nth = np.arange(len(repeated)) - np.repeat(np.cumsum(lacking) - lacking, lacking)
         indices = (rows.num_blocks[repeated] + nth).astype(np.int32)
-        blocks = self.pool.take(len(repeated))
+        blocks = self.pool.take_columns(len(repeated))
         rows.widen_blocks(int(indices.max()) + 1)
-        rows.blocks[repeated, indices] = blocks
+        rows.blocks[:, repeated, indices] = blocks
         rows.num_blocks[at] += lacking
         draft.changes.append((repeated, indices, blocks))
 
@@ -252,33 +261,35 @@ class Placements:
         rows = self.rows
         index = rows.computed[at] // self.pool.block_size
         inside = rows.forked[at] & (index < rows.num_blocks[at])
-        tails = rows.blocks[at, np.where(inside, index, 0)]
-        return inside & (self.pool.holders[tails] > 1)
+        # All groups share what they write into alike, so one tells.
+        tails = rows.blocks[0, at, np.where(inside, index, 0)]
+        shared: npt.NDArray[np.bool_] = inside & (self.pool.holders[tails] > 1)
+        return shared
 
     def num_shared_tails(self, row: int) -> int:
-        """1 if the row is about to write into a block that others hold too."""
+        """1 if the row is about to write into blocks that others hold too."""
         rows = self.rows
         if not rows.forked[row]:
             return 0
         index = int(rows.computed[row]) // self.pool.block_size
         inside = index < rows.num_blocks[row]
-        return int(inside and self.pool.holders[rows.blocks[row, index]] > 1)
+        return int(inside and self.pool.holders[rows.blocks[0, row, index]] > 1)
 
     def copy_tail(self, row: int, draft: Draft) -> None:
-        """Give the row a block of its own for the one it is about to write into.
+        """Give the row blocks of its own for those it is about to write into.
 
         Asked again here: once the other holders have their copies, the last one needs none.
         """
         rows = self.rows
         index = int(rows.computed[row]) // self.pool.block_size
-        old = rows.blocks[row, index : index + 1].copy()
-        if self.pool.holders[old[0]] == 1:
+        old = rows.blocks[:, row, index : index + 1].copy()
+        if self.pool.holders[old[0, 0]] == 1:
             return
-        new = self.pool.take(1)
+        new = self.pool.take_columns(1)
         self.pool.release(old)
-        rows.blocks[row, index] = new[0]
-        draft.copies.append((int(old[0]), int(new[0])))
-        draft.changes.append((np.array([row], np.int32), np.array([index], np.int32), new))
+        rows.blocks[:, row, index] = new[:, 0]
+        draft.copies += zip(old[:, 0].tolist(), new[:, 0].tolist(), strict=True)
+        draft.assign(row, np.array([index], np.int32), new)
 
     def publish(self, row: int, token_ids: Ints, num_computed: int) -> None:
         """Let others find the row's blocks that hold nothing but known, computed tokens."""
@@ -287,7 +298,7 @@ class Placements:
         if not self.pool.caching or first >= last:
             return
         rows.pasts[row] = self.pool.publish(
-            rows.blocks[row, first:last], rows.pasts[row], token_ids[first * size : last * size]
+            rows.blocks[:, row, first:last], rows.pasts[row], token_ids[first * size : last * size]
         )
         rows.num_published[row] = last
 

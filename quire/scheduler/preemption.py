@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from quire.cache.groups import most_tokens
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit
 from quire.scheduler.beams import Beams
@@ -21,7 +22,8 @@ MOST_PREEMPTIONS = 3  # after so many, a sequence is left in peace while others 
 
 def does_not_fit(pool: BlockPool, num_tokens: int, width: int = 1) -> DoesNotFit:
     """The error of a row, or of a search with so many beams, that the whole pool cannot hold."""
-    capacity = pool.num_blocks * pool.block_size
+    most = max(num_tokens, pool.num_blocks * pool.block_size)
+    capacity = most_tokens(pool.windows, pool.block_size, pool.num_blocks, most)
     who = f"each of {width} beams has" if width > 1 else "this row has"
     lower = "beam_width or max_tokens" if width > 1 else "max_tokens"
     return DoesNotFit(

@@ -47,7 +47,7 @@ def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, aw
         rests = wasted + float(np.maximum(repeat - left, 0).sum())
         fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
         lacking = placements.lacking(at, repeat)
-        if fits and lacking.sum() <= placements.pool.num_free:
+        if fits and placements.pool.fits(int(lacking.sum())):
             placements.grow(at, lacking, draft)
             return repeat
         repeat //= 2

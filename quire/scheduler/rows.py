@@ -6,6 +6,9 @@ or is being made. The one rule of scheduling: let `computed` catch up with `plan
 
 block_size 4, prompt of 6, two tokens drawn and a third in flight:
     num_prompt 6, known 8, planned 9, computed 8, blocks [b0 b1], next KV slot: b2, not yet taken
+
+A row has a table of blocks for each group of layers, all of them `num_blocks` long. What lies
+behind a group's window was given back: its table is -1 there.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ NOT_STALE = np.iinfo(np.int32).max
 
 def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]:
     """`array` with at least `columns` columns, at least doubled so that growing stays rare."""
-    rows, old = array.shape
+    *lines, old = array.shape
     if columns <= old:
         return array
-    wide = np.full((rows, max(columns, 2 * old)), -1, np.int32)
-    wide[:, :old] = array
+    wide = np.full((*lines, max(columns, 2 * old)), -1, np.int32)
+    wide[..., :old] = array
     return wide
 
 
@@ -55,7 +58,7 @@ class Rows:
     """One place per running sequence. Placements are numbered, so a result that comes home after
     its row went to someone else is recognised."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, num_groups: int = 1) -> None:
         def ints() -> Ints:
             return np.zeros(capacity, np.int32)
 
@@ -86,7 +89,8 @@ class Rows:
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
-        self.blocks = np.full((capacity, 8), -1, np.int32)
+        self.blocks = np.full((num_groups, capacity, 8), -1, np.int32)
+        self.given_back = np.zeros((num_groups, capacity), np.int32)  # so many, from the first on
         self.outputs = np.full((capacity, 64), -1, np.int32)
         self._entered, self._some_left = np.empty(0, np.int32), False
         self._free = list(range(capacity - 1, -1, -1))
@@ -119,7 +123,7 @@ class Rows:
         self.limit[row] = request.num_prompt + request.max_tokens
         self.least[row] = request.num_prompt + request.params.min_tokens
         self.expected[row] = request.num_prompt + expected
-        self.num_blocks[row] = self.num_published[row] = self.num_shared[row] = 0
+        self.num_published[row] = 0
         self.pasts[row] = request.cache_salt
         self.forked[row] = self.renewed[row] = False
         self.stale[row] = NOT_STALE
@@ -147,7 +151,7 @@ class Rows:
         """Free the row; its blocks were released, its tokens taken, before."""
         self.sequences[row], self.placement[row] = None, 0
         self.token_ids[row] = np.empty(0, np.int32)
-        self.blocks[row, : self.num_blocks[row]] = -1
+        self.clear_blocks(row)
         self._free.append(row)
         self._some_left = True
 
@@ -157,7 +161,8 @@ class Rows:
         return sequence
 
     def block_ids(self, row: int) -> Ints:
-        return self.blocks[row, : self.num_blocks[row]]
+        """[groups, num_blocks]; -1 where a block was given back."""
+        return self.blocks[:, row, : self.num_blocks[row]]
 
     def output_ids(self, row: int) -> Ints:
         return self.outputs[row, : self.known[row] - self.num_prompt[row]].copy()
@@ -180,10 +185,18 @@ class Rows:
         self.blocks = widened(self.blocks, columns)
 
     def append_blocks(self, row: int, blocks: Ints) -> None:
-        have = int(self.num_blocks[row])
-        self.widen_blocks(have + len(blocks))
-        self.blocks[row, have : have + len(blocks)] = blocks
-        self.num_blocks[row] = have + len(blocks)
+        """blocks [groups, count]; a table may begin with blocks that were given back."""
+        have, count = int(self.num_blocks[row]), blocks.shape[1]
+        self.widen_blocks(have + count)
+        self.blocks[:, row, have : have + count] = blocks
+        self.num_blocks[row] = have + count
+        if not have:
+            self.given_back[:, row] = (blocks < 0).sum(axis=1)
+
+    def clear_blocks(self, row: int) -> None:
+        """The row has none; who holds them is another matter."""
+        self.blocks[:, row, : self.num_blocks[row]] = -1
+        self.num_blocks[row] = self.num_shared[row] = self.given_back[:, row] = 0
 
     def park(self, row: int) -> None:
         """Hold the row for later: nothing is planned for it, and it counts as not yet begun."""

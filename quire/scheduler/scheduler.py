@@ -37,6 +37,7 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
 from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.waiting import Waiting
+from quire.scheduler.windows import PastWindows
 from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
 from quire.steps.handles import Handles
 
@@ -59,7 +60,8 @@ class Scheduler:
         """`make_masks` begins to fill the masks of rows that follow a grammar; `times` are those
         of passes, as far as known."""
         self.pool, self.limits = pool, limits
-        self.rows = Rows(min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.rows = Rows(capacity, pool.num_groups)
         self.waiting = Waiting()
         self.lanes = Lanes(self.rows, self.waiting, clock)
         self._placements = Placements(pool, self.rows)
@@ -77,15 +79,13 @@ class Scheduler:
         self._forking = Forking(
             self._placements, self._scoring, self.waiting, expected_output, clock
         )
-        self._groups = PrefixGroups(self.rows, pool.block_size)
+        self._groups = PrefixGroups(self.rows, pool)
+        self._past_windows = PastWindows(self._placements)
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
-        pool = BlockPool(
-            self.pool.num_blocks, block_size=self.pool.block_size, caching=self.pool.caching
-        )
         return Scheduler(
-            pool,
+            self.pool.fresh(),
             self.limits,
             expected_output=self._expected_output,
             make_masks=self._make_masks,
@@ -135,12 +135,15 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can be done before a result comes back."""
         budget = self.limits.max_num_batched_tokens
+        self._past_windows.give_back()
         self._make_way(budget)
         spare = self.lanes.spare(budget)
         while True:
             draft = Draft(budget, spare)
             before = self.num_preemptions
             decode = self._plan_decode(draft)
+            if decode is None:
+                return None
             self._plan_prefill(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
@@ -200,8 +203,9 @@ class Scheduler:
         self._sent.append(SentPlan(plan, sampled, rows.placement[sampled], slice_placements))
         return plan
 
-    def _plan_decode(self, draft: Draft) -> DecodeRows:
-        """Every row whose last token is on the device feeds it; its KV gets a place first."""
+    def _plan_decode(self, draft: Draft) -> DecodeRows | None:
+        """Every row whose last token is on the device feeds it; its KV gets a place first. None
+        if there is no place before a result comes back."""
         rows, placements = self.rows, self._placements
         while True:
             running = rows.running
@@ -209,8 +213,10 @@ class Scheduler:
             at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
             at, spare = self.lanes.within(self.guesses.ready(at), draft.spare)
             lacking, shared = placements.lacking(at, 1), placements.shared_tails(at)
-            if int(lacking.sum()) + int(shared.sum()) <= self.pool.num_free:
+            if self.pool.fits(int(lacking.sum()) + int(shared.sum())):
                 break
+            if self._sent and self._past_windows.are_pending():
+                return None
             self._preemption.make_room()
         placements.grow(at, lacking, draft)
         for row in at[shared].tolist():
@@ -244,7 +250,8 @@ class Scheduler:
         if self._scoring.is_waiting(row):
             return self._fork_late(row, draft)
         while True:
-            spare = self.pool.num_free - self._placements.num_shared_tails(at)
+            free = self.pool.num_free // self.pool.num_groups
+            spare = free - self._placements.num_shared_tails(at)
             room = (int(rows.num_blocks[at]) + spare) * self.pool.block_size
             left = int(rows.planned[at] - rows.computed[at])
             budget = draft.spare if rows.background[at] else draft.budget
@@ -301,7 +308,7 @@ class Scheduler:
     def _fork_late(self, lead: int, draft: Draft) -> None:
         """Paths that found no row before, each with its first tokens."""
         rows, pool = self.rows, self.pool
-        while self._forking.leaves_here(lead) and rows.num_free and pool.num_free and draft.budget:
+        while self._forking.leaves_here(lead) and rows.num_free and pool.fits(1) and draft.budget:
             self._plan_chunk(self._forking.fork(lead, draft), draft)
         if self.num_running == 1 and draft.budget > 0:
             self._forking.queue(lead)  # nobody else will leave a row or a block
@@ -319,7 +326,9 @@ class Scheduler:
             budget = draft.spare if sequence.request.background else draft.budget
             unfold(sequence)
             cached = self._admission.cached_blocks(sequence)
-            cached = cached[: self._scoring.readable(sequence, cached)]
+            readable = self._scoring.readable(sequence, len(cached))
+            if readable < len(cached):
+                cached = self._admission.cached_blocks(sequence, most=readable)
             if not self._admission.has_room(sequence, cached, budget):
                 if not self.num_running and not self._sent:
                     self.waiting.remove(sequence)

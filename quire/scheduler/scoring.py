@@ -22,7 +22,7 @@ import numpy as np
 from quire.cache.pool import BlockPool
 from quire.cache.scores import BlockScores
 from quire.errors import InvalidLogits
-from quire.request import Ints, Request
+from quire.request import Request
 from quire.scheduler.placements import Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.score_tree import ScoreTree
@@ -96,10 +96,11 @@ def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """Scores of block number `index` of a row's prompt, known once `index + 1` blocks are."""
+    """Scores of block number `index` of a row's prompt, which was published with this serial:
+    known once `index + 1` blocks are."""
 
     index: int
-    block: int
+    serial: int
     entry: BlockScores
 
 
@@ -118,7 +119,7 @@ class Scoring:
         """It is computed to where some paths leave it, and they have not forked off yet."""
         return fork_point(self._rows.sequence(row)) == int(self._rows.computed[row])
 
-    def readable(self, sequence: Sequence, cached: Ints) -> int:
+    def readable(self, sequence: Sequence, num_cached: int) -> int:
         """How many of the cached blocks that begin a sequence it need not compute.
 
         A position that is to be scored has to be computed, unless its scores lie beside the
@@ -127,21 +128,24 @@ class Scoring:
         """
         at, size = next_position(sequence), self._pool.block_size
         if at is None:
-            return len(cached)
+            return num_cached
         if sequence.tree is not None:
             leaving = fork_point(sequence)
             # One token before that is computed again: whoever begins has something to compute.
-            return min(len(cached), (at if leaving is None else min(at, leaving - 1)) // size)
-        own = min(len(cached), at // size)
-        found = len(self._entries(sequence, cached))
+            return min(num_cached, (at if leaving is None else min(at, leaving - 1)) // size)
+        own = min(num_cached, at // size)
+        found = len(self._entries(sequence, num_cached))
         return max(own, (sequence.num_scored + 1) // size + found - 1) if found else own
 
-    def _entries(self, sequence: Sequence, cached: Ints) -> list[BlockScores]:
-        """Scores of cached blocks, from the block that the next wanted score belongs to on."""
+    def _entries(self, sequence: Sequence, most: int) -> list[BlockScores]:
+        """Scores of the first `most` published blocks that begin a sequence, from the block that
+        the next wanted score belongs to on."""
         num_top = sequence.request.params.prompt_logprobs or 0
+        salt = sequence.request.cache_salt
+        serials = self._pool.serials(sequence.token_ids, salt=salt, most=most)
         found = []
-        for block in cached[(sequence.num_scored + 1) // self._pool.block_size :].tolist():
-            entry = self._pool.scores.find(block, num_top)
+        for serial in serials[(sequence.num_scored + 1) // self._pool.block_size :]:
+            entry = self._pool.scores.find(serial, num_top)
             if entry is None:
                 break
             found.append(entry)
@@ -153,12 +157,8 @@ class Scoring:
         at = next_position(sequence)
         if sequence.tree is not None or at is None or at >= computed:
             return
-        cached = self._pool.match(
-            sequence.token_ids,
-            salt=sequence.request.cache_salt,
-            most=computed // self._pool.block_size + 1,
-        )
-        self._borrowed[int(self._rows.placement[row])] = self._entries(sequence, cached)
+        entries = self._entries(sequence, computed // self._pool.block_size + 1)
+        self._borrowed[int(self._rows.placement[row])] = entries
 
     def promise(self, row: int, before: int) -> None:
         """Blocks from number `before` on were published, and their scores will come."""
@@ -170,15 +170,14 @@ class Scoring:
             return
         if sequence.request.num_prompt == 1:
             return  # nothing comes before its only token
-        # One token more, for match never covers the last one.
+        # One token more, for the last one is never covered.
         tokens = np.append(sequence.request.prompt_ids[: last * size], np.int32(0))
-        published = self._pool.match(tokens, salt=sequence.request.cache_salt)
+        published = self._pool.serials(tokens, salt=sequence.request.cache_salt)
         promises = self._promises.setdefault(int(self._rows.placement[row]), [])
         for index in range(before, min(last, len(published))):
-            block = int(published[index])
-            entry = self._pool.scores.promise(block, wanted)
+            entry = self._pool.scores.promise(published[index], wanted)
             if entry is not None:
-                promises.append(_Promise(index, block, entry))
+                promises.append(_Promise(index, published[index], entry))
         self._keep_promises(sequence, int(self._rows.placement[row]))
 
     def commit(self, row: int, placement: int, scores: Scores) -> bool:
@@ -190,7 +189,7 @@ class Scoring:
         if self._rows.placement[row] != placement:
             self._borrowed.pop(placement, None)
             for promise in self._promises.pop(placement, ()):
-                self._pool.scores.lose(promise.block, promise.entry)
+                self._pool.scores.lose(promise.serial, promise.entry)
             return False
         sequence = self._rows.sequence(row)
         if not self._take_borrowed(sequence, self._borrowed.pop(placement, [])):
@@ -230,7 +229,7 @@ class Scoring:
             sequence.scores[:] = [known]
             for p in ready:
                 lines = known.part(max(0, p.index * size - 1), (p.index + 1) * size - 1)
-                self._pool.scores.fill(p.block, p.entry, lines)
+                self._pool.scores.fill(p.serial, p.entry, lines)
         self._promises[placement] = waiting[len(ready) :]
         if not self._promises[placement]:
             del self._promises[placement]

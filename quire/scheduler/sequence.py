@@ -24,6 +24,7 @@ class SearchGroup(Protocol):
     """A beam search, as far as the sequences of its beams know it."""
 
     lead: Sequence  # waits or ends for all beams
+    num_begun: int  # beams that were computed, or are being computed
     answers: list[Sequence]  # once it is over, best first
 
     @property

@@ -33,12 +33,12 @@ class PoolMachine(RuleBasedStateMachine):
         need = blocks - len(found)
         if need + self.pool.num_idle_in(found) > self.pool.num_free:
             return
-        self.pool.share(found)
+        self.pool.share(found.blocks)
         taken = self.pool.take(need)
-        past = self.pool.serial(int(found[-1])) if len(found) else ""
+        past = found.past
         for i, block in enumerate(taken.tolist(), start=len(found)):
-            past = self.pool.publish(np.array([block]), past, ids[i * SIZE : (i + 1) * SIZE])
-        self.held.append((tokens, [*found.tolist(), *taken.tolist()]))
+            past = self.pool.publish(np.array([[block]]), past, ids[i * SIZE : (i + 1) * SIZE])
+        self.held.append((tokens, [*found.blocks[0].tolist(), *taken.tolist()]))
 
     @rule(count=st.integers(0, 5))
     def take_private(self, count: int) -> None:
@@ -101,7 +101,7 @@ def published(pool: BlockPool, tokens: list[int], salt: str = "") -> np.ndarray:
     past: int | str = salt
     for i, block in enumerate(blocks.tolist()):
         past = pool.publish(
-            np.array([block]), past, ids[i * pool.block_size : (i + 1) * pool.block_size]
+            np.array([[block]]), past, ids[i * pool.block_size : (i + 1) * pool.block_size]
         )
     pool.release(blocks)
     return blocks
@@ -111,9 +111,9 @@ def test_a_match_never_covers_the_last_token() -> None:
     pool = BlockPool(8, block_size=4)
     blocks = published(pool, [7, 7, 7, 7, 8, 8, 8, 8])
     match = pool.match(np.array([7, 7, 7, 7, 8, 8, 8, 8], np.int32))
-    assert match.tolist() == blocks[:1].tolist()
+    assert match.blocks[0].tolist() == blocks[:1].tolist()
     longer = pool.match(np.array([7, 7, 7, 7, 8, 8, 8, 8, 9], np.int32))
-    assert longer.tolist() == blocks.tolist()
+    assert longer.blocks[0].tolist() == blocks.tolist()
 
 
 def test_equal_tokens_after_another_past_do_not_match() -> None:
@@ -146,7 +146,7 @@ def test_what_is_shared_again_is_not_evicted() -> None:
     pool.share(old)
     pool.take(2)
     assert pool.num_free == 0
-    assert pool.match(np.array([1, 2, 0], np.int32)).tolist() == old.tolist()
+    assert pool.match(np.array([1, 2, 0], np.int32)).blocks[0].tolist() == old.tolist()
     assert len(pool.match(np.array([3, 4, 0], np.int32))) == 0
     assert set(new.tolist()).isdisjoint(old.tolist())
 
@@ -158,19 +158,19 @@ def test_content_behind_an_evicted_block_is_never_found_under_a_new_one() -> Non
     taken = pool.take(2)
     assert first[0] in taken
     assert len(pool.match(np.array([1, 2, 0], np.int32))) == 0
-    pool.publish(first[:1], "", np.array([9], np.int32))
-    assert pool.match(np.array([9, 2, 0], np.int32)).tolist() == [first[0]]
+    pool.publish(first[None, :1], "", np.array([9], np.int32))
+    assert pool.match(np.array([9, 2, 0], np.int32)).blocks[0].tolist() == [first[0]]
 
 
 def test_an_equal_block_stays_private_and_its_children_are_found_behind_the_first() -> None:
     pool = BlockPool(6, block_size=1)
     first = pool.take(1)
-    pool.publish(first[:1], "", np.array([1], np.int32))
+    pool.publish(first[None, :1], "", np.array([1], np.int32))
     twin, child = pool.take(1), pool.take(1)
-    past = pool.publish(twin[:1], "", np.array([1], np.int32))
-    pool.publish(child[:1], past, np.array([2], np.int32))
+    past = pool.publish(twin[None, :1], "", np.array([1], np.int32))
+    pool.publish(child[None, :1], past, np.array([2], np.int32))
     match = pool.match(np.array([1, 2, 0], np.int32))
-    assert match.tolist() == [first[0], child[0]]
+    assert match.blocks[0].tolist() == [first[0], child[0]]
 
 
 def test_forgetting_the_cache_needs_every_block_free() -> None:

@@ -83,10 +83,11 @@ def test_scores_go_with_their_block() -> None:
     pool = BlockPool(2, block_size=2)
     tokens = np.array([1, 2, 3], np.int32)
     block = pool.take(1)
-    pool.publish(block[:1], "", tokens[:2])
-    pool.scores.promise(int(block[0]), 0)
+    pool.publish(block[None, :1], "", tokens[:2])
+    [serial] = pool.serials(tokens)
+    pool.scores.promise(serial, 0)
     pool.release(block)
-    assert pool.scores.find(int(block[0]), 0) is not None
+    assert pool.scores.find(serial, 0) is not None
     pool.take(2)
     assert len(pool.scores) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from quire.cache.groups import ONE_GROUP, Windows, blocks_held, window_groups
 from quire.engine import Engine
 from quire.request import Request
 from quire.scheduler.beam_rule import SearchRules
@@ -63,10 +64,18 @@ def random_search(rng: random.Random, number: int, preamble: list[int]) -> Searc
     return request, rules
 
 
-def blocks_of(request: Request, rules: SearchRules, block_size: int) -> int:
-    """As many as a search can need at once: every beam its own outputs, and a copy."""
-    own = -(-rules.max_tokens // block_size) + 2
-    return -(-request.num_prompt // block_size) + rules.width * own
+def blocks_of(
+    request: Request, rules: SearchRules, block_size: int, windows: Windows = ONE_GROUP
+) -> int:
+    """As many as a search can need at once: every beam its own outputs, and a copy. Behind a
+    window nothing of the prompt is kept."""
+    own = rules.width * (-(-rules.max_tokens // block_size) + 2)
+    prompt = -(-request.num_prompt // block_size)
+    limited = sum(
+        kind.count * (min(prompt, kind.most_held(block_size)) + own)
+        for kind in window_groups(windows)
+    )
+    return windows.count(None) * (prompt + own) + limited
 
 
 def check_group(sequence: Sequence, request: Request, rules: SearchRules) -> None:
@@ -87,7 +96,7 @@ def check_everything_returned(engine: Engine) -> None:
     assert rows.num_free == rows.capacity
 
 
-def check_random_beams(seed: int) -> int:
+def check_random_beams(seed: int, windows: tuple[Windows, ...] = (ONE_GROUP,)) -> int:
     """Searches and samples, mixed: each must give what it gives alone; returns preemptions.
 
     Some settings have fewer rows than a search has beams, which then take turns.
@@ -97,14 +106,15 @@ def check_random_beams(seed: int) -> int:
     preamble = [rng.randrange(5) for _ in range(rng.randint(0, 24))]
     searches = [random_search(rng, 100 + i, preamble) for i in range(rng.randint(1, 5))]
     longest = max(r.num_prompt + r.max_tokens for r in [*requests, *(r for r, _ in searches)])
-    setting = random_setting(rng, longest)
+    setting = random_setting(rng, longest, windows)
     widest = max(rules.width for _, rules in searches) if rng.random() < 0.6 else 1
-    least = max(blocks_of(*search, setting.block_size) for search in searches)
+    size, groups = setting.block_size, setting.windows
+    least = max(blocks_of(*search, size, groups) for search in searches)
     setting = replace(
         setting,
         max_num_seqs=max(setting.max_num_seqs, widest),
         max_num_batched_tokens=max(setting.max_num_batched_tokens, widest),
-        num_blocks=max(-(-longest // setting.block_size), least) + rng.choice([0, 0, 2, 40]),
+        num_blocks=max(blocks_held(groups, size, longest), least) + rng.choice([0, 0, 2, 40]),
     )
     engine = setting.engine()
     order = list(range(len(requests) + len(searches)))

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from quire.cache.groups import ONE_GROUP, Windows, blocks_held
 from quire.cache.pool import BlockPool
 from quire.config import Speculation
 from quire.engine import Engine
@@ -42,12 +43,22 @@ class Setting:
     prefix_groups: bool = True
     speculation: Speculation | None = None
     optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
+    windows: Windows = ONE_GROUP
 
     def engine(self) -> Engine:
-        executor = FakeExecutor(
-            self.num_blocks, self.block_size, max_tokens=self.max_num_batched_tokens
+        pool = BlockPool(
+            self.num_blocks,
+            block_size=self.block_size,
+            caching=self.caching,
+            windows=self.windows,
         )
-        pool = BlockPool(self.num_blocks, block_size=self.block_size, caching=self.caching)
+        executor = FakeExecutor(
+            self.num_blocks,
+            self.block_size,
+            max_tokens=self.max_num_batched_tokens,
+            windows=self.windows,
+            pool=pool,
+        )
         limits = Limits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -111,10 +122,23 @@ def drain(engine: Engine) -> dict[tuple[int, int], Sequence]:
     return done
 
 
-def random_setting(rng: random.Random, longest: int) -> Setting:
-    block_size = rng.choice([1, 2, 4, 16])
-    at_least = -(-longest // block_size)
+SOME_WINDOWS: tuple[Windows, ...] = (
+    ONE_GROUP,
+    (None, 5),
+    (None, None, 3, 3, 3, 9),
+    (7,),
+    (4, 4, 11),
+)
+
+
+def random_setting(
+    rng: random.Random, longest: int, windows: tuple[Windows, ...] = (ONE_GROUP,)
+) -> Setting:
+    """With room for a request of the longest, at least."""
+    block_size, mine = rng.choice([1, 2, 4, 16]), rng.choice(windows)
+    at_least = blocks_held(mine, block_size, longest)
     return Setting(
+        windows=mine,
         num_blocks=at_least + rng.choice([0, 1, 3, 10, 60]),
         block_size=block_size,
         max_num_seqs=rng.choice([1, 2, 5, 16]),
@@ -151,11 +175,12 @@ def random_requests(rng: random.Random) -> list[Request]:
     return requests
 
 
-def check_random_run(seed: int) -> int:
+def check_random_run(seed: int, windows: tuple[Windows, ...] = (ONE_GROUP,)) -> int:
     """One random run must give what each request gives alone; returns its preemptions."""
     rng = random.Random(seed)
     requests = random_requests(rng)
-    engine = random_setting(rng, max(r.num_prompt + r.max_tokens for r in requests)).engine()
+    longest = max(r.num_prompt + r.max_tokens for r in requests)
+    engine = random_setting(rng, longest, windows).engine()
     done = run_all(engine, requests)
     for request in requests:
         for sample in range(request.params.n):

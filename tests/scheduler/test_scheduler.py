@@ -360,7 +360,7 @@ def test_decode_never_writes_into_a_block_with_other_holders() -> None:
     submit = engine.executor.submit
 
     def checked(plan: StepPlan) -> object:
-        written = rows.blocks[plan.decode.rows, plan.decode.positions // 4]
+        written = rows.blocks[0, plan.decode.rows, plan.decode.positions // 4]
         assert (pool.holders[written] == 1).all()
         assert len(np.unique(written)) == len(written)
         return submit(plan)

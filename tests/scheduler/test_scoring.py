@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.cache.groups import ONE_GROUP, Windows
 from quire.engine import Engine
 from quire.errors import DoesNotFit, InvalidLogits
 from quire.request import Request
@@ -147,11 +148,11 @@ def longest(requests: list[Request]) -> int:
     )
 
 
-def check_random_mix(seed: int) -> tuple[int, int]:
+def check_random_mix(seed: int, windows: tuple[Windows, ...] = (ONE_GROUP,)) -> tuple[int, int]:
     """One random run; its preemptions, and the prompt tokens that scored rows did not compute."""
     rng = random.Random(seed)
     requests = random_mix(rng)
-    engine = random_setting(rng, longest(requests)).engine()
+    engine = random_setting(rng, longest(requests), windows).engine()
     engine.scheduler.pool.scores.most_bytes = rng.choice([0, 5000, 1 << 20])
     done = run(engine, requests)
     cached = sum(
