@@ -52,13 +52,6 @@ class Setting:
             caching=self.caching,
             windows=self.windows,
         )
-        executor = FakeExecutor(
-            self.num_blocks,
-            self.block_size,
-            max_tokens=self.max_num_batched_tokens,
-            windows=self.windows,
-            pool=pool,
-        )
         limits = Limits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -73,7 +66,16 @@ class Setting:
             make_masks=partial(fake_masks, VOCAB),
             times=FreePositions(),
         )
-        return Engine(scheduler, executor, depth=self.depth)
+        return Engine(scheduler, self.executor(pool), depth=self.depth)
+
+    def executor(self, pool: BlockPool | None = None) -> FakeExecutor:
+        return FakeExecutor(
+            self.num_blocks,
+            self.block_size,
+            max_tokens=self.max_num_batched_tokens,
+            windows=self.windows,
+            pool=pool,
+        )
 
 
 def make_request(number: int, prompt: list[int], max_tokens: int, **options: object) -> Request:

@@ -74,10 +74,10 @@ def test_a_changed_plan_is_noticed_by_the_replay(tmp_path: Path) -> None:
         engine = setting.engine()
         engine.executor = RecordingExecutor(engine.executor, out)
         run_all(engine, requests)
-    for recorded, now in replay(file, setting.engine().executor):
+    for recorded, now in replay(file, setting.executor()):
         check_equal(recorded, now)
     steps = list(recorded_steps(file))
-    executor = setting.engine().executor
+    executor = setting.executor()
     differs = False
     for plan, recorded in steps:
         for piece in plan.prefill:
