@@ -5,6 +5,7 @@ Every field is a fact about the architecture; the names of families stand in qui
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -166,3 +167,42 @@ def mlp_of(layer: LayerPlan) -> MlpPlan:
     expert, shared = layer.mlp.expert, layer.mlp.shared
     width = layer.mlp.per_token * expert.width + (0 if shared is None else shared.width)
     return replace(expert, width=width)
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that see equally far back. Their KV lies in blocks of their own, under a block table
+    of their own, and what lies behind `window` is given back."""
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+
+# What a table more costs, in entries to tell the device and in attention to plan, as a share of
+# the KV memory that larger groups would waste.
+TABLE_COST = 0.02
+
+
+def kv_groups(windows: Sequence[int | None], longest: int) -> tuple[KVGroup, ...]:
+    """Layers, each with its window (None = it sees everything), in groups of nearly one size: a
+    block has room for the layers of the largest, so that any group can take any block.
+
+    No sequence is longer than `longest`, so a window of that size is none. Groups that see
+    everything come first. Six layers with windows (8, 8, None, 8, 8, None):
+        KVGroup((2, 5)), KVGroup((0, 1), 8), KVGroup((3, 4), 8)
+    """
+    seen = [None if window is None or window >= longest else window for window in windows]
+    kinds = sorted(set(seen), key=lambda window: (window is not None, window or 0))
+    layers = {kind: [i for i, window in enumerate(seen) if window == kind] for kind in kinds}
+
+    def cost(size: int) -> float:
+        rooms = {kind: -(-len(layers[kind]) // size) * size for kind in kinds}
+        waste = max(1 - len(layers[kind]) / rooms[kind] for kind in kinds)
+        return waste + TABLE_COST * sum(rooms.values()) / size
+
+    best = min(range(1, max(map(len, layers.values())) + 1), key=cost)
+    return tuple(
+        KVGroup(tuple(layers[kind][first : first + best]), kind)
+        for kind in kinds
+        for first in range(0, len(layers[kind]), best)
+    )

@@ -14,11 +14,12 @@ from tests.executor.harness import ints
 
 
 def tables() -> torch.Tensor:
+    """Of one group of layers."""
     made = torch.full((8, 6), -1, dtype=torch.int32)
     made[5, :2] = torch.tensor([11, 12])
     made[0, :3] = torch.tensor([20, 21, 22])
     made[3, :3] = torch.tensor([20, 31, 32])
-    return made
+    return made[None]
 
 
 def test_slices_come_first_then_decode_rows() -> None:
@@ -34,15 +35,15 @@ def test_slices_come_first_then_decode_rows() -> None:
     )
     assert batch.token_ids.tolist() == [7, 8, 9, 1, 2, 0, 0]
     assert batch.positions.tolist() == [2, 3, 4, 9, 6, 0, 0]
-    assert batch.slots.tolist() == [46, 47, 48, 89, 126]
+    assert batch.slots.tolist() == [[46, 47, 48, 89, 126]]
     assert batch.num_tokens == 5
     assert batch.query_starts.tolist() == [0, 3, 4, 5]
     assert batch.context_lens.tolist() == [5, 10, 7]
-    assert batch.tables.tolist() == [[11, 12, -1], [20, 21, 22], [20, 31, 32]]
+    assert batch.tables.tolist() == [[[11, 12, -1], [20, 21, 22], [20, 31, 32]]]
     assert batch.logit_tokens.tolist() == [2, 3, 4]
     assert batch.draws.tolist() == [0, 0, 1, 2]
     (prefix,) = batch.prefixes
-    assert prefix.blocks.tolist() == [20]
+    assert prefix.blocks.tolist() == [[20]]
     assert prefix.members.tolist() == [2, 1]
 
 

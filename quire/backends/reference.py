@@ -135,17 +135,20 @@ class ReferenceAttention:
         out = torch.zeros_like(q)
         for i, context in enumerate(inputs.context_lens.tolist()):
             first, last = inputs.query_starts[i : i + 2].tolist()
-            blocks = inputs.tables[i, : -(-context // shape.block_size)]
+            start, size = context - (last - first), shape.block_size
+            # Blocks behind the window of the first query may be somebody else's.
+            unseen = 0 if self.window is None else max(0, start - self.window + 1) // size
+            blocks = inputs.tables[i, unseen : -(-context // size)]
             k, v = (
-                cache[blocks].transpose(0, 1).flatten(1, 2)[:, :context].float()
+                cache[blocks].transpose(0, 1).flatten(1, 2)[:, : context - unseen * size].float()
                 for cache in (keys, values)
             )
             k, v = (x.repeat_interleave(shape.group, dim=0) for x in (k, v))
             scores = q[first:last].transpose(0, 1).float() @ k.transpose(1, 2) * shape.scale
             if shape.softcap is not None:
                 scores = shape.softcap * (scores / shape.softcap).tanh()
-            query_at = torch.arange(context - (last - first), context)[:, None]
-            key_at = torch.arange(context)[None]
+            query_at = torch.arange(start, context)[:, None]
+            key_at = torch.arange(unseen * size, context)[None]
             hidden = key_at > query_at
             if self.window is not None:
                 hidden |= key_at <= query_at - self.window

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.step import StepPlan, StepResult
 from quire.steps.handles import Handles
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What starting an executor taught: how many KV blocks there are, and how it computes."""
+    """What starting an executor taught: how many KV blocks there are, for which groups of layers
+    (cache/groups.py), and how it computes."""
 
     num_blocks: int
     device: str  # "cpu", "cuda:0"
     dtype: str
     notes: tuple[str, ...] = ()  # one line each, for the log and `quire doctor`
+    windows: Windows = ONE_GROUP
+
+    def most_tokens(self, block_size: int, most: int) -> int:
+        """Tokens of the longest sequence that the blocks hold, at most `most`."""
+        return most_tokens(self.windows, block_size, self.num_blocks, most)
 
 
 class PendingStep(Protocol):

@@ -1,28 +1,49 @@
 """How many KV blocks fit, and the memory they lie in.
 
-A block is block_size tokens of keys and values for every layer. The pool is sized once, when
-the executor starts; on a CPU its pages cost nothing until a block is first used.
+A block is block_size tokens of keys and values for the layers of one group (layer_plan.py): for
+every layer, where none has a window. The pool is sized once, when the executor starts; on a CPU
+its pages cost nothing until a block is first used.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quire.backends.fp8 import FP8, block_shape
+from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
+from quire.layer_plan import KVGroup, kv_groups
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, with the scales of fp8."""
+def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
+    """The layers of a model by how far back they see."""
+    return kv_groups(spec.windows, config.max_model_len)
+
+
+def windows_of(groups: Sequence[KVGroup]) -> Windows:
+    return tuple(group.window for group in groups)
+
+
+def layers_in_block(groups: Sequence[KVGroup]) -> int:
+    """Every block has room for the layers of the largest group."""
+    return max(len(group.layers) for group in groups)
+
+
+def block_bytes(
+    spec: ModelSpec, block_size: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
+) -> int:
+    """Bytes of one block, with the scales of fp8: for all layers, or for those of a group."""
+    num_layers = layers_in_block(groups) if groups else spec.num_layers
     shape = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    return 2 * spec.num_layers * math.prod(shape) * dtype.itemsize
+    return 2 * num_layers * math.prod(shape) * dtype.itemsize
 
 
 def pool_bytes(config: EngineConfig, free: int) -> int:
@@ -39,7 +60,7 @@ def pool_bytes(config: EngineConfig, free: int) -> int:
 
 def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
     """How many blocks the pool gets; at least one, or NotEnoughMemory."""
-    size = block_bytes(spec, config.block_size, dtype)
+    size = block_bytes(spec, config.block_size, dtype, groups_of(config, spec))
     if config.num_blocks is not None:
         count, budget = config.num_blocks, config.num_blocks * size
     else:
@@ -54,30 +75,42 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
     return count
 
 
-def longest_sequence(config: EngineConfig, count: int) -> int:
+def longest_sequence(config: EngineConfig, count: int, windows: Windows = ONE_GROUP) -> int:
     """Tokens of the longest sequence that can be placed in `count` blocks: tables of positions
     and of blocks need no more, whatever length a model claims."""
-    return min(config.max_model_len, count * config.block_size)
+    return most_tokens(windows, config.block_size, count, config.max_model_len)
 
 
 def make_cache(
-    spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    count: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: Sequence[KVGroup] = (),
 ) -> Tensor:
-    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet.
+    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet. With
+    groups as many layers as a block has room for.
 
     In fp8 the last two are one (backends/fp8.py), and all is zeros: no byte may be NaN."""
     block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    shape = (spec.num_layers, 2, count, *block)
+    shape = (layers_in_block(groups) if groups else spec.num_layers, 2, count, *block)
     try:
         if dtype == FP8:
             return torch.zeros(shape, dtype=torch.uint8, device=device).view(FP8)
         return torch.empty(shape, dtype=dtype, device=device)
     except RuntimeError as error:
-        total = count * block_bytes(spec, block_size, dtype)
+        total = count * block_bytes(spec, block_size, dtype, groups)
         raise NotEnoughMemory(
             f"{count} KV blocks of {block_size} tokens take {_mib(total)}, which this machine "
             "does not give. Lower num_gpu_blocks_override or kv_cache_memory_bytes."
         ) from error
+
+
+def caches_by_layer(cache: Tensor, groups: Sequence[KVGroup]) -> tuple[Tensor, ...]:
+    """Of each layer its part of the cache: [2, blocks, kv_heads, block_size, head_dim]."""
+    places = {layer: place for group in groups for place, layer in enumerate(group.layers)}
+    return tuple(cache[places[layer]] for layer in range(len(places)))
 
 
 def _mib(size: int) -> str:

@@ -14,16 +14,23 @@ from quire.layers.norm import Norm
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
+# What attention of a pass is planned for: the group of layers whose tables it reads, and a window.
+Kind = tuple[int, int | None]
 
-def attention_inputs(batch: Batch) -> AttentionInputs:
-    """What the kernels need to know of a batch."""
+
+def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
+    """What the kernels need to know of a batch, for one group of layers."""
     return AttentionInputs(
         query_starts=batch.query_starts,
         context_lens=batch.context_lens,
-        tables=batch.tables,
-        slots=batch.slots,
+        tables=batch.tables[group],
+        slots=batch.slots[group],
         num_prefill=batch.num_prefill,
-        prefixes=tuple((prefix.blocks, prefix.members) for prefix in batch.prefixes),
+        prefixes=tuple(
+            (prefix.blocks[group], prefix.members)
+            for prefix in batch.prefixes
+            if group < len(prefix.blocks)
+        ),
         longest_query=batch.longest_query,
         longest_context=batch.longest_context,
     )
@@ -32,12 +39,13 @@ def attention_inputs(batch: Batch) -> AttentionInputs:
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, their turns by each
-    rope of the model, the slots their KV goes to and, by window, the attention of the pass."""
+    rope of the model, for each group of layers the slots their KV goes to, and by kind the
+    attention of the pass."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
-    slots: Tensor
-    attention: dict[int | None, AttentionStep]
+    slots: tuple[Tensor, ...]
+    attention: dict[Kind, AttentionStep]
 
 
 def unchanged(qk: Tensor) -> Tensor:
@@ -87,11 +95,16 @@ class Attention:
         they are turned; `heads`: what is done to q and k before that."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
+        self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
+
+    @property
+    def kind(self) -> Kind:
+        return self.group, self.window
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads
-        step = shared.attention[self.window]
+        step = shared.attention[self.kind]
         qk = self.heads(qkv[:, : self.num_turned])
         v, turn = qkv[:, self.num_turned :], shared.turns[self.rope]
         q = step.rope_and_store(qk, v, *turn, keys, values, self.norms)

@@ -22,7 +22,8 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Sequences (numbers within the batch) whose tables all begin with `blocks`."""
+    """Sequences (numbers within the batch) whose tables all begin with `blocks` [full, count], in
+    the groups of layers that see everything."""
 
     blocks: Tensor
     members: Tensor
@@ -34,12 +35,13 @@ class Batch:
 
     token_ids     [7 8 9 | 1 | 2]       positions [2 3 4 | 9 | 6]
     query_starts  [0, 3, 4, 5]          context_lens [5, 10, 7], this step's tokens included
-    slots         where each token's KV goes: block * 4 + position % 4
-    tables        [3, 3] the rows' block tables; -1 where a row has no block
+    slots         [groups, 5] where each token's KV goes: block * 4 + position % 4
+    tables        [groups, 3, 3] the rows' block tables; -1 where a row has no block
     logit_tokens  [2, 3, 4]             the tokens whose logits are needed
     draws         [0, 1, 2]             which of those logits each drawing row reads
-    fresh_blocks  the block of row 5's token 9: first written now, and not filled
+    fresh_blocks  the blocks of row 5's token 9: first written now, and not filled
 
+    Groups are those of layers with KV of their own (layer_plan.py), most often one.
     token_ids and positions may be longer than slots: the rest is padding nobody reads.
     A sequence with context 0 rests: its slot is -1, and nothing of it is read or written.
     longest_query and longest_context are 3 and 10 here, or 0 where nobody counted.
@@ -61,7 +63,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return self.slots.shape[0]
+        return self.slots.shape[1]
 
 
 def make_batch(
@@ -74,11 +76,15 @@ def make_batch(
     tables: Tensor,
     block_size: int,
     padded: Callable[[int], int],
+    windows: tuple[int | None, ...] = (None,),
+    zeros: int = -1,
 ) -> Batch:
     """The pass that computes these slices and decode rows.
 
-    `last_tokens` [rows] and `tables` [rows, width] are the device's; `padded` says how many
-    tokens to run for so many real ones.
+    `last_tokens` [rows] and `tables` [groups, rows, width] are the device's; `padded` says how many
+    tokens to run for so many real ones. `windows` of the groups of layers, those that see
+    everything first; what lies behind one is given back and not to be looked at, so that tables
+    name the block `zeros` there.
     """
     device = tables.device
     lengths = np.array([len(s.token_ids) for s in prefill] + [1] * len(decode_rows), np.int64)
@@ -94,8 +100,12 @@ def make_batch(
 
     context_lens = starts + lengths
     width = -(-int(context_lens.max()) // block_size)
-    own_tables = tables[put(rows), :width].long()
-    blocks = own_tables[put(sequence_of), put(positions // block_size)]
+    own_tables = tables[:, put(rows), :width].long()
+    for table, window in zip(own_tables, windows, strict=True):
+        if window is not None:
+            first_seen = put(np.maximum(starts - window + 1, 0) // block_size)
+            table[torch.arange(width, device=device) < first_seen[:, None]] = zeros
+    blocks = own_tables[:, put(sequence_of), put(positions // block_size)]
     extra = padded(num_tokens) - num_tokens
     fed = last_tokens[put(rows[len(prefill) :])]
     parts = [torch.from_numpy(s.token_ids).to(device, torch.int64) for s in prefill]
@@ -110,10 +120,10 @@ def make_batch(
         context_lens=put(context_lens),
         tables=own_tables,
         num_prefill=len(prefill),
-        prefixes=_prefixes(groups, rows, len(prefill), device),
+        prefixes=_prefixes(groups, rows, len(prefill), windows.count(None), device),
         logit_tokens=put(logit_tokens),
         draws=put(draws),
-        fresh_blocks=own_tables[put(fresh), put(context_lens[fresh] // block_size)],
+        fresh_blocks=own_tables[:, put(fresh), put(context_lens[fresh] // block_size)].reshape(-1),
     )
 
 
@@ -137,6 +147,7 @@ def _prefixes(
     groups: Sequence[PrefixGroup],
     rows: Longs,
     num_prefill: int,
+    num_full: int,
     device: torch.device,
 ) -> tuple[SharedPrefix, ...]:
     """The groups with their members as sequences of this batch; rows that rest are left out."""
@@ -145,6 +156,6 @@ def _prefixes(
     for group in groups:
         members = [number[row] for row in group.rows.tolist() if row in number]
         if len(members) > 1:
-            blocks = torch.from_numpy(group.blocks).to(device, torch.int64)
+            blocks = torch.from_numpy(group.blocks).to(device, torch.int64).view(num_full, -1)
             prefixes.append(SharedPrefix(blocks, torch.tensor(members, device=device)))
     return tuple(prefixes)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import HeadShape, Kernels
-from quire.layers.attention import Pass, attention_inputs
+from quire.layer_plan import KVGroup
+from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
 from quire.layers.linear import Linear
@@ -21,6 +22,7 @@ from quire.layers.norm import Norm
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
+from quire.models.model import KVCache
 from quire.models.parts import Parts, Weights
 from quire.models.places import Places
 from quire.spec import LogitsPlan, ModelSpec
@@ -48,21 +50,33 @@ class Decoder:
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
         self.places, self.kv_dtype, self.finish = places, kv_dtype, finish
-        self.windows = frozenset(layer.attention.window for layer in self.layers)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.layers[0].attention.shape.dtype
 
-    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
-        """The last hidden states [T, H], normed. cache [layers, 2, N, kv_heads, S, D]"""
-        inputs = attention_inputs(batch)
-        attention = {w: self.kernels.plan_attention(inputs, w) for w in self.windows}
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What the attention of a pass has to be planned for."""
+        return frozenset(layer.attention.kind for layer in self.layers)
+
+    def use_groups(self, groups: Sequence[KVGroup]) -> None:
+        """Read and write KV under the block tables of these groups of layers, from now on."""
+        for number, group in enumerate(groups):
+            for layer in group.layers:
+                self.layers[layer].attention.group = number
+
+    def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
+        """The last hidden states [T, H], normed. Of each layer the cache is [2, N, kv_heads, S, D],
+        under the tables of its group."""
+        plan, kinds = self.kernels.plan_attention, self.kinds
+        inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
+        attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
         turns = self.rotary(batch.positions)
-        shared = Pass(batch.positions, turns, batch.slots, attention)
+        shared = Pass(batch.positions, turns, batch.slots.unbind(), attention)
         return self.compute(batch.token_ids, shared, cache)
 
-    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+    def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before."""
         residual = self.embedding(token_ids, shared.positions)
         normed = self.first_norm(residual)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
-from quire.layers.attention import Pass
+from quire.layer_plan import KVGroup
+from quire.layers.attention import Kind, Pass
 from quire.layers.batch import Batch
 from quire.layers.rotary import Turn
+
+KVCache = Tensor | Sequence[Tensor]  # of every layer [2, N, kv_heads, S, D]
 
 
 class OutputHead(Protocol):
@@ -45,8 +48,8 @@ class Model(Protocol):
     def rotary(self) -> Positions: ...
 
     @property
-    def windows(self) -> frozenset[int | None]:
-        """Every window that a layer has."""
+    def kinds(self) -> frozenset[Kind]:
+        """What the attention of a pass has to be planned for."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,10 +59,14 @@ class Model(Protocol):
     def kv_dtype(self) -> torch.dtype:
         """What keys and values are kept as, unless an option says otherwise."""
 
-    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
-        """The last hidden states [T, H]. cache [layers, 2, N, kv_heads, S, D]"""
+    def use_groups(self, groups: Sequence[KVGroup]) -> None:
+        """Read and write KV under the block tables of these groups of layers, from now on."""
 
-    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+    def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
+        """The last hidden states [T, H]. Of each layer the cache is [2, N, kv_heads, S, D], under
+        the tables of its group."""
+
+    def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before."""
 
     def logits(self, hidden: Tensor) -> Tensor:

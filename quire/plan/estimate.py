@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.cache.groups import ONE_GROUP, Windows
 from quire.plan.prefixes import SharedPrefix
 from quire.plan.simulation import Job, Run
 from quire.plan.times import StepTimes
@@ -42,6 +43,7 @@ def estimate_run(
     max_num_batched_tokens: int,
     times: StepTimes,
     spec: AnySpec,
+    windows: Windows = ONE_GROUP,
     groups: Sequence[SharedPrefix] = (),
     caching: bool = True,
     depth: int = 1,
@@ -70,6 +72,7 @@ def estimate_run(
         budget=max_num_batched_tokens,
         lag=depth - 1,
         caching=caching,
+        windows=windows,
     )
     run.play(jobs, groups)
     flops = spec.flops(tokens=run.tokens, context=run.attended, sampled=run.sampled)

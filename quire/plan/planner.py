@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.config import EngineConfig
 from quire.plan.duplicates import find_duplicates
 from quire.plan.estimate import RunEstimate, estimate_run
@@ -35,8 +36,11 @@ class Planner:
         num_blocks: int,
         times: StepTimes,
         lengths: OutputLengths,
+        windows: Windows = ONE_GROUP,
     ) -> None:
+        """`windows` of the groups of layers that the blocks are for."""
         self.config, self.spec, self.num_blocks = config, spec, num_blocks
+        self.windows = windows
         self.times, self.lengths = times, lengths
 
     def plan(self, requests: Sequence[Request], *, cached: Sequence[int] = ()) -> Plan:
@@ -123,6 +127,7 @@ class Planner:
             expected[order].tolist(),
             block_size=self.config.block_size,
             num_blocks=self.num_blocks,
+            windows=self.windows,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             times=self.times,
@@ -144,7 +149,10 @@ class Planner:
                 f"{uncertain:,} requests may stop before max_tokens: steps, blocks and time are "
                 "expectations"
             )
-        most = self.num_blocks * self.config.block_size
+        longest = max((requests[i].num_prompt for i in order.tolist()), default=0)
+        size = self.config.block_size
+        longest = max(longest, self.num_blocks * size)
+        most = most_tokens(self.windows, size, self.num_blocks, longest)
         too_long = [i for i in order.tolist() if requests[i].num_prompt > most]
         if too_long:
             notes.append(

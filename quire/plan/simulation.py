@@ -4,18 +4,22 @@ The rule: in each step every row that is writing takes one token of the budget; 
 to prompts, in order and in chunks; the next request comes in when a row is free and the blocks
 will last until the expected ends. Between two events (an end, an admission) all steps are
 alike, so they are taken in one stride. Knows nothing of tokens, parameters or seconds.
+
+Blocks are counted in all groups of layers together (cache/groups.py): where a group has a window,
+a row stops growing in it when that is full.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.cache.groups import ONE_GROUP, Windows, window_groups
 from quire.plan.prefixes import SharedPrefix
 
 LOOKS = 10_000
@@ -55,9 +59,11 @@ class Run:
         budget: int,
         lag: int = 0,
         caching: bool = True,
+        windows: Windows = ONE_GROUP,
     ) -> None:
         self.block_size, self.num_blocks, self.budget = block_size, num_blocks, budget
         self.lag, self.caching = lag, caching
+        self.footprint = _Footprint(windows, block_size)
         self.step = self.steps = self.tokens = self.sampled = self.attended = 0
         self.used = self.peak = self.peak_rows = self.not_fitting = 0
         self.num_rows = self.free_rows = num_rows
@@ -66,6 +72,9 @@ class Run:
         self.context = 0  # positions they attend to in the next step
         # Rows by where they stand in a block: those at -step % block_size begin a new one.
         self.phases = [0] * block_size
+        # The same for each kind of window, of the rows whose window is not full; and when it is.
+        self.growing = [[0] * block_size for _ in self.footprint.limits]
+        self.fillings: list[tuple[int, int, int, int]] = []  # heap: step, kind, phase, rows
         self.waiting: deque[Job] = deque()
         self.prefilling: deque[Job] = deque()
         self.ends: list[tuple[int, int, Job]] = []  # heap: the first step it no longer writes
@@ -81,12 +90,13 @@ class Run:
     def play(self, jobs: Sequence[Job], groups: Sequence[SharedPrefix] = ()) -> None:
         """Run the jobs in their order; `groups` name them by place."""
         self._share(jobs, groups)
-        blocks = [-(-j.last_length // self.block_size) for j in jobs]
+        blocks = [self.footprint.of(-(-j.last_length // self.block_size)) for j in jobs]
         self.waiting.extend(j for j, b in zip(jobs, blocks, strict=True) if b <= self.num_blocks)
         self.not_fitting = len(jobs) - len(self.waiting)
         by_row = sorted(b for j, b in zip(jobs, blocks, strict=True) for _ in range(j.samples))
         if sum(by_row[-self.num_rows :]) > self.num_blocks:
-            self.outlook = _Outlook(self.block_size, max(j.outputs for j in jobs))
+            longest = max(j.outputs for j in jobs)
+            self.outlook = _Outlook(self.block_size, longest, self.footprint)
         # As rows fill their blocks the foretold peak moves a little, so a blocked request is
         # looked at again; in a very long run not at every step.
         self.retry = 1 + sum(j.outputs for j in self.waiting) // (self.num_rows * LOOKS)
@@ -116,10 +126,13 @@ class Run:
         for job in members:
             job.groups = (*job.groups, len(self.group_blocks))
             job.shared += num_blocks
-        self.group_blocks.append(num_blocks)
+        self.group_blocks.append(self.footprint.of(num_blocks))
         self.holders.append(0)
 
     def _end(self, free_until: int) -> None:
+        while self.fillings and self.fillings[0][0] <= self.step:
+            _, kind, phase, count = heapq.heappop(self.fillings)
+            self.growing[kind][phase] -= count
         while self.ends and self.ends[0][0] <= self.step:
             at, _, job = heapq.heappop(self.ends)
             self.writing -= job.samples
@@ -155,7 +168,7 @@ class Run:
         return drawing if left < start else None
 
     def _hold(self, job: Job, length: int) -> None:
-        own = max(0, -(-length // self.block_size) - job.shared)
+        own = self.footprint.of(max(0, -(-length // self.block_size) - job.shared))
         self.used += own - job.own
         job.own, job.computed = own, length
 
@@ -191,13 +204,17 @@ class Run:
         if self.outlook is None or self.free_rows == self.num_rows:
             return True
         woken = sum(self.group_blocks[g] for g in job.groups if not self.holders[g])
-        lacking = -(-job.prompt // self.block_size) - job.shared
-        chunk = -(-min(left, job.prompt - job.cached) // self.block_size)
+        lacking = self._prompt_blocks(job)
+        chunk = self.footprint.of(-(-min(left, job.prompt - job.cached) // self.block_size))
         if self.used + min(woken + lacking, chunk) > self.num_blocks:
             return False
-        unfilled = sum(-(-j.prompt // self.block_size) - j.shared - j.own for j in self.prefilling)
+        unfilled = sum(self._prompt_blocks(j) - j.own for j in self.prefilling)
         peak = self.outlook.peak_with(job, self.step, self.used + unfilled, woken + lacking)
         return peak <= self.num_blocks
+
+    def _prompt_blocks(self, job: Job) -> int:
+        """Those of its own that its prompt needs."""
+        return self.footprint.of(-(-job.prompt // self.block_size) - job.shared)
 
     def _fork(self, job: Job) -> None:
         """The samples take rows; those that find none queue by themselves, as prompts."""
@@ -222,11 +239,29 @@ class Run:
         self.attended += self.context * steps + rows * steps * (steps - 1) // 2
         self.context += rows * steps
         rounds, rest = divmod(steps, self.block_size)
-        self.used += rounds * rows
-        for step in range(self.step, self.step + rest):
-            self.used += self.phases[-step % self.block_size]
+        for num_groups, phases in self._growths():
+            self.used += num_groups * rounds * sum(phases)
+            for step in range(self.step, self.step + rest):
+                self.used += num_groups * phases[-step % self.block_size]
         self.step += steps
         self.peak = max(self.peak, self.used)
+
+    def _growths(self) -> Iterator[tuple[int, list[int]]]:
+        """How many groups of layers grow with which phases."""
+        if self.footprint.num_full:
+            yield self.footprint.num_full, self.phases
+        for (num_groups, _), phases in zip(self.footprint.limits, self.growing, strict=True):
+            yield num_groups, phases
+
+    def _begin_filling(self, job: Job, end: int) -> None:
+        """The job grows in groups with a window until that is full, or it ends."""
+        size, phase = self.block_size, (job.prompt - self.step) % self.block_size
+        have = max(0, -(-job.prompt // size) - job.shared)
+        for kind, (_, most) in enumerate(self.footprint.limits):
+            if most > have:
+                full = self.step + -job.prompt % size + (most - have - 1) * size + 1
+                self.growing[kind][phase] += job.samples
+                heapq.heappush(self.fillings, (min(full, end), kind, phase, job.samples))
 
     def _start_writing(self, job: Job) -> None:
         """Its prompt was computed in the step just taken, and each sample drew a token."""
@@ -236,15 +271,16 @@ class Run:
         self.phases[(job.prompt - self.step) % self.block_size] += job.samples
         end = self.step + job.outputs - 1
         heapq.heappush(self.ends, (end, job.number, job))
+        self._begin_filling(job, end)
         if self.outlook is not None and job.start != self.step - 1:
             self.outlook.add(job, job.start, sign=-1)
             self.outlook.add(job, self.step - 1)
         if job.outputs > 1:
             if job.prompt % self.block_size:
                 # All samples but one copy the partly filled block that they write into.
-                self.used += job.samples - 1
+                self.used += (job.samples - 1) * self.footprint.of(1)
             last = -(-job.last_length // self.block_size)
-            job.own = job.samples * (last - job.shared)  # comes back at the end
+            job.own = job.samples * self.footprint.of(last - job.shared)  # comes back at the end
 
     def _steps_to_next_event(self) -> int:
         event = self.ends[0][0]
@@ -252,7 +288,28 @@ class Run:
             event = min(event, self.frees[0][0])
         if self.waiting and self.blocked_until > self.step:
             event = min(event, self.blocked_until)
+        if self.fillings:
+            event = min(event, self.fillings[0][0])
         return event - self.step
+
+
+class _Footprint:
+    """What blocks of one group that sees everything mean in all groups together."""
+
+    def __init__(self, windows: Windows, block_size: int) -> None:
+        self.num_full = windows.count(None)
+        # How many groups have a window, and the most blocks that a row has in one of them.
+        self.limits = [(g.count, g.most_held(block_size) + 1) for g in window_groups(windows)]
+
+    def of(self, blocks: int) -> int:
+        limited = sum(num_groups * min(blocks, most) for num_groups, most in self.limits)
+        return self.num_full * blocks + limited
+
+    def of_each(self, blocks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        total = self.num_full * blocks
+        for num_groups, most in self.limits:
+            total = total + num_groups * np.minimum(blocks, most)
+        return total
 
 
 class _Outlook:
@@ -262,8 +319,8 @@ class _Outlook:
         blocks[10:13] += [6/4, 7/4, 8/4]
     """
 
-    def __init__(self, block_size: int, longest: int) -> None:
-        self.block_size = block_size
+    def __init__(self, block_size: int, longest: int, footprint: _Footprint) -> None:
+        self.block_size, self.footprint = block_size, footprint
         self.blocks = np.zeros(2 * longest + 1024, np.float64)
         self.ramp = np.arange(longest + 1) / block_size
 
@@ -277,9 +334,17 @@ class _Outlook:
     def peak_with(self, job: Job, step: int, used: int, lacking: int) -> float:
         """The most blocks in use while `job` runs, of which `used` are in use now."""
         coming = self.blocks[step : step + job.outputs]
-        growth = job.samples * self.ramp[: len(coming)]
+        have = -(-job.prompt // self.block_size) - job.shared
+        growth = job.samples * self._grown(have, len(coming))
         return used - float(self.blocks[step]) + lacking + float((coming + growth).max(initial=0.0))
 
     def _growth(self, job: Job) -> npt.NDArray[np.float64]:
         own = -(-job.prompt // self.block_size) - job.cached // self.block_size
-        return own + job.samples * self.ramp[: job.outputs]
+        return self.footprint.of(own) + job.samples * self._grown(own, job.outputs)
+
+    def _grown(self, have: int, count: int) -> npt.NDArray[np.float64]:
+        """What a row that has so many blocks takes more, token by token."""
+        ramp = self.ramp[:count]
+        if not self.footprint.limits:
+            return self.footprint.num_full * ramp
+        return self.footprint.of_each(have + ramp) - self.footprint.of(have)

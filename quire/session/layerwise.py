@@ -56,7 +56,7 @@ class LayerwiseModel:
         spec, plans = self._spec, self._spec.layers
         longest = max(len(window) for window in windows)
         rotary = Rotary(spec.ropes, spec.head_dim, longest, CPU)
-        kinds = frozenset(plan.attention.window for plan in plans)
+        kinds = frozenset((0, plan.attention.window) for plan in plans)
         lengths = {len(window) for window in windows}
         passes = {
             n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)

@@ -202,7 +202,7 @@ def _head(
 
 def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
     """With no more length than the KV cache holds."""
-    most = facts.num_blocks * config.block_size
+    most = facts.most_tokens(config.block_size, config.max_model_len)
     if most >= config.max_model_len:
         return config
     line = f"max_model_len {most}: what the KV cache holds of the model's {config.max_model_len}"

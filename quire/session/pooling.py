@@ -183,13 +183,13 @@ def make_pooling(model: LoadedModel) -> Pooling:
     spec, config = model.spec, model.config
     pooler = PLAIN_GENERATOR if model.head is None else model.head.spec
     encoder = spec if isinstance(spec, EncoderSpec) else None
-    pool_tokens = model.facts.num_blocks * config.block_size
+    most = model.facts.most_tokens(config.block_size, config.max_model_len)
     reader = PoolingReader(
         model.tokenizer,
         pooler,
         vocab_size=spec.vocab_size,
         num_types=encoder.num_types if encoder is not None else 0,
-        max_len=min(pooler.max_len or config.max_model_len, config.max_model_len, pool_tokens),
+        max_len=min(pooler.max_len or most, most),
         whole=encoder is not None,
     )
     return Pooling(pooler, model.head, reader, vocab_size=spec.vocab_size)

@@ -70,6 +70,7 @@ class Session:
             config,
             model.spec,
             num_blocks=facts.num_blocks,
+            windows=facts.windows,
             times=self._times,
             lengths=self._lengths,
         )
@@ -117,6 +118,7 @@ class Session:
             self.model.facts.num_blocks,
             block_size=config.block_size,
             caching=config.enable_prefix_caching,
+            windows=self.model.facts.windows,
         )
         limits = Limits(
             max_num_seqs=config.max_num_seqs,
@@ -133,13 +135,20 @@ class Session:
             make_masks=self._guides.make_masks,
         )
 
+    @property
+    def _pool_tokens(self) -> int:
+        """What the whole KV pool holds of one sequence."""
+        facts, config = self.model.facts, self.model.config
+        most = max(config.max_model_len, facts.num_blocks * config.block_size)
+        return facts.most_tokens(config.block_size, most)
+
     def _make_maker(self) -> RequestMaker:
         model, config = self.model, self.model.config
         return RequestMaker(
             model.tokenizer,
             vocab_size=model.spec.vocab_size,
             max_model_len=config.max_model_len,
-            pool_tokens=model.facts.num_blocks * config.block_size,
+            pool_tokens=self._pool_tokens,
             eos_ids=model.eos_ids,
             more_eos_ids=model.more_eos_ids,
             llm_seed=config.seed,
@@ -209,7 +218,7 @@ class Session:
             concurrency_limit,
             intake=self.intake,
             tokenizer=self.model.tokenizer,
-            num_blocks=self.model.facts.num_blocks,
+            num_blocks=self.model.facts.num_blocks // len(self.model.facts.windows),
             has_processors=bool(self.model.config.batch_processors),
         )
 
@@ -221,7 +230,7 @@ class Session:
             model.tokenizer,
             vocab_size=model.spec.vocab_size,
             max_model_len=model.config.max_model_len,
-            pool_tokens=model.facts.num_blocks * model.config.block_size,
+            pool_tokens=self._pool_tokens,
         )
         return ScoreCall(reader.read(contexts, continuations))
 

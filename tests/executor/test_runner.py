@@ -139,7 +139,7 @@ def test_an_ended_row_points_nowhere() -> None:
     runner, _ = new_runner()
     runner.run(prefill_plan())
     runner.run(StepPlan(ends=ints(0)))
-    assert (runner.rows.tables[0] == -1).all()
+    assert (runner.rows.tables[0, 0] == -1).all()
     assert runner.run(decode_plan(ints(0), ints(7))).counts.tolist() == [0]
 
 
@@ -300,5 +300,5 @@ def test_tables_grow_with_their_rows() -> None:
     runner, _ = new_runner()
     blocks = np.arange(100, dtype=np.int32)
     runner.rows.assign(Assigned(np.full(100, 3, np.int32), blocks, blocks + 50))
-    assert runner.rows.tables[3, :100].tolist() == list(range(50, 150))
-    assert (runner.rows.tables[2] == -1).all()
+    assert runner.rows.tables[0, 3, :100].tolist() == list(range(50, 150))
+    assert (runner.rows.tables[0, 2] == -1).all()

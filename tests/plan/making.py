@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.cache.groups import ONE_GROUP, Windows
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.plan.lengths import OutputLengths
@@ -81,7 +82,11 @@ def config(**given: Any) -> EngineConfig:
 
 
 def planner(
-    *, num_blocks: int = 1000, lengths: OutputLengths | None = None, **given: Any
+    *,
+    num_blocks: int = 1000,
+    lengths: OutputLengths | None = None,
+    windows: Windows = ONE_GROUP,
+    **given: Any,
 ) -> Planner:
     return Planner(
         config(**given),
@@ -89,6 +94,7 @@ def planner(
         num_blocks=num_blocks,
         times=StepTimes.of(SPEC),
         lengths=lengths or OutputLengths(),
+        windows=windows,
     )
 
 
@@ -106,11 +112,18 @@ class Seen:
 
 
 def run_scheduler(
-    requests: Many[Request], order: Many[int], settings: EngineConfig, num_blocks: int
+    requests: Many[Request],
+    order: Many[int],
+    settings: EngineConfig,
+    num_blocks: int,
+    windows: Windows = ONE_GROUP,
 ) -> Seen:
     """Run the requests in this order through the real scheduler; every token drawn is 7."""
     pool = BlockPool(
-        num_blocks, block_size=settings.block_size, caching=settings.enable_prefix_caching
+        num_blocks,
+        block_size=settings.block_size,
+        caching=settings.enable_prefix_caching,
+        windows=windows,
     )
     limits = Limits(
         settings.max_num_seqs,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.cache.groups import Windows
 from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Percentiles
 from quire.request import Request
@@ -218,6 +219,28 @@ def test_the_steps_are_near_where_blocks_are_scarce(depth: int) -> None:
     assert plan.estimate.peak_rows < 150, "the pool was not scarce"
     assert plan.estimate.steps == pytest.approx(seen.steps, rel=0.02)
     assert plan.estimate.peak_blocks == pytest.approx(seen.peak_blocks, rel=0.01)
+
+
+@pytest.mark.parametrize(("windows", "num_blocks"), [((None, 64, 64), 2200), ((100, 100), 1600)])
+def test_blocks_of_windows_are_foretold(windows: Windows, num_blocks: int) -> None:
+    """A row stops growing in groups whose window is full."""
+    rng = np.random.default_rng(1)
+    requests = [
+        request(
+            rng.integers(10, 900, int(rng.integers(50, 300))).tolist(),
+            i,
+            max_tokens=int(rng.integers(20, 300)),
+        )
+        for i in range(200)
+    ]
+    given = {"block_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 512}
+    made = planner(num_blocks=num_blocks, windows=windows, **given)
+    plan = made.plan(requests)
+    seen = run_scheduler(requests, plan.order, made.config, num_blocks, windows)
+    assert plan.estimate.steps == pytest.approx(seen.steps, rel=0.05)
+    assert plan.estimate.peak_blocks == pytest.approx(seen.peak_blocks, rel=0.08)
+    full = planner(num_blocks=num_blocks, windows=(None,) * len(windows), **given)
+    assert full.plan(requests).estimate.steps > 1.2 * plan.estimate.steps
 
 
 def test_plans_of_many_steps_add_little() -> None:

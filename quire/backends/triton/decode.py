@@ -137,17 +137,27 @@ class DecodeAttention:
             **items_constants(self._tile, self.buffers.max_rows),
         )
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor | None = None) -> Tensor:
-        """q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is."""
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor | None = None,
+        *,
+        tables: Tensor | None = None,
+    ) -> Tensor:
+        """q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is. `tables`: others
+        than those that were planned with, of the same rows."""
         shape, buffers = self.shape, self.buffers
+        tables = self._tables if tables is None else tables
         if out is None:
             out = q.new_empty(self.num_rows, shape.num_heads * shape.head_dim)
         if self.prefixes:
             self.prefixes.attend(q, keys, values, self._lengths, buffers, self.window)
         attend_items[(shape.num_kv_heads, self._num_items)](
-            *(q, keys, values, self._tables, self._items, self._spans),
+            *(q, keys, values, tables, self._items, self._spans),
             *(buffers.parts, buffers.sums, buffers.counters, out),
-            *(self._tables.stride(0), q.stride(0), shape.scale * LOG2_E),
+            *(tables.stride(0), q.stride(0), shape.scale * LOG2_E),
             MERGES=self.prefixes is None,
             **own_constants(shape, self._tile),
         )
@@ -169,6 +179,8 @@ class DecodeAttention:
         keys: Tensor,
         values: Tensor,
         norms: HeadNorms | None = None,
+        *,
+        tables: Tensor | None = None,
     ) -> Tensor:
         """What norm_rope_store (heads.py) and then `attend` compute, in one launch.
 
@@ -177,13 +189,14 @@ class DecodeAttention:
         kernel that does not overlap with those before it.
         """
         shape, buffers = self.shape, self.buffers
+        tables = self._tables if tables is None else tables
         out = qkv.new_empty(self.num_rows, shape.num_heads * shape.head_dim)
         q_weight, k_weight = (norms.q, norms.k) if norms else (qkv, qkv)
         attend_packed[(shape.num_kv_heads, self._num_items)](
             *(qkv, cos, sin, slots, q_weight, k_weight, keys, values),
-            *(self._tables, self._items, self._spans),
+            *(tables, self._items, self._spans),
             *(buffers.parts, buffers.sums, buffers.counters, out),
-            *(self._tables.stride(0), shape.scale * LOG2_E, norms.eps if norms else 0.0),
+            *(tables.stride(0), shape.scale * LOG2_E, norms.eps if norms else 0.0),
             NORMED=norms is not None,
             **packed_constants(shape, self._tile),
         )

@@ -88,7 +88,8 @@ def attend_tiles(
         highest = tl.minimum(lowest + per_tile, context)
         begin = 0
         if HAS_WINDOW:
-            begin = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
+            # Where a block begins: those behind the window are somebody else's.
+            begin = tl.maximum(lowest - window + 1, 0) // SLOTS * SLOTS
         mean, _ = attend_many(
             *(mine, scale, keys, values, tables + sequence * table_stride, begin, highest),
             *(lowest + 1, position - window + 1, position, head),

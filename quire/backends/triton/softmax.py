@@ -285,8 +285,8 @@ def attend_many(
     SOFTCAP: tl.constexpr,
 ) -> Any:
     """(weighted mean, log2-sum of the weights) of many queries, for which tokens are hidden from
-    `open_end` on, or anywhere with HAS_FIRST; `begin` is a multiple of KEYS. The rest as in
-    attend_stretch."""
+    `open_end` on, or anywhere with HAS_FIRST; `begin` is where a block or a tile of KEYS begins.
+    The rest as in attend_stretch."""
     if keys.dtype.element_ty == tl.float8e4nv:
         m, mass, acc = _attend_many_fp8(
             *(mine, scale, keys, values, table, begin, end, open_end, first_seen, last_seen, head),

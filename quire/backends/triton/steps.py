@@ -24,12 +24,12 @@ PLACES_AT_ONCE = 256  # places a program works on at once
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What the rows of a step feed, place by place. All [places]; a row that rests has
+    """What the rows of a step feed, place by place. All but slots [places]; a row that rests has
     context 0, slot -1 and row -1."""
 
     token_ids: Tensor  # int64
     positions: Tensor  # int64
-    slots: Tensor  # int64
+    slots: Tensor  # int64 [groups, places], for each group of layers
     context_lens: Tensor  # int32, with the token that is fed
     rows: Tensor  # int32
     next_at: Tensor  # int32: where the token drawn will stand
@@ -38,12 +38,13 @@ class Fed:
 def feed(ints: Tensor, places: Tensor, tables: Tensor, fed: Fed, *, block_size: int) -> None:
     """Fill `fed` from the columns `ints` of the rows in `places` [places] int32.
 
-    tables [rows, width] int32: the blocks of each row.
+    tables [groups, rows, width] int32: the blocks of each row in each group of layers.
     """
     count = places.shape[0]
-    _feed[(-(-count // PLACES_AT_ONCE),)](
+    strides = (ints.stride(0), tables.stride(0), tables.stride(1), fed.slots.stride(0))
+    _feed[(-(-count // PLACES_AT_ONCE), tables.shape[0])](
         *(ints, places, tables, fed.token_ids, fed.positions, fed.slots),
-        *(fed.context_lens, fed.rows, fed.next_at, ints.stride(0), tables.stride(0), count),
+        *(fed.context_lens, fed.rows, fed.next_at, *strides, count),
         SLOTS=block_size,
         WIDTH=PLACES_AT_ONCE,
         num_warps=4,
@@ -69,7 +70,7 @@ def accept(
     )
 
 
-@kernel("stride", "table_stride", "count")
+@kernel("stride", "group_stride", "table_stride", "slots_stride", "count")
 def _feed(
     ints: tl.tensor,
     places: tl.tensor,
@@ -81,11 +82,15 @@ def _feed(
     rows: tl.tensor,
     next_at: tl.tensor,
     stride: tl.tensor,
+    group_stride: tl.tensor,
     table_stride: tl.tensor,
+    slots_stride: tl.tensor,
     count: tl.tensor,
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
+    """Some places, for one group of layers; the first writes what all of them share."""
+    group = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = at < count
     row = tl.load(places + at, mask=inside, other=0).to(tl.int64)
@@ -93,14 +98,16 @@ def _feed(
     position = tl.load(ints + stride + row, mask=inside, other=0)
     frozen = tl.load(ints + 3 * stride + row, mask=inside, other=1)
     live = inside & (frozen == 0)
-    block = tl.load(tables + row * table_stride + position // SLOTS, mask=live, other=0)
+    table = tables + group * group_stride + row * table_stride
+    block = tl.load(table + position // SLOTS, mask=live, other=0)
     slot = block.to(tl.int64) * SLOTS + position % SLOTS
-    tl.store(token_ids + at, token, mask=inside)
-    tl.store(positions + at, position, mask=inside)
-    tl.store(slots + at, tl.where(live, slot, -1), mask=inside)
-    tl.store(context_lens + at, tl.where(live, position + 1, 0).to(tl.int32), mask=inside)
-    tl.store(rows + at, tl.where(live, row, -1).to(tl.int32), mask=inside)
-    tl.store(next_at + at, (position + 1).to(tl.int32), mask=inside)
+    tl.store(slots + group * slots_stride + at, tl.where(live, slot, -1), mask=inside)
+    first = inside & (group == 0)
+    tl.store(token_ids + at, token, mask=first)
+    tl.store(positions + at, position, mask=first)
+    tl.store(context_lens + at, tl.where(live, position + 1, 0).to(tl.int32), mask=first)
+    tl.store(rows + at, tl.where(live, row, -1).to(tl.int32), mask=first)
+    tl.store(next_at + at, (position + 1).to(tl.int32), mask=first)
 
 
 @kernel("stride", "made_stride", "count")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.executor.memory import make_cache
-from quire.layers.attention import Pass
+from quire.layers.attention import Kind, Pass
 from quire.layers.rotary import Rotary
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
@@ -176,7 +176,7 @@ def tally_window(
 def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Tensor:
     """The last hidden states of a text on its own, in a cache of its own."""
     shape, device = model.layers[0].attention.shape, model.rotary.device
-    shared = pass_alone(len(window), model.kernels, shape, model.windows, model.rotary)
+    shared = pass_alone(len(window), model.kernels, shape, model.kinds, model.rotary)
     cache = cache_alone(spec, len(window), shape.block_size, model.kv_dtype, device)
     return model.compute(torch.tensor(window, device=device), shared, cache)
 
@@ -185,10 +185,10 @@ def pass_alone(
     count: int,
     kernels: Kernels,
     shape: HeadShape,
-    windows: Collection[int | None],
+    kinds: Collection[Kind],
     rotary: Rotary,
 ) -> Pass:
-    """A pass over one text of `count` tokens, in blocks 0, 1, 2 and so on."""
+    """A pass over one text of `count` tokens, in blocks 0, 1, 2 and so on of every layer."""
     device = rotary.device
     positions = torch.arange(count, device=device)
     inputs = AttentionInputs(
@@ -200,8 +200,10 @@ def pass_alone(
         longest_query=count,
         longest_context=count,
     )
-    attention = {window: kernels.plan_attention(inputs, window) for window in windows}
-    return Pass(positions, rotary(positions), positions, attention)
+    planned = {window: kernels.plan_attention(inputs, window) for _, window in kinds}
+    attention = {kind: planned[kind[1]] for kind in kinds}
+    slots = (positions,) * (1 + max(group for group, _ in kinds))
+    return Pass(positions, rotary(positions), slots, attention)
 
 
 def cache_alone(

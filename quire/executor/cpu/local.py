@@ -18,7 +18,14 @@ from quire.executor.cpu.rows import DeviceRows
 from quire.executor.cpu.runner import Runner
 from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
-from quire.executor.memory import block_bytes, longest_sequence, make_cache, num_blocks
+from quire.executor.memory import (
+    block_bytes,
+    groups_of,
+    longest_sequence,
+    make_cache,
+    num_blocks,
+    windows_of,
+)
 from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import sampler_for
@@ -86,17 +93,21 @@ class LocalExecutor:
         cache_dtype = self._cache_dtype(model)
         self._num_blocks = count = num_blocks(config, spec, cache_dtype, available_memory())
         self._runner = self._make_runner(model)
-        size = count * block_bytes(spec, config.block_size, cache_dtype) / (1 << 20)
+        groups = groups_of(config, spec)
+        size = count * block_bytes(spec, config.block_size, cache_dtype, groups) / (1 << 20)
         how = "" if cache_dtype == DTYPES[config.dtype] else " in bfloat16"
+        whose = f" for {len(groups)} groups of layers" if len(groups) > 1 else ""
         return ExecutorFacts(
             num_blocks=count,
             device=config.device,
             dtype=config.dtype,
             notes=(
-                f"KV cache: {count} blocks of {config.block_size} tokens{how} ({size:,.0f} MiB)",
+                f"KV cache: {count} blocks of {config.block_size} tokens{how}{whose} "
+                f"({size:,.0f} MiB)",
                 f"{torch.get_num_threads()} threads",
                 *declined_notes(model.kernels, spec),
             ),
+            windows=windows_of(groups),
         )
 
     @property
@@ -115,14 +126,18 @@ class LocalExecutor:
     def _make_runner(self, model: Model) -> Runner:
         config, spec, device = self.config, self.spec, torch.device(self.config.device)
         cache_dtype = self._cache_dtype(model)
-        model.rotary.reach(longest_sequence(config, self._num_blocks))
+        groups = groups_of(config, spec)
+        windows = windows_of(groups)
+        count = self._num_blocks + any(window is not None for window in windows)  # see Runner
+        model.rotary.reach(longest_sequence(config, self._num_blocks, windows))
         return Runner(
             model,
-            make_cache(spec, self._num_blocks, config.block_size, cache_dtype, device),
-            DeviceRows(config.max_num_seqs, device),
+            make_cache(spec, count, config.block_size, cache_dtype, device, groups),
+            DeviceRows(config.max_num_seqs, device, len(groups)),
             sampler_for(config, spec.vocab_size, device, self.handles),
             config.block_size,
             handles=self.handles,
+            groups=groups,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )
 

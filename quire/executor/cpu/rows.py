@@ -19,10 +19,12 @@ NOWHERE = -1
 class DeviceRows:
     """State of `num_rows` rows as tensors, one entry per row."""
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, device: torch.device, num_groups: int = 1) -> None:
+        """With a block table for each group of layers: tables [num_groups, num_rows, width]."""
         self.device = device
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.tables = torch.full((num_rows, 16), NOWHERE, dtype=torch.int32, device=device)
+        shape = (num_groups, num_rows, 16)
+        self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
         self.num_outputs = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.min_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.max_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -43,7 +45,7 @@ class DeviceRows:
 
     def end(self, rows: Ints) -> None:
         gone = self._put(rows)
-        self.tables[gone] = NOWHERE
+        self.tables[:, gone] = NOWHERE
         self.last_tokens[gone] = NOWHERE
         self.frozen[gone] = True
 
@@ -52,7 +54,8 @@ class DeviceRows:
             return
         self.tables = _widened(self.tables, int(assigned.indices.max()) + 1)
         blocks = torch.from_numpy(assigned.blocks).to(self.device, torch.int32)
-        self.tables[self._put(assigned.rows), self._put(assigned.indices)] = blocks
+        at = self._put(assigned.rows), self._put(assigned.indices)
+        self.tables[:, *at] = blocks.view(len(self.tables), -1)
 
     def choose(self, chosen: Chosen) -> None:
         """These rows go on from the tokens the host chose."""
@@ -79,8 +82,9 @@ class DeviceRows:
 
 def _widened(table: Tensor, width: int) -> Tensor:
     """The table with at least `width` columns; twice as many as before when it must grow."""
-    if width <= table.shape[1]:
+    *lines, old = table.shape
+    if width <= old:
         return table
-    wider = table.new_full((table.shape[0], max(width, 2 * table.shape[1])), NOWHERE)
-    wider[:, : table.shape[1]] = table
+    wider = table.new_full((*lines, max(width, 2 * old)), NOWHERE)
+    wider[..., :old] = table
     return wider

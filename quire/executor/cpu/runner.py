@@ -7,6 +7,7 @@ neither what a row wants from sampling nor why a plan is as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +18,9 @@ from torch import Tensor
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
+from quire.executor.memory import caches_by_layer, windows_of
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
+from quire.layer_plan import KVGroup
 from quire.layers.batch import Batch, make_batch
 from quire.models.model import Model
 from quire.request import Ints
@@ -63,10 +66,20 @@ class Runner:
         block_size: int,
         *,
         handles: Handles,
+        groups: Sequence[KVGroup] = (),
         scores_as_logits: bool = False,
     ) -> None:
-        """`scores_as_logits`: prompt logprobs are to be plain logits."""
+        """`groups` of layers, whose blocks `cache` holds; none given: one of all. Where some have
+        a window, the last block is nobody's: it stays zeros, for kernels that read whole tiles of
+        keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
+        groups = groups or (KVGroup(tuple(range(len(cache)))),)
+        model.use_groups(groups)
+        self._windows = windows_of(groups)
+        self._layer_caches = caches_by_layer(cache, groups)
+        self._zeros = cache.shape[2] - 1
+        if any(window is not None for window in self._windows):
+            cache[:, :, self._zeros] = 0
         self.block_size, self.handles = block_size, handles
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
@@ -105,6 +118,8 @@ class Runner:
                 tables=self.rows.tables,
                 block_size=self.block_size,
                 padded=self.model.kernels.padded,
+                windows=self._windows,
+                zeros=self._zeros,
             )
             hidden = self._forward(batch)
             if k == 0:
@@ -140,7 +155,7 @@ class Runner:
             # Slots of a block that are not written yet are read with weight zero, and zero
             # times what a former holder may have left there (NaN) is not zero.
             self.model.kernels.clear_blocks(self.cache, batch.fresh_blocks)
-        return self.model(batch, self.cache)
+        return self.model(batch, self._layer_caches)
 
     def _draw(
         self,

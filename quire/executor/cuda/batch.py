@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda.device_rows import NOWHERE, Column, DeviceColumns
+from quire.executor.cuda.device_rows import NOWHERE, Column, DeviceColumns, aligned_lines
 from quire.executor.cuda.upload import Upload
 from quire.layers.batch import Batch, Longs, SharedPrefix
 from quire.request import Ints
@@ -69,19 +69,16 @@ class EagerPass:
         upload.add("logit tokens", self.query_starts[1:][drawing] - 1)
         upload.add("draws", draws)
         members = places_of(plan, first=len(plan.prefill))
-        self._prefixes = tuple(
-            # Left on the host: a work list is made of them, not a tensor operation.
-            SharedPrefix(torch.from_numpy(group.blocks), torch.from_numpy(places))
-            for group, places in zip(plan.groups, members, strict=True)
-        )
+        self._prefixes = tuple(zip(plan.groups, members, strict=True))
 
     def batch(self, columns: DeviceColumns) -> Batch:
         """After the plan's changes."""
         take, size, num_decode = self._upload.take, self._block_size, self._num_decode
         rows, positions = take("rows"), take("positions")
         contexts = take("contexts")
-        blocks = columns.tables[take("token rows"), positions // size]
-        slots = blocks * size + positions % size
+        blocks = columns.tables[:, take("token rows"), positions // size]
+        slots = aligned_lines(len(blocks), len(positions), torch.int64, blocks.device)
+        torch.add(blocks * size, positions % size, out=slots)
         token_ids = take("prompt ids")
         if num_decode:
             decoding = rows[-num_decode:]
@@ -89,18 +86,25 @@ class EagerPass:
             fed = columns.ints[Column.LAST_TOKEN].index_select(0, decoding)
             token_ids = torch.cat([token_ids, fed])
             contexts[-num_decode:] *= live
-            slots[-num_decode:] = torch.where(live, slots[-num_decode:], NOWHERE)
+            slots[:, -num_decode:] = torch.where(live, slots[:, -num_decode:], NOWHERE)
         # A multiple of four: every table then begins at a multiple of 16 bytes.
-        width = min(-(-self.longest_context // size) + 3 & ~3, columns.tables.shape[1])
+        width = min(-(-self.longest_context // size) + 3 & ~3, columns.tables.shape[2])
+        prefixes = tuple(
+            # Left on the host: a work list is made of them, not a tensor operation.
+            SharedPrefix(
+                torch.from_numpy(group.blocks).view(columns.num_full, -1), torch.from_numpy(places)
+            )
+            for group, places in self._prefixes
+        )
         return Batch(
             token_ids=token_ids,
             positions=positions,
             slots=slots,
             query_starts=take("query starts"),
             context_lens=contexts,
-            tables=columns.tables[:, :width].index_select(0, rows),
+            tables=columns.tables[:, :, :width].index_select(1, rows),
             num_prefill=self._num_prefill,
-            prefixes=self._prefixes,
+            prefixes=prefixes,
             logit_tokens=take("logit tokens"),
             draws=take("draws"),
             fresh_blocks=rows[:0],

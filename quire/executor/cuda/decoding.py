@@ -17,7 +17,7 @@ from quire.executor.cuda.drawn_scores import ENTRY, Asking
 from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
 from quire.executor.cuda.upload import Upload
 from quire.layers.attention import Pass
-from quire.models.model import Model
+from quire.models.model import KVCache, Model
 from quire.step import StepPlan
 
 # Called with logits [lines, vocab or more], tokens [lines] and the number of the step.
@@ -30,7 +30,7 @@ class SmallBatchRows(Protocol):
     @property
     def most_rows(self) -> int: ...
 
-    def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
 
 
@@ -39,7 +39,7 @@ class Parts:
     """What every pass works with; `few_rows` is for small decode steps, where there is one."""
 
     model: Model
-    cache: Tensor
+    cache: KVCache
     columns: DeviceColumns
     ops: DeviceOps
     graphs: Graphs

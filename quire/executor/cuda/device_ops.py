@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionStep
 from quire.executor.cuda.graphs import DecodePlaces
+from quire.layers.attention import Kind
 from quire.request import Ints
 from quire.step import PrefixGroup
 
@@ -24,10 +25,10 @@ class Feed:
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
+    slots: tuple[Tensor, ...]  # for each group of layers
     rows: Tensor  # -1 for a row that rests
     next_at: Tensor
-    attention: dict[int | None, AttentionStep]
+    attention: dict[Kind, AttentionStep]
 
 
 class DeviceOps(Protocol):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.cache.groups import ONE_GROUP, Windows
 from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
@@ -92,7 +93,8 @@ class Drawing:
 class DeviceColumns:
     """The state of `num_rows` rows and their block tables.
 
-    ints [NUM_COLUMNS, num_rows + 1] int64; tables [num_rows + 1, table_width] int32.
+    ints [NUM_COLUMNS, num_rows + 1] int64; tables [groups, num_rows + 1, table_width] int32, one
+    for each group of layers.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class DeviceColumns:
         device: torch.device,
         all_special: bool = False,
         logprobs_mode: str = "raw_logprobs",
+        windows: Windows = ONE_GROUP,
     ) -> None:
-        """`all_special`: every row needs the sampler."""
+        """`all_special`: every row needs the sampler. `windows` of the groups of layers, those that
+        see everything first."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows + 1, dtype=dtype, device=device)
@@ -122,7 +126,8 @@ class DeviceColumns:
             sample=column(torch.int32),
             num_logprobs=column(torch.int32),
         )
-        shape = (num_rows + 1, table_width)
+        self.num_full = windows.count(None)
+        shape = (len(windows), num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
         self.special = np.zeros(num_rows + 1, np.bool_)
         self.all_special = all_special
@@ -191,7 +196,7 @@ class DeviceColumns:
         ends, starts = upload.take("ends"), upload.take("starts")
         if len(ends):
             self.ints[Column.FROZEN].index_fill_(0, ends, 1)
-            self.tables.index_fill_(0, ends, NOWHERE)
+            self.tables.index_fill_(1, ends, NOWHERE)
         if len(starts):
             self.ints.index_copy_(1, starts, upload.take("start ints").view(-1, len(starts)))
             for i, column in enumerate(self.sampling_columns.columns()):
@@ -200,7 +205,7 @@ class DeviceColumns:
         blocks = upload.take("assigned blocks")
         if len(blocks):
             at = (upload.take("assigned rows"), upload.take("assigned indices"))
-            self.tables.index_put_(at, blocks.to(torch.int32))
+            self.tables[:, *at] = blocks.to(torch.int32).view(len(self.tables), -1)
 
     def live(self, rows: Tensor) -> Tensor:
         """Which of these rows still write."""
@@ -252,6 +257,12 @@ class DeviceColumns:
         top_k = 0 < params.top_k < self.vocab_size
         limited = top_k or params.top_p < 1 or params.min_p > 0
         return params.temperature >= GREEDY_BELOW and limited
+
+
+def aligned_lines(count: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros [count, width], each line at an address that 16 bytes divide, as kernels like it."""
+    each = 16 // dtype.itemsize
+    return torch.zeros(count, -(-width // each) * each, dtype=dtype, device=device)[:, :width]
 
 
 def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:

@@ -23,7 +23,7 @@ from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
 from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
-from quire.executor.memory import longest_sequence, make_cache
+from quire.executor.memory import groups_of, longest_sequence, make_cache, windows_of
 from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import sampler_for
@@ -119,6 +119,7 @@ class CudaExecutor:
                 f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",
                 *declined_notes(model.kernels, self.spec),
             ),
+            windows=windows_of(groups_of(config, self.spec)),
         )
 
     def submit(self, plan: StepPlan) -> CudaStep:
@@ -207,10 +208,13 @@ class CudaExecutor:
         from quire.executor.cuda.triton_ops import TritonOps
 
         config, spec, device, shape = self.config, self.spec, self._device, self._shape
-        cache = make_cache(spec, self._num_blocks, config.block_size, shape.kv_dtype, device)
-        longest = longest_sequence(config, self._num_blocks)
+        groups, size = groups_of(config, spec), config.block_size
+        windows = windows_of(groups)
+        model.use_groups(groups)
+        cache = make_cache(spec, self._num_blocks, size, shape.kv_dtype, device, groups)
+        longest = longest_sequence(config, self._num_blocks, windows)
         model.rotary.reach(longest)
-        width = -(-longest // config.block_size) + 3 & ~3  # 16 bytes divide a line
+        width = -(-longest // size) + 3 & ~3  # 16 bytes divide a line
         columns = DeviceColumns(
             config.max_num_seqs,
             width,
@@ -218,6 +222,7 @@ class CudaExecutor:
             device=device,
             all_special=bool(config.batch_processors),
             logprobs_mode=config.logprobs_mode,
+            windows=windows,
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         few_rows = None
@@ -228,13 +233,14 @@ class CudaExecutor:
             cache,
             columns,
             sampler,
-            TritonOps(shape, columns, model.windows),
+            TritonOps(shape, columns, model.kinds),
             handles=self.handles,
-            block_size=config.block_size,
+            block_size=size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
             captured_tokens=most_captured(spec),
             capture=not config.enforce_eager,
+            groups=groups,
             few_rows=few_rows,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
         )

@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 
 from quire.backends.fp8 import FP8
+from quire.cache.groups import ONE_GROUP
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_edits import arena_words
 from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import most_captured
-from quire.executor.memory import block_bytes
+from quire.executor.memory import block_bytes, groups_of, windows_of
 from quire.spec import ModelSpec
 
 MIB = 1 << 20
@@ -58,7 +59,8 @@ def num_cuda_blocks(
 
     gpu_memory_utilization is the share of the whole GPU that may be in use in the end.
     """
-    size = block_bytes(spec, config.block_size, FP8 if config.kv_cache_dtype == "fp8" else dtype)
+    kept_as, groups = FP8 if config.kv_cache_dtype == "fp8" else dtype, groups_of(config, spec)
+    size = block_bytes(spec, config.block_size, kept_as, groups)
     if config.num_blocks is not None:
         return config.num_blocks
     if config.kv_cache_memory_bytes is not None:
@@ -85,12 +87,13 @@ def num_cuda_blocks(
 
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
     """How many blocks of `size` bytes fit beside the tables of the longest sequence that they
-    hold: cos and sin of each position in float32, and each row's list of blocks."""
+    hold: cos and sin of each position in float32, and each row's lists of blocks."""
+    windows = windows_of(groups_of(config, spec))
     positions = config.block_size * 2 * 4 * (spec.head_dim // 2) * len(spec.ropes)
-    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1)
+    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1) * len(windows)
     longest = -(-config.max_model_len // config.block_size)
     count = budget // (size + positions + lists)
-    if count > longest:
+    if count > longest or windows != ONE_GROUP:  # few blocks may hold a long sequence
         count = (budget - longest * (positions + lists)) // size
     return max(count, 1)
 

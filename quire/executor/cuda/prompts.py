@@ -170,15 +170,16 @@ class Prompts:
         if bucket not in self._places:
             with torch.inference_mode(False):
                 kept: dict[str, Any] = {n: torch.empty_like(getattr(batch, n)) for n in moving}
-                width = self._parts.columns.tables.shape[1]
-                kept["tables"] = batch.tables.new_zeros(bucket.num_sequences, width)
+                num_groups, _, width = self._parts.columns.tables.shape
+                shape = (num_groups, bucket.num_sequences, width)
+                kept["tables"] = batch.tables.new_zeros(shape)
             self._places[bucket] = replace(
                 batch, **kept, longest_query=bucket.num_tokens, longest_context=0
             )
         fixed = self._places[bucket]
         for name in moving[:-1]:
             getattr(fixed, name).copy_(getattr(batch, name))
-        fixed.tables[:, : batch.tables.shape[1]].copy_(batch.tables)
+        fixed.tables[..., : batch.tables.shape[2]].copy_(batch.tables)
         return fixed
 
     def close(self) -> None:

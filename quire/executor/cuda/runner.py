@@ -10,6 +10,7 @@ device, the sampler excepted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,7 +34,9 @@ from quire.executor.cuda.prompts import Prompts
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
+from quire.executor.memory import caches_by_layer
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
+from quire.layer_plan import KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.holding import HoldingSampler
@@ -58,16 +61,21 @@ class CudaRunner:
         max_tokens: int,
         captured_tokens: int,
         capture: bool,
+        groups: Sequence[KVGroup] = (),
         few_rows: SmallBatchRows | None = None,
         scores_as_logits: bool = False,
     ) -> None:
         """A plan has at most `max_tokens`; of passes over prompts those of at most
-        `captured_tokens` are captured, if anything is. `scores_as_logits`: prompt logprobs are
-        to be plain logits."""
+        `captured_tokens` are captured, if anything is. `groups` of layers, whose blocks `cache`
+        holds; none given: one of all. `scores_as_logits`: prompt logprobs are to be plain logits.
+        """
         self.model, self.cache, self.columns = model, cache, columns
         self.sampler, self.ops, self.block_size = sampler, ops, block_size
         self.device, self.graphs = columns.device, Graphs(capture=capture)
-        parts = Parts(model, cache, columns, ops, self.graphs, block_size, few_rows)
+        groups = groups or (KVGroup(tuple(range(len(cache)))),)
+        caches = caches_by_layer(cache, groups)
+        parts = Parts(model, caches, columns, ops, self.graphs, block_size, few_rows)
+        self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
             parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
@@ -191,7 +199,7 @@ class CudaRunner:
                 sent.send()
             self._beams.choose(one, sent)
             batch = work.batch(self.columns)
-            hidden = self.model(batch, self.cache)
+            hidden = self.model(batch, self._layer_caches)
             extras.score_letters += self._scoring.run(packed, sent, hidden)
             extras.hidden_letters += send_hidden(wanted, sent, hidden, self._host_copies)
             logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))

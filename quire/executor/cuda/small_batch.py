@@ -18,6 +18,7 @@ from quire.backends.ops import AttentionStep, HeadNorms
 from quire.backends.triton.small_batch import MOST_ROWS, Norm, ThinProducts, products_of
 from quire.layers.attention import Attention, Pass
 from quire.models.decoder import Decoder
+from quire.models.model import KVCache
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
 
@@ -102,7 +103,7 @@ class SmallBatchPass:
         head = table if spec.tied_embeddings else tensors["head.weight"]
         return SmallBatchPass(table, norms[0], layers, head)
 
-    def __call__(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
         products, norm = self._products, self._first_norm
         stream = products.embed(token_ids, self._table)
@@ -111,7 +112,7 @@ class SmallBatchPass:
             qkv = products.normed(stream, norm, layer.qkv.weight, layer.qkv.bias)
             # Whatever attention reads but `qkv` and the cache was made before the stream's tokens
             # were embedded, by a kernel that begins when all before it is done; see jit.waiting.
-            step = cast(PackedStep, shared.attention[attention.window])
+            step = cast(PackedStep, shared.attention[attention.kind])
             turn = shared.turns[attention.rope]
             attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
             products.add(stream, attended, layer.out.weight, layer.out.bias)

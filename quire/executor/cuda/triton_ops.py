@@ -16,8 +16,9 @@ from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 from quire.backends.triton.steps import Fed, accept, feed
 from quire.executor.cuda.device_ops import Feed
-from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns, aligned_lines
 from quire.executor.cuda.graphs import DecodePlaces
+from quire.layers.attention import Kind
 from quire.request import Ints
 from quire.step import PrefixGroup
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDecode:
-    """The attention of a decode step at fixed addresses."""
+    """The attention of a decode step at fixed addresses, over the tables of a group of layers."""
 
     attention: DecodeAttention
     slots: Tensor
+    tables: Tensor
 
     def rope_and_store(
         self,
@@ -46,7 +48,7 @@ class PlannedDecode:
         return rope_store(qk, v, cos, sin, self.slots, keys, values, shape, norms)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return self.attention.attend(q, keys, values)
+        return self.attention.attend(q, keys, values, tables=self.tables)
 
     def attend_packed(
         self,
@@ -60,10 +62,10 @@ class PlannedDecode:
         """In one launch, or two where rows share prefixes or KV is in fp8."""
         attention, turn = self.attention, (cos, sin, self.slots)
         if attention.takes_packed:
-            return attention.attend_packed(qkv, *turn, keys, values, norms)
+            return attention.attend_packed(qkv, *turn, keys, values, norms, tables=self.tables)
         heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
         q = norm_rope_store(heads, *turn, keys, values, attention.shape, norms)
-        return attention.attend(q, keys, values)
+        return self.attend(q, keys, values)
 
 
 class TritonOps:
@@ -77,11 +79,11 @@ class TritonOps:
         self,
         shape: HeadShape,
         columns: DeviceColumns,
-        windows: frozenset[int | None],
+        kinds: frozenset[Kind],
         *,
         max_rows: int | None = None,
     ) -> None:
-        self._shape, self._columns, self._windows = shape, columns, windows
+        self._shape, self._columns, self._kinds = shape, columns, kinds
         sampling_columns, rows = columns.sampling_columns, max_rows or columns.num_rows
         self._sampling = SamplingColumns(
             temperature=sampling_columns.temperature,
@@ -97,38 +99,49 @@ class TritonOps:
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
-        self._work: dict[int, PrefixWork] = {}
+        self._work: dict[int, list[PrefixWork]] = {}  # one for each group that sees everything
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
-        self._attention: dict[tuple[int, PrefixSize | None, int | None], DecodeAttention] = {}
+        # By places, window, and for shared prefixes their size and the group of layers.
+        self._attention: dict[
+            tuple[int, int | None, tuple[PrefixSize, int] | None], DecodeAttention
+        ] = {}
 
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
     ) -> PrefixSize | None:
         if not groups:
             return None
-        work = self._work.get(num_places)
-        if work is None:
+        works, num_full = self._work.get(num_places), self._columns.num_full
+        if works is None:
             size = PrefixSize.of(self._shape, num_places)
-            work = PrefixWork(self._shape, num_places, self._columns.device, size)
-            self._work[num_places] = work
+            given = (self._shape, num_places, self._columns.device, size)
+            works = self._work[num_places] = [PrefixWork(*given) for _ in range(num_full)]
         seats = b"".join(some.tobytes() for some in members)
         last = self._listed.get(num_places)
         # The scheduler hands out the same tuple until its groups change.
         if last is None or last[0] is not groups or last[1] != seats:
-            work.fill([(group.blocks, some) for group, some in zip(groups, members, strict=True)])
+            for number, work in enumerate(works):
+                blocks = [group.blocks.reshape(num_full, -1)[number] for group in groups]
+                work.fill(list(zip(blocks, members, strict=True)))
             self._listed[num_places] = groups, seats
-        return work.size
+        return works[0].size
 
     def feed(self, places: DecodePlaces, prefixes: PrefixSize | None) -> Feed:
         fed, columns = self._fed_of(places.size), self._columns
         size = self._shape.block_size
         feed(columns.ints, places.rows, columns.tables, fed, block_size=size)
-        planned: dict[int | None, AttentionStep] = {}
-        for window in self._windows:
-            attention = self._attention_of(places.size, prefixes, window)
-            attention.plan(fed.context_lens, columns.tables, places.rows)
-            planned[window] = PlannedDecode(attention, fed.slots)
-        return Feed(fed.token_ids, fed.positions, fed.slots, fed.rows, fed.next_at, planned)
+        planned: dict[Kind, AttentionStep] = {}
+        made: set[int] = set()
+        for group, window in sorted(self._kinds, key=lambda kind: kind[0]):
+            # Only groups that see everything have prefixes in common for long.
+            shared = (prefixes, group) if prefixes and group < columns.num_full else None
+            attention, tables = self._attention_of(places.size, window, shared), columns.tables
+            if id(attention) not in made:  # groups that see equally far share the list of items
+                made.add(id(attention))
+                attention.plan(fed.context_lens, tables[group], places.rows)
+            planned[group, window] = PlannedDecode(attention, fed.slots[group], tables[group])
+        slots = fed.slots.unbind()
+        return Feed(fed.token_ids, fed.positions, slots, fed.rows, fed.next_at, planned)
 
     def draw(
         self,
@@ -197,19 +210,22 @@ class TritonOps:
     def _fed_of(self, num_places: int) -> Fed:
         if num_places not in self._fed:
             # Six allocations, not slices of one: each begins at an address kernels like.
-            types = [torch.int64] * 3 + [torch.int32] * 3
+            types, device = [torch.int64] * 2 + [torch.int32] * 3, self._columns.device
             with torch.inference_mode(False):
-                self._fed[num_places] = Fed(
-                    *(torch.zeros(num_places, dtype=t, device=self._columns.device) for t in types)
+                ids, positions, *others = (
+                    torch.zeros(num_places, dtype=t, device=device) for t in types
                 )
+                shape = (len(self._columns.tables), num_places)
+                slots = aligned_lines(*shape, torch.int64, device)
+                self._fed[num_places] = Fed(ids, positions, slots, *others)
         return self._fed[num_places]
 
     def _attention_of(
-        self, num_places: int, prefixes: PrefixSize | None, window: int | None
+        self, num_places: int, window: int | None, shared: tuple[PrefixSize, int] | None
     ) -> DecodeAttention:
-        key = (num_places, prefixes, window)
+        key = (num_places, window, shared)
         if key not in self._attention:
-            work = None if prefixes is None else self._work[num_places]
+            work = None if shared is None else self._work[num_places][shared[1]]
             with torch.inference_mode(False):
                 self._attention[key] = DecodeAttention(
                     self._shape, self._buffers, num_places, window=window, prefixes=work

@@ -42,6 +42,7 @@ class Calls:
         fp8_kv = config.kv_cache_dtype == "fp8"
         self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
         self.windows = frozenset(spec.windows)
+        self.kinds = frozenset((0, window) for window in self.windows)
 
     def all(self) -> list[Callable[[], object]]:
         """What the first steps call of ours, the slowest to compile first."""
@@ -125,7 +126,7 @@ class Calls:
         columns = self.columns()
         # As many rows as the real buffers have: some constants go by it.
         max_rows = max(ROWS, self.config.max_num_seqs)
-        ops = TritonOps(self.shape, columns, frozenset({window}), max_rows=max_rows)
+        ops = TritonOps(self.shape, columns, frozenset({(0, window)}), max_rows=max_rows)
         places = DecodePlaces.make(num_places, 1, columns.resting, self.device)
         prefixes = None
         if shared:
@@ -133,7 +134,7 @@ class Calls:
             prefixes = ops.list_prefixes(num_places, (PrefixGroup(ids[:1], ids),), [ids])
         fed = ops.feed(places, prefixes)
         q = self.empty(num_places, self.shape.num_heads, self.shape.head_dim)
-        fed.attention[window].attend(q, *self.cache())
+        fed.attention[0, window].attend(q, *self.cache())
 
     def small_batch(self) -> list[Callable[[], object]]:
         """The products of steps with few rows."""
@@ -154,10 +155,10 @@ class Calls:
 
         columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
         max_rows = max(ROWS, self.config.max_num_seqs)
-        ops = TritonOps(shape, columns, frozenset({window}), max_rows=max_rows)
+        ops = TritonOps(shape, columns, frozenset({(0, window)}), max_rows=max_rows)
         places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
         fed = ops.feed(places, None)
-        step, width = cast(PlannedDecode, fed.attention[window]), shape.head_dim
+        step, width = cast(PlannedDecode, fed.attention[0, window]), shape.head_dim
         qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         norms = self.head_norms()
@@ -177,7 +178,7 @@ class Calls:
     def sample(self, *, truncated: bool) -> None:
         from quire.executor.cuda.triton_ops import TritonOps
 
-        ops = TritonOps(self.shape, self.columns(), self.windows)
+        ops = TritonOps(self.shape, self.columns(), self.kinds)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         ops.draw(logits, nobody, nobody, truncated=truncated)
@@ -185,7 +186,7 @@ class Calls:
     def edits(self, *, truncated: bool) -> None:
         from quire.executor.cuda.triton_ops import TritonOps
 
-        ops = TritonOps(self.shape, self.columns(), self.windows)
+        ops = TritonOps(self.shape, self.columns(), self.kinds)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody)
@@ -193,7 +194,7 @@ class Calls:
     def scores(self) -> None:
         from quire.executor.cuda.triton_ops import TritonOps
 
-        ops = TritonOps(self.shape, self.columns(), self.windows)
+        ops = TritonOps(self.shape, self.columns(), self.kinds)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         drawn, out = self.empty(ROWS, dtype=torch.int64), new_entries(1, ROWS, self.device)

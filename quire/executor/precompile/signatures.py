@@ -301,7 +301,7 @@ class Steps:
         constants = {"WIDTH": steps.PLACES_AT_ONCE, "num_warps": 4}
         yield Variant(
             steps._feed,
-            (I64, I32, I32, I64, I64, I64, I32, I32, I32, SOME, SOME, SOME),
+            (I64, I32, I32, I64, I64, I64, I32, I32, I32, SOME, SOME, SOME, SOME, SOME),
             {"SLOTS": size, **constants},
         )
         yield Variant(

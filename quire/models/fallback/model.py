@@ -9,14 +9,15 @@ sequence in every pass; the blocks then hold tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape, Kernels
-from quire.layers.attention import Pass, attention_inputs
+from quire.layer_plan import KVGroup
+from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
@@ -24,6 +25,7 @@ from quire.models.fallback.interface import computing, configs_of
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
 from quire.models.fallback.paged_cache import PagedCache
 from quire.models.fallback.seen import Seen
+from quire.models.model import KVCache
 
 EAGER = "eager"  # Transformers' own attention, with every softcap and sink of the model
 
@@ -64,8 +66,8 @@ class TransformersModel:
             if isinstance(index, int) and 0 <= index < len(layers):
                 part.quire_layer = layers[index]  # type: ignore[assignment]
 
-    def __call__(self, batch: Batch, cache: Tensor) -> Tensor:
-        """The last hidden states [T, H]. cache [layers, 2, N, kv_heads, S, D]"""
+    def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
+        """The last hidden states [T, H]. Of each layer the cache is [2, N, kv_heads, S, D]."""
         if self.packed:
             return self._side_by_side(batch, cache)
         compute = self._tokens_of_one if self.seen.kept else self._whole_text
@@ -74,10 +76,20 @@ class TransformersModel:
         spare = len(batch.token_ids) - batch.num_tokens
         return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])
 
-    def compute(self, token_ids: Tensor, shared: Pass, cache: Tensor) -> Tensor:
+    def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before: side by side alone."""
         work = PackedPass(cache, shared.attention, None)
         return self._packed_pass(token_ids, shared.positions, work)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset((0, window) for window in self.windows)
+
+    def use_groups(self, groups: Sequence[KVGroup]) -> None:
+        """All layers are one group: a sequence that goes through by itself reads all its blocks,
+        and Transformers hides what lies behind a window."""
+        if len(groups) > 1 or groups[0].window is not None:
+            raise RuntimeError(f"a model of Transformers has one group of layers, got {groups}.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,9 +113,9 @@ class TransformersModel:
         """[R, H] -> [R, V]"""
         return self.body.logits(hidden)
 
-    def _side_by_side(self, batch: Batch, cache: Tensor) -> Tensor:
+    def _side_by_side(self, batch: Batch, cache: KVCache) -> Tensor:
         inputs = attention_inputs(batch)
-        steps = {w: self.kernels.plan_attention(inputs, w) for w in self.windows}
+        steps = {kind: self.kernels.plan_attention(inputs, kind[1]) for kind in self.kinds}
         kept = inputs if self._needs_inputs else None
         work = PackedPass(cache, steps, kept)
         return self._packed_pass(batch.token_ids, batch.positions, work)
@@ -116,13 +128,13 @@ class TransformersModel:
         finally:
             self._current.now = None
 
-    def _tokens_of_one(self, sequence: _Sequence, cache: Tensor) -> Tensor:
+    def _tokens_of_one(self, sequence: _Sequence, cache: KVCache) -> Tensor:
         """The new tokens of a sequence, over what its blocks hold."""
         blocks = sequence.blocks(self._shape.block_size)
         paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
         return self.body.hidden(sequence.token_ids[None], None, paged)
 
-    def _whole_text(self, sequence: _Sequence, cache: Tensor) -> Tensor:
+    def _whole_text(self, sequence: _Sequence, cache: KVCache) -> Tensor:
         """The same by computing everything anew."""
         blocks = sequence.blocks(self._shape.block_size)
         paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
@@ -150,5 +162,5 @@ def _sequences(batch: Batch) -> Iterator[_Sequence]:
         first, last = starts[i : i + 2]
         new = slice(first, last)
         yield _Sequence(
-            batch.token_ids[new], batch.slots[new], length - (last - first), batch.tables[i]
+            batch.token_ids[new], batch.slots[0, new], length - (last - first), batch.tables[0, i]
         )

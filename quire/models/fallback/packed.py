@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape
+from quire.layers.attention import Kind
 from quire.models.fallback.plain_attention import Extras, PlainAttention
 from quire.models.fallback.seen import AttentionCall
+from quire.models.model import KVCache
 
 # No mask is registered under this name, so models make none.
 PACKED = "quire"
@@ -22,8 +24,8 @@ PACKED = "quire"
 class PackedPass:
     """What all layers of one pass share. `inputs` is there where a layer needs PlainAttention."""
 
-    cache: Tensor
-    steps: dict[int | None, AttentionStep]
+    cache: KVCache
+    steps: dict[Kind, AttentionStep]
     inputs: AttentionInputs | None
 
     def plain(self, window: int | None) -> PlainAttention:
@@ -65,7 +67,7 @@ class PackedLayer:
             extras = Extras(call.scale, call.softcap, sinks)
             made = plain.attend(queries, keys, values, extras)
         else:
-            step = work.steps[call.window]
+            step = work.steps[0, call.window]
             if self._factor != 1:
                 queries = queries * self._factor
             queries = self._store(step, queries, own_keys, own_values, keys, values)

@@ -10,6 +10,7 @@ from transformers import Cache
 
 from quire.errors import UnsupportedModel
 from quire.models.fallback.seen import TOKEN_SLOT, KvShape
+from quire.models.model import KVCache
 
 
 def _keeps(what: str) -> UnsupportedModel:
@@ -86,25 +87,25 @@ class RecordingCache(SequenceCache):
 class PagedCache(SequenceCache):
     """Keys and values of one sequence: new ones are stored, all of them come back in order."""
 
-    def __init__(self, cache: Tensor, blocks: Tensor, slots: Tensor, start: int) -> None:
-        """cache [layers, 2, N, kv_heads, S, D], the sequence's blocks, and the slots that its
+    def __init__(self, cache: KVCache, blocks: Tensor, slots: Tensor, start: int) -> None:
+        """Of each layer cache [2, N, kv_heads, S, D], the sequence's blocks, and the slots that its
         tokens of this pass go to."""
-        super().__init__(cache.shape[0], start)
+        super().__init__(len(cache), start)
         self._cache, self._blocks = cache, blocks
-        size = cache.shape[4]
+        size = cache[0].shape[3]
         self._to, self._offsets = slots // size, slots % size
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys = self._exchange(self._cache[layer_idx, 0], key_states)
-        return keys, self._exchange(self._cache[layer_idx, 1], value_states)
+        keys = self._exchange(self._cache[layer_idx][0], key_states)
+        return keys, self._exchange(self._cache[layer_idx][1], value_states)
 
     def exchange_tokens(self, new: Tensor) -> Tensor:
         """The same for tokens [n]: each is kept as its bytes."""
         shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
-        in_bytes = (new[:, None] >> shifts & 0xFF).to(self._cache.dtype)
-        whole = self._exchange(self._cache[0, 0], in_bytes[None, None])
+        in_bytes = (new[:, None] >> shifts & 0xFF).to(self._cache[0].dtype)
+        whole = self._exchange(self._cache[0][0], in_bytes[None, None])
         return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
 
     def _exchange(self, pool: Tensor, new: Tensor) -> Tensor:

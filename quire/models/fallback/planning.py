@@ -119,7 +119,9 @@ def _spec(
     attention = AttentionPlan(heads, pool.num_heads, head_dim, rope=None, **_scores(seen, head_dim))
     width = _width(num_weights, seen, layers, (heads + pool.num_heads) * head_dim)
     layer = LayerPlan(attention, MlpPlan(width), NormPlan(UNUSED_EPS))
-    spec = ModelSpec(
+    # No windows here: by what a spec says of them blocks are given back, and these models may read
+    # all of a sequence's.
+    return ModelSpec(
         family=FAMILY,
         vocab_size=seen.vocab_size,
         hidden_size=seen.hidden_size,
@@ -130,7 +132,6 @@ def _spec(
         bos_id=bos[0] if bos else None,
         dtype=dtype,
     )
-    return spec.with_windows(*(call.window for call in seen.calls)) if seen.calls else spec
 
 
 def _scores(seen: Seen, head_dim: int) -> dict[str, Any]:

@@ -110,11 +110,11 @@ def _batch(
     return Batch(
         token_ids=put([texts[i][p] for i, first, last in places for p in range(first, last)]),
         positions=put(positions),
-        slots=put(slots),
+        slots=put(slots)[None],
         query_starts=put([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
         context_lens=put([last for _, _, last in places]),
         # As either device's own tables are.
-        tables=put(tables).to(torch.int32 if device.type == "cuda" else torch.int64),
+        tables=put(tables)[None].to(torch.int32 if device.type == "cuda" else torch.int64),
         num_prefill=0 if decoding else len(places),
         prefixes=(),
         logit_tokens=put([]),

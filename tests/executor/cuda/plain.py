@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from quire.executor.cuda.device_rows import NOWHERE, Column, DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
-from quire.executor.executor import Executor, ExecutorFacts
-from quire.executor.memory import make_cache
+from quire.executor.executor import Executor, ExecutorFacts, PendingStep
+from quire.executor.memory import groups_of, make_cache, windows_of
 from quire.executor.samplers import sampler_for
+from quire.layers.attention import Kind
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -125,10 +127,8 @@ class PlainEdits:
 class PlainOps:
     """DeviceOps without a kernel of its own."""
 
-    def __init__(
-        self, shape: HeadShape, columns: DeviceColumns, windows: frozenset[int | None]
-    ) -> None:
-        self.shape, self.columns, self.windows = shape, columns, windows
+    def __init__(self, shape: HeadShape, columns: DeviceColumns, kinds: frozenset[Kind]) -> None:
+        self.shape, self.columns, self.kinds = shape, columns, kinds
 
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
@@ -139,22 +139,28 @@ class PlainOps:
         columns, size = self.columns, self.shape.block_size
         rows = places.rows.long()
         live, position = columns.live(rows), columns.ints[Column.POSITION][rows]
-        block = columns.tables[rows, position // size].long()
+        block = columns.tables[:, rows, position // size].long()
         slots = torch.where(live, block * size + position % size, NOWHERE)
-        inputs = AttentionInputs(
-            query_starts=torch.arange(places.size + 1),
-            context_lens=torch.where(live, position + 1, 0),
-            tables=columns.tables[rows],
-            slots=slots,
-            num_prefill=0,
-        )
+        inputs = [
+            AttentionInputs(
+                query_starts=torch.arange(places.size + 1),
+                context_lens=torch.where(live, position + 1, 0),
+                tables=table[rows],
+                slots=own_slots,
+                num_prefill=0,
+            )
+            for table, own_slots in zip(columns.tables, slots, strict=True)
+        ]
         return Feed(
             token_ids=columns.ints[Column.LAST_TOKEN][rows],
             positions=position,
-            slots=slots,
+            slots=slots.unbind(),
             rows=torch.where(live, rows, NOWHERE).int(),
             next_at=(position + 1).int(),
-            attention={w: RestingAttention(self.shape, inputs, w) for w in self.windows},
+            attention={
+                (group, window): RestingAttention(self.shape, inputs[group], window)
+                for group, window in self.kinds
+            },
         )
 
     def draw(
@@ -281,7 +287,10 @@ class PlainExecutor:
             tp=TensorParallel(),
         )
         assert config.num_blocks is not None
-        cache = make_cache(spec, config.num_blocks, config.block_size, shape.kv_dtype, device)
+        groups, size = groups_of(config, spec), config.block_size
+        self.windows = windows_of(groups)
+        model.use_groups(groups)
+        cache = make_cache(spec, config.num_blocks, size, shape.kv_dtype, device, groups)
         if fp8_kv:
             cache.view(torch.float32)[..., -config.block_size :] = torch.nan  # the scales
         else:
@@ -294,6 +303,7 @@ class PlainExecutor:
             device=device,
             all_special=bool(config.batch_processors),
             logprobs_mode=config.logprobs_mode,
+            windows=self.windows,
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         self.runner = CudaRunner(
@@ -301,19 +311,21 @@ class PlainExecutor:
             cache,
             columns,
             sampler,
-            self.make_ops(shape, columns, model.windows),
+            self.make_ops(shape, columns, model.kinds),
             handles=self.handles,
             block_size=config.block_size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
             captured_tokens=0,
             capture=False,
+            groups=groups,
         )
 
         self.runner._prompts.captured_tokens = 10**6 if self.rounded else 0
 
     def start(self) -> ExecutorFacts:
-        return ExecutorFacts(self.config.num_blocks or 0, "cpu", self.config.dtype)
+        num_blocks = self.config.num_blocks or 0
+        return ExecutorFacts(num_blocks, "cpu", self.config.dtype, windows=self.windows)
 
     def submit(self, plan: StepPlan) -> CudaStep:
         return self.runner.run(plan)
@@ -325,18 +337,45 @@ class PlainExecutor:
         self.runner.close()
 
 
+class Poisoning:
+    """Puts NaN into every block that nobody holds, before each plan."""
+
+    def __init__(self, executor: Any, pool: BlockPool) -> None:
+        self.inner, self.pool, self.handles = executor, pool, executor.handles
+
+    def start(self) -> ExecutorFacts:
+        return self.inner.start()  # type: ignore[no-any-return]
+
+    def submit(self, plan: StepPlan) -> PendingStep:
+        runner = getattr(self.inner, "runner", None) or self.inner._runner
+        free = torch.from_numpy(np.flatnonzero(self.pool.holders == 0)).to(runner.cache.device)
+        with torch.inference_mode():
+            runner.cache[:, :, free] = torch.nan
+        return self.inner.submit(plan)  # type: ignore[no-any-return]
+
+    def reset(self) -> None:
+        self.inner.reset()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 def answers(
     executor: Executor,
     config: EngineConfig,
     requests: list[Request],
     *,
     prefix_groups: bool = True,
+    poisoned: bool = False,
     guide_for: Callable[[Request], Guide | None] = lambda request: None,
     make_masks: MakeMasks | None = None,
 ) -> list[Sequence]:
-    """Every sample of every request, in order, after an engine ran them."""
-    facts = executor.start()
-    pool = BlockPool(facts.num_blocks, block_size=config.block_size)
+    """Every sample of every request, in order, after an engine ran them. `poisoned`: whatever
+    nobody holds turns into NaN before each plan."""
+    facts, size, caching = executor.start(), config.block_size, not poisoned
+    pool = BlockPool(facts.num_blocks, block_size=size, caching=caching, windows=facts.windows)
+    if poisoned:
+        executor = Poisoning(executor, pool)
     limits = StepLimits(
         config.max_num_seqs,
         config.max_num_batched_tokens,

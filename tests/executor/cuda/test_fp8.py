@@ -64,8 +64,8 @@ class RoundingOps(PlainOps):
         return replace(
             fed,
             attention={
-                w: RoundingAttention(self.shape, step.inputs, w)
-                for w, step in fed.attention.items()
+                kind: RoundingAttention(self.shape, step.inputs, kind[1])
+                for kind, step in fed.attention.items()
             },
         )
 

@@ -39,7 +39,7 @@ def columns_of(num_rows: int) -> DeviceColumns:
     columns.ints[Column.MAX_TOKENS, :num_rows] = torch.where(numbers == 5, 6, 40)
     columns.ints[Column.STOP_IDS, :num_rows] = 21
     columns.ints[Column.STOP_IDS + 3, 1] = 22
-    columns.tables[:num_rows] = (numbers[:, None] * 8 + torch.arange(8, device=DEVICE)).int()
+    columns.tables[0, :num_rows] = (numbers[:, None] * 8 + torch.arange(8, device=DEVICE)).int()
     return columns
 
 
@@ -60,7 +60,7 @@ def test_the_ends_of_a_step_are_what_plain_torch_says() -> None:
         fed = ops.feed(places, None)
         live = fed.rows >= 0  # the token and position of a row that rests mean nothing
         before = [fed.token_ids[live], fed.positions[live], fed.next_at[live]]
-        before += [fed.slots.clone(), fed.rows.clone()]
+        before += [fed.slots[0].clone(), fed.rows.clone()]
         ops.accept(places, tokens, failed)
         after = [ops.feed(places, None).rows, places.made[0], places.step, columns.ints]
         seen.append(before + after)
