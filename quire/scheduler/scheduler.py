@@ -29,19 +29,18 @@ from quire.scheduler.guesses import Guesses
 from quire.scheduler.hidden import hidden_of
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
+from quire.scheduler.masking import MakeMasks, masks_of
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Draft, Placements
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
-from quire.scheduler.sequence import Guide, Sequence
+from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
-from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
+from quire.step import DecodeRows, Slice, StepPlan, StepResult
 from quire.steps.handles import Handles
-
-MakeMasks = Callable[[Ints, Many[Guide]], Masks]
 
 
 class Scheduler:
@@ -184,7 +183,7 @@ class Scheduler:
             prefill=tuple(draft.prefill),
             decode=decode,
             groups=self._groups.among(at) if self.limits.prefix_groups else (),
-            masks=self._masks(draft, np.concatenate([at, released])),
+            masks=masks_of(rows, draft, np.concatenate([at, released]), self._make_masks),
             repeat=repeat,
             released=released,
             chosen=self._beams.chosen(at),
@@ -226,15 +225,6 @@ class Scheduler:
         draft.budget -= len(at)
         draft.spare = min(spare, draft.budget)
         return DecodeRows(at, rows.computed[at])
-
-    def _masks(self, draft: Draft, at: Ints) -> Masks | None:
-        """The masks of all rows that draw in this plan and follow a grammar."""
-        drawing = [row for s in draft.prefill for row in s.sample_into if self.rows.guided[row]]
-        drawing += at[self.rows.guided[at]].tolist()
-        if not drawing or self._make_masks is None:
-            return None
-        guides = [self.rows.sequence(row).guide for row in drawing]
-        return self._make_masks(np.array(drawing, np.int32), [g for g in guides if g is not None])
 
     def _plan_prefill(self, draft: Draft) -> None:
         """Prompts that were begun go on, in order of admission, the background's last."""
