@@ -63,11 +63,11 @@ def check(budget: Budget, only: Sequence[str]) -> None:
         import pytest  # noqa: F401
     except ImportError:
         stand_in_for_pytest()
-    from tests.executor.cuda import test_gpu, test_gpu_sleep
+    from tests.executor.cuda import test_gpu, test_gpu_sleep, test_gpu_windows
 
     results = {}
-    both = {**vars(test_gpu), **vars(test_gpu_sleep)}
-    tests = [t for name, t in both.items() if name.startswith("test_")]
+    all_of_them = {**vars(test_gpu), **vars(test_gpu_sleep), **vars(test_gpu_windows)}
+    tests = [t for name, t in all_of_them.items() if name.startswith("test_")]
     if only:
         tests = [t for t in tests if any(word in t.__name__ for word in only)]
     for test in tests:

@@ -142,6 +142,12 @@ class Paged:
     values: Tensor
     tables: Tensor
     lengths: Tensor
+    nobodys: int  # a block that is NaN all through
+
+    def give_back(self, firsts: Sequence[int], window: int | None, size: int) -> None:
+        """Row i will see nothing behind the window of token firsts[i]: its table is wrong there."""
+        for row, first in enumerate(firsts if window is not None else ()):
+            self.tables[row, : max(0, first - (window or 0) + 1) // size] = self.nobodys
 
 
 def paged(
@@ -178,6 +184,7 @@ def paged(
         values,
         tables.to(place.device),
         torch.tensor(lengths, dtype=torch.int32, device=place.device),
+        order[0],
     )
 
 
@@ -210,6 +217,8 @@ def check_decode(
     from quire.backends.triton.prefix import PrefixSize, PrefixWork
 
     made = paged(place, shape, lengths, shared=shared)
+    if not shared:
+        made.give_back([length - 1 for length in lengths], window, shape.block_size)
     num_rows = len(lengths)
     q = place.random(num_rows, shape.num_heads, shape.head_dim, seed=11)
     work, parts = None, 0
@@ -254,6 +263,7 @@ def check_prefill(
 
     lengths = [new + past for new, past in slices]
     made = paged(place, shape, lengths)
+    made.give_back([past for _, past in slices], window, shape.block_size)
     starts = torch.tensor([0, *(new for new, _ in slices)]).cumsum(0)
     num_tokens = int(starts[-1])
     q = place.random(num_tokens, shape.num_heads, shape.head_dim, seed=12)

@@ -1,4 +1,6 @@
-"""Groups of layers with windows on a real GPU: graphs, captured prompts, shared prefixes."""
+"""Groups of layers with windows on a real GPU: graphs, captured prompts, shared prefixes.
+
+Plain functions: benchmarks/gpu.py runs them without pytest."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from quire.request import Request
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_gpu import gpu_config, on_gpu, outputs, shared_requests
 from tests.executor.cuda.test_runner import PLAIN, SPECIAL, requests
-from tests.executor.cuda.test_windows import MANY, MANY_WEIGHTS
+from tests.executor.cuda.windowed import MANY, MANY_WEIGHTS
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +30,7 @@ def on_cpu(asked: list[Request]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("num_blocks", [512, 60])
-def test_fp32_tokens_equal_the_cpu_engines(num_blocks: int) -> None:
+def test_windows_give_the_tokens_of_the_cpu_engine(num_blocks: int) -> None:
     """With few blocks they change hands all the time, and sequences are preempted."""
     asked = long_requests(PLAIN + SPECIAL)
     wanted = on_cpu(asked)
@@ -38,7 +40,7 @@ def test_fp32_tokens_equal_the_cpu_engines(num_blocks: int) -> None:
         assert outputs(found) == wanted
 
 
-def test_shared_prefixes_change_no_token() -> None:
+def test_windows_beside_shared_prefixes_change_no_token() -> None:
     """Layers that see everything read them once for all; those with a window each for itself."""
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "n": 3}]
     for params in kinds:

@@ -14,22 +14,16 @@ from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import Executor
 from quire.executor.memory import groups_of, windows_of
 from quire.request import Request
-from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
+from tests.executor.cuda.windowed import MANY, MANY_WEIGHTS
 from tests.executor.harness import small_config
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with infinity.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 WINDOWED = SPEC.with_windows(None, 12)
-# Two tables that see everything and three with windows, of two kinds.
-MANY = replace(SPEC, layers=SPEC.layers[:1] * 5).with_windows(12, None, 30, 12, None)
-MANY_WEIGHTS = {
-    name: w * 10 if w.dim() == 2 else w
-    for name, w in dummy_weights(MANY, dtype=torch.float32, device="cpu").items()
-}
 
 
 def outputs(
