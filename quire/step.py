@@ -191,8 +191,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Decode rows whose block tables all begin with `blocks`; these are read once for all. With
-    several groups of layers that see everything their blocks follow each other, as in Assigned."""
+    """Decode rows whose tables begin with `blocks`, read once for all; groups as in Assigned."""
 
     blocks: Ints
     rows: Ints
