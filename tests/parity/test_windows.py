@@ -23,6 +23,7 @@ MODELS = (
     "mistral, window 9",
     "ministral, window 9 in some layers",
     "qwen2, two layers with window 7",
+    "gemma3",
 )
 NEAR_TIE = 1e-3
 PROMPT, OUTPUT = 70, 40  # several windows each
