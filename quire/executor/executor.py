@@ -29,6 +29,10 @@ class ExecutorFacts:
         """Tokens of the longest sequence that the blocks hold, at most `most`."""
         return most_tokens(self.windows, block_size, self.num_blocks, most)
 
+    def pool_tokens(self, block_size: int, max_model_len: int) -> int:
+        """What all blocks hold of one sequence, even if that is more than the model takes."""
+        return self.most_tokens(block_size, max(max_model_len, self.num_blocks * block_size))
+
 
 class PendingStep(Protocol):
     """A plan that was submitted; `result` waits for it. Results come in the order of plans."""

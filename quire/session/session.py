@@ -135,20 +135,13 @@ class Session:
             make_masks=self._guides.make_masks,
         )
 
-    @property
-    def _pool_tokens(self) -> int:
-        """What the whole KV pool holds of one sequence."""
-        facts, config = self.model.facts, self.model.config
-        most = max(config.max_model_len, facts.num_blocks * config.block_size)
-        return facts.most_tokens(config.block_size, most)
-
     def _make_maker(self) -> RequestMaker:
         model, config = self.model, self.model.config
         return RequestMaker(
             model.tokenizer,
             vocab_size=model.spec.vocab_size,
             max_model_len=config.max_model_len,
-            pool_tokens=self._pool_tokens,
+            pool_tokens=model.facts.pool_tokens(config.block_size, config.max_model_len),
             eos_ids=model.eos_ids,
             more_eos_ids=model.more_eos_ids,
             llm_seed=config.seed,
@@ -224,13 +217,13 @@ class Session:
 
     def score_call(self, contexts: Any, continuations: Any) -> ScoreCall:
         """Contexts and continuations, read and checked."""
-        model = self.model
+        model, config = self.model, self.model.config
         self.intake.check()
         reader = ContinuationReader(
             model.tokenizer,
             vocab_size=model.spec.vocab_size,
-            max_model_len=model.config.max_model_len,
-            pool_tokens=self._pool_tokens,
+            max_model_len=config.max_model_len,
+            pool_tokens=model.facts.pool_tokens(config.block_size, config.max_model_len),
         )
         return ScoreCall(reader.read(contexts, continuations))
 
