@@ -17,7 +17,8 @@ from quire import LLM, RequestOutputKind, SamplingParams
 from quire.logprobs import FlatLogprobs, Logprob, MadeDicts, Unread, joined, since
 from quire.outputs import CompletionOutput
 from quire.results.logprob_dicts import ScoredTokens, UnreadLogprobs
-from quire.step import Scores, in_arrays_of_its_own
+from quire.results.own_arrays import in_arrays_of_its_own
+from quire.step import Scores
 from tests.tiny_llm import tiny_llm
 
 PROMPTS = ["one two", "three", "four and five"]

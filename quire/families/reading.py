@@ -167,6 +167,23 @@ def read_dtype(fields: Fields) -> str:
     return name
 
 
+def read_half_turned(family: str, fields: Fields, **layer: Any) -> ModelSpec:
+    """A decoder of which half of each head is turned, in pairs side by side, with biases of q, k
+    and v; `layer` are fields of its layers."""
+    heads = read_heads(fields, kv_heads=2, head_dim=128)
+    spec = read_plain_decoder(
+        family,
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, partial=True, factor=0.5),
+        norm_eps=1.5625e-07,
+        qkv_bias=fields.flag("attention_bias", True),
+        layer=layer,
+        facts={"eos_ids": fields.ids("eos_token_id") or (151329, 151336, 151338)},
+    )
+    return with_pairs_side_by_side(spec)
+
+
 def with_pairs_side_by_side(spec: ModelSpec) -> ModelSpec:
     """The same model, in whose files numbers 2 i and 2 i + 1 of a head are turned as a pair."""
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.layers.logit_tokens import logit_tokens_of
 from quire.request import Ints
 from quire.step import PrefixGroup, Slice
 
@@ -111,7 +112,7 @@ def make_batch(
     parts = [torch.from_numpy(s.token_ids).to(device, torch.int64) for s in prefill]
     partly = context_lens % block_size
     fresh = np.flatnonzero((partly > 0) & (partly <= lengths))
-    logit_tokens, draws = _logit_tokens(prefill, len(decode_rows), query_starts)
+    logit_tokens, draws = logit_tokens_of(prefill, len(decode_rows), query_starts)
     return Batch(
         token_ids=torch.cat([*parts, fed, fed.new_zeros(extra)]),
         positions=put(np.concatenate([positions, np.zeros(extra, np.int64)])),
@@ -125,22 +126,6 @@ def make_batch(
         draws=put(draws),
         fresh_blocks=own_tables[:, put(fresh), put(context_lens[fresh] // block_size)].reshape(-1),
     )
-
-
-def _logit_tokens(
-    prefill: Sequence[Slice], num_decode: int, query_starts: Longs
-) -> tuple[Longs, Longs]:
-    """The tokens somebody draws from (the last of a sequence, and one more per guess), and who.
-
-    Slices ending at tokens 4 (for three siblings) and 9 (for nobody), two decode rows at 10
-    and 11 -> [4 10 11], [0 0 0 1 2]. A slice ending at 4 with two guesses -> [2 3 4], [0 1 2].
-    """
-    num_lines = [1 + s.num_guessed if s.sample_into else 0 for s in prefill] + [1] * num_decode
-    num_draws = [len(s.sample_into) for s in prefill] + [1] * num_decode
-    lines = np.arange(sum(num_lines))
-    from_the_end = np.repeat(np.cumsum(num_lines), num_lines) - lines
-    draws = np.repeat(lines, np.repeat(num_draws, num_lines))
-    return np.repeat(query_starts[1:], num_lines) - from_the_end, draws
 
 
 def _prefixes(

@@ -15,13 +15,14 @@ from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
 from quire.request import Choices, HiddenKind, Ints, Request
 from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
+from quire.results.own_arrays import in_arrays_of_its_own
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
 from quire.sampling.choices import choose, normalised
 from quire.scheduler.commit import Grown
 from quire.scheduler.hidden import joined
 from quire.scheduler.sequence import Sequence
-from quire.step import Scores, in_arrays_of_its_own
+from quire.step import Scores
 
 
 class Results:

@@ -27,21 +27,17 @@ def check_against(oracle: Any, prompt: list[int], tokens: list[int], logprobs: l
         assert float(at.max() - at[token]) < NEAR_TIE
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
-    pair = make_pair(name)
-    # Small shards, so that the index is read too.
-    pair.oracle.save_pretrained(tmp_path, max_shard_size="40KB")
-    assert (tmp_path / "model.safetensors.index.json").exists()
+def check_directory(directory: Path, oracle: Any, name: str, *, count: int, most: int) -> None:
+    """Greedy answers of the model in a directory, chunked, and some behind a shared beginning."""
     rng = random.Random(name)
     shared = [rng.randrange(96) for _ in range(40)]
     prompts = [
         shared[: rng.choice([0, 40])] + [rng.randrange(96) for _ in range(rng.randint(1, 30))]
-        for _ in range(12)
+        for _ in range(count)
     ]
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
+    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, logprobs=0)
     with LLM(
-        str(tmp_path),
+        str(directory),
         dtype="float32",
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=4 << 20,
@@ -53,4 +49,13 @@ def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
         answer = output.outputs[0]
         assert answer.logprobs is not None
         lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
-        check_against(pair.oracle, prompt, list(answer.token_ids), lps)
+        check_against(oracle, prompt, list(answer.token_ids), lps)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
+    pair = make_pair(name)
+    # Small shards, so that the index is read too.
+    pair.oracle.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    check_directory(tmp_path, pair.oracle, name, count=12, most=NUM_TOKENS)

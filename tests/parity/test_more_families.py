@@ -5,7 +5,6 @@ Every parameter is random, so that no zero bias, unit norm or factor of 1 hides 
 
 from __future__ import annotations
 
-import random
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,11 @@ from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
 
-from quire import LLM, SamplingParams
 from quire.families.registry import BY_MODEL_TYPE
 from quire.weights import hf_config
-from quire.weights.hf_config import spec_from_hf
 from tests.parity.families import LINEAR, SIZES, YARN
-from tests.parity.test_families import check_against
-from tests.weights.test_config_keys import Watched
+from tests.parity.test_families import check_directory
+from tests.weights.test_config_keys import keys_read
 
 BY_HIDDEN = {key: value for key, value in SIZES.items() if key != "head_dim"} | {"hidden_size": 96}
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
@@ -140,34 +137,7 @@ def random_model(config: PretrainedConfig) -> Any:
 def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
     oracle = random_model(MORE[name])
     oracle.save_pretrained(tmp_path)
-    rng = random.Random(name)
-    shared = [rng.randrange(96) for _ in range(40)]
-    prompts = [
-        shared[: rng.choice([0, 40])] + [rng.randrange(96) for _ in range(rng.randint(1, 30))]
-        for _ in range(8)
-    ]
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
-    with LLM(
-        str(tmp_path),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        kv_cache_memory_bytes=4 << 20,
-        max_num_batched_tokens=37,
-        max_num_seqs=8,
-    ) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        answer = output.outputs[0]
-        assert answer.logprobs is not None
-        lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
-        check_against(oracle, prompt, list(answer.token_ids), lps)
-
-
-def keys_read(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    watched = Watched(config)
-    monkeypatch.setattr(hf_config, "_overridden", lambda *_: watched)
-    spec_from_hf(config)
-    return watched.seen
+    check_directory(tmp_path, oracle, name, count=8, most=16)
 
 
 @pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
