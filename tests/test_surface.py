@@ -228,3 +228,14 @@ def test_a_warning_points_at_the_callers_line() -> None:
         warn("careful\nhere")
     assert str(caught[0].message) == one_line("careful\nhere")
     assert caught[0].filename == __file__
+
+
+def test_names_of_scripts_are_the_modules_of_compat() -> None:
+    from importlib import import_module
+
+    for name in ("lora.request", "pooling_params", "v1.engine.async_llm", "exceptions"):
+        module = import_module(f"quire.{name}")
+        assert module is import_module(f"quire.compat.{name}")
+        assert module.__spec__ is not None and module.__spec__.name == f"quire.compat.{name}"
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'quire\.v1\.nothing'"):
+        import_module("quire.v1.nothing")

@@ -5,7 +5,7 @@ Every parameter is random, so that no zero bias, unit norm or factor of 1 hides 
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from transformers.models.starcoder2 import Starcoder2Config
 
 from quire.families.registry import BY_MODEL_TYPE
 from quire.weights import hf_config
+from quire.weights.hf_config import spec_from_hf
 from tests.parity.families import LINEAR, SIZES, YARN
 from tests.parity.test_families import check_directory
 from tests.weights.test_config_keys import keys_read
@@ -153,3 +154,21 @@ def test_every_key_of_a_config_class_is_accounted_for(
         read |= keys_read(named, monkeypatch)
     without_effect = {*hf_config.WITHOUT_EFFECT, *family.without_effect}
     assert {field.name for field in fields(kind)} - read - without_effect == set()
+
+
+@pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
+def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
+    kind: type[PretrainedConfig],
+) -> None:
+    """Files have but the sizes; their class fills in the rest."""
+    family = BY_MODEL_TYPE[kind.model_type]
+    named = {"architectures": [family.architectures[0]], "model_type": kind.model_type}
+    sizes: dict[str, Any] = {"vocab_size": 96, "hidden_size": 1024, "num_hidden_layers": 5}
+    sizes |= {"num_attention_heads": 64, "intermediate_size": 64, "ffn_dim": 64}
+    sizes |= {"max_position_embeddings": 512, "pad_token_id": 0}
+    known = {field.name for field in fields(kind)}
+    given = {key: value for key, value in sizes.items() if key in known}
+    whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})
+    bare = spec_from_hf({**given, **named, "dtype": "float32"})
+    left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these
+    assert replace(bare, **left) == replace(whole, **left)
