@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from quire.errors import NotSupported
 from quire.replicas.board import Board
 from quire.replicas.child.driving import Asked, Driver
 from quire.replicas.child.feed import Feed, Rows
@@ -39,7 +40,7 @@ class RequestEngine:
         self._driver.run(feed, send, _asked, _result)
 
     def plan(self, rows: Rows) -> str:
-        raise NotImplementedError("plans are made by one LLM without replicas")
+        raise NotSupported("plans are made by one LLM without replicas.")
 
 
 def _asked(rows: Rows) -> list[Asked]:
