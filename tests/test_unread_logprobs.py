@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, RequestOutputKind, SamplingParams
+from quire.inputs.detokenize import TokenTexts
 from quire.logprobs import FlatLogprobs, Logprob, MadeDicts, Unread, joined, since
 from quire.outputs import CompletionOutput
 from quire.results.logprob_dicts import ScoredTokens, UnreadLogprobs
@@ -140,6 +141,62 @@ def test_dicts_of_a_growing_answer_are_made_once() -> None:
     assert later == unread(first, more).read() and unread(first, made=made).read() == early
     early.clear()
     assert unread(first, made=made).read() == later[:3]
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+def test_dicts_are_those_that_a_plain_loop_makes(ranked: bool) -> None:
+    random = np.random.default_rng(3)
+    ids, tops = random.integers(0, 9, 40), np.array([random.permutation(9)[:4] for _ in range(40)])
+    made = Scores(
+        ids.astype(np.int32),
+        random.random(40, np.float32),
+        random.integers(1, 9, 40).astype(np.int32),
+        tops.astype(np.int32),
+        random.random((40, 4), np.float32),
+    )
+    expected = []
+    for own, logprob, rank, others, theirs in zip(
+        *(a.tolist() for a in made.arrays()), strict=True
+    ):
+        found = {own: Logprob(logprob, rank)}
+        for place, (token, its) in enumerate(zip(others, theirs, strict=True), start=1):
+            found.setdefault(token, Logprob(its, place if ranked else None))
+        expected.append(found)
+    read = ScoredTokens(
+        [made.part(0, 7), made.part(7, 40)], made.token_ids, 0, ranked, None
+    ).dicts()
+    assert read == expected and [list(d) for d in read] == [list(d) for d in expected]
+    kinds = {(type(t), type(e.logprob), type(e.rank)) for d in read for t, e in d.items()}
+    assert kinds <= {(int, float, int), (int, float, type(None))}
+
+
+def test_texts_of_split_characters_stand_where_they_end(llm: LLM) -> None:
+    tokenizer = llm._session.model.tokenizer
+    assert tokenizer is not None
+    texts, ids = (
+        TokenTexts(tokenizer),
+        tokenizer.encode("a \u221a\u221b \U0001f600", add_special_tokens=False),
+    )
+    tops = np.stack([ids, np.roll(ids, 1)], axis=1)
+    zeros = np.zeros(len(ids), np.float32)
+    made = Scores(ids, zeros, np.ones(len(ids), np.int32), tops, tops.astype(np.float32))
+    found = ScoredTokens([made], ids, 0, True, texts).dicts()
+    for at, position in enumerate(found):
+        before = ids[max(0, at - 4) : at].tolist()
+        assert {t: e.decoded_token for t, e in position.items()} == {
+            t: texts.text(t, before) for t in tops[at].tolist()
+        }
+
+
+def test_a_program_that_turned_the_collector_off_keeps_it_off() -> None:
+    gc.disable()
+    try:
+        unread(scores(400, 5)).read()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    unread(scores(400, 5)).read()
+    assert gc.isenabled()
 
 
 def test_reading_many_sets_off_no_search_through_all_objects() -> None:

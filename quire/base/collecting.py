@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def making_many() -> Iterator[None]:
+    """Make very many objects that last: Python does not look through them again and again while
+    they are made, which takes longer than making them, and counts them as old afterwards."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+    count_as_old()
 
 
 def count_as_old() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from quire.inputs.token_bytes import Pieces
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Ints
 
@@ -79,15 +80,16 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.token_bytes.pieces(False, True)
-        self._whole: dict[int, str | None] = {}
+        self._whole = _WholeTexts(self._pieces)
 
     def text(self, token_id: int, before: Sequence[int]) -> str:
         """What the token adds after `before`, of which the last few count."""
-        try:
-            text = self._whole[token_id]
-        except KeyError:
-            text = self._whole[token_id] = _decoded(self._pieces[token_id])
+        text = self._whole[token_id]
         return self._after(token_id, before) if text is None else text
+
+    def whole(self, token_ids: Sequence[int]) -> list[str | None]:
+        """What each adds wherever it stands; None where that depends on the tokens before it."""
+        return list(map(self._whole.__getitem__, token_ids))
 
     def _after(self, token_id: int, before: Sequence[int]) -> str:
         piece = self._pieces[token_id]
@@ -103,6 +105,17 @@ class TokenTexts:
                 return text
         alone = piece.decode(errors="replace")
         return "" if alone.endswith(_UNFINISHED) else alone
+
+
+class _WholeTexts(dict[int, "str | None"]):
+    """The texts of tokens that are whole characters, None for the others: decoded once."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self[token_id] = _decoded(self._pieces[token_id])
+        return text
 
 
 def _decoded(piece: bytes) -> str | None:

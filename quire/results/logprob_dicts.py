@@ -9,9 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
-from typing import Any
 
-from quire.base.collecting import count_as_old
+import numpy as np
+
+from quire.base.collecting import making_many
 from quire.inputs.detokenize import TokenTexts
 from quire.logprobs import (
     FlatLogprobs,
@@ -28,8 +29,7 @@ from quire.step import Scores
 CONTEXT = 4  # tokens that may have begun a character
 # Tokens at a position, above which its dict is made when it is asked for.
 WIDE = 256
-MANY = 512  # Logprobs made at once, above which the collector is told that they will last
-_RANKS = range(1, 1 << 31)
+MANY = 512  # Logprobs made at once, above which the collector counts them as old
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +83,38 @@ class ScoredTokens:
 
     def _dicts(self, parts: Iterable[Scores], at: int) -> Iterator[LogprobsOnePosition]:
         for part in parts:
-            for line in zip(*(array.tolist() for array in part.arrays()), strict=True):
-                yield self._dict(line, at)
-                at += 1
+            yield from self._dicts_of(part, at)
+            at += len(part)
 
-    def _dict(self, line: tuple[Any, ...], at: int) -> LogprobsOnePosition:
-        """The token itself first, then the others."""
-        own, logprob, own_rank, ids, logprobs = line
-        ranks: Iterable[int | None] = _RANKS if self.ranked else repeat(None)
-        # Millions of these are made at once: no call and no list more than need be.
+    def _dicts_of(self, part: Scores, at: int) -> Iterator[LogprobsOnePosition]:
+        """The token itself first, then the others. Millions of entries are made at once, so all of
+        a part are, without a line of Python for each."""
+        own, num_entries = part.token_ids[:, None], 1 + part.top_ids.shape[1]
+        # Among the likeliest the token itself comes again, and is the same there.
+        again = part.top_ids == own
+        top_logprobs = np.where(again, part.logprobs[:, None], part.top_logprobs)
+        others = np.arange(1, num_entries) if self.ranked else np.array(None, object)
+        ranks = np.hstack([part.ranks[:, None], np.where(again, part.ranks[:, None], others)])
+        ids = np.hstack([own, part.top_ids]).ravel().tolist()
+        logprobs = np.hstack([part.logprobs[:, None], top_logprobs]).ravel().tolist()
+        texts = self._texts_of(ids, num_entries, at)
+        entries = zip(
+            ids,
+            map(Logprob, logprobs, ranks.ravel().tolist(), texts),
+            strict=self.texts is not None,
+        )
+        return map(dict, zip(*[entries] * num_entries, strict=True))
+
+    def _texts_of(self, ids: list[int], num_entries: int, at: int) -> Iterable[str | None]:
+        """Of tokens at positions from `at` on, so many at each."""
         if self.texts is None:
-            found = {own: Logprob(logprob, own_rank)}
-            for token, its, rank in zip(ids, logprobs, ranks, strict=False):
-                if token != own:
-                    found[token] = Logprob(its, rank)
-            return found
-        text, before = self.texts.text, self.ids[max(0, at - CONTEXT) : at].tolist()
-        found = {own: Logprob(logprob, own_rank, text(own, before))}
-        for token, its, rank in zip(ids, logprobs, ranks, strict=False):
-            if token != own:
-                found[token] = Logprob(its, rank, text(token, before))
+            return repeat(None)
+        found = self.texts.whole(ids)
+        for i, text in enumerate(found):
+            if text is None:
+                here = at + i // num_entries
+                before = self.ids[max(0, here - CONTEXT) : here].tolist()
+                found[i] = self.texts.text(ids[i], before)
         return found
 
 
@@ -137,10 +149,11 @@ class UnreadLogprobs(Unread):
         return UnreadLogprobs(tokens, self.flat, self.begins_blank)
 
     def read(self) -> PromptLogprobs:
-        made = self._made()
-        if isinstance(made, list) and self.tokens.num_entries > MANY:
-            count_as_old()
-        return made
+        lasts = not self.flat and not self.tokens.is_wide
+        if not lasts or self.tokens.num_entries <= MANY:
+            return self._made()
+        with making_many():
+            return self._made()
 
     def _made(self) -> PromptLogprobs:
         blank: list[LogprobsOnePosition | None] = [None] * self.begins_blank

@@ -29,6 +29,8 @@ CAPTURED_COPIES = 2
 # Logits in graphs of different sizes do not all share their memory, and sampling reads a few
 # lines as float32.
 LOGITS_COPIES = 4
+# Masks of guided rows: those in use, and those of two plans on their way.
+MASK_COPIES = 3
 # Lists of blocks: every row's, and those that captured passes over prompts have.
 TABLE_COPIES = 2
 
@@ -44,11 +46,13 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(most_captured(spec), most)
     activations = (most + CAPTURED_COPIES * captured) * per_token
-    logits = LOGITS_COPIES * config.max_num_seqs * spec.vocab_size
+    # Those of a step made in two halves, which wait for their masks, have room of their own.
+    logits = (LOGITS_COPIES + 1) * config.max_num_seqs * spec.vocab_size
     parts = 4 * config.max_num_seqs * attended * 4  # partial results of attention, float32
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
     edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
     edits += arena_words(config.max_num_seqs) * 4
+    edits += MASK_COPIES * (config.max_num_seqs + 1) * -(-spec.vocab_size // 32) * 4
     return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
 
 

@@ -70,6 +70,19 @@ def test_the_pool_leaves_room_for_steps_positions_and_others(max_model_len: int)
     assert 0 <= 60 * GIB - 20 * GIB - needed - count * size - tables < size + entry
 
 
+def test_rows_that_draw_by_masks_are_counted() -> None:
+    """Their logits wait for the masks in room of their own, [rows, vocab], beside the bit lines."""
+
+    def needed(vocab: int) -> int:
+        config = replace(small_config(device="cuda", num_blocks=None), max_num_seqs=1024)
+        return step_bytes(config, changed(SPEC, vocab_size=vocab), torch.bfloat16)
+
+    rows, more = 1024, 32_000
+    logits, lines = 2 * rows * more, 4 * rows * more // 32
+    edited = 4 * 256 * more  # lines that are edited are copied in float32
+    assert needed(64_000) - needed(32_000) >= 5 * logits + lines + edited
+
+
 def test_the_pools_size_can_be_given() -> None:
     size = block_bytes(SPEC, 4, torch.bfloat16)
     given = small_config(num_blocks=None, kv_cache_memory_bytes=10 * size + 1)
