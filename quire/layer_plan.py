@@ -91,6 +91,16 @@ class NormPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeHeads:
+    """The heads of the whole model, where a plan is one rank's share of it. `counts_kv`: whether
+    this rank is the first of those that have its KV heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    counts_kv: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """Self-attention: products to heads, positions, what a query sees, and a product back."""
 
@@ -106,6 +116,7 @@ class AttentionPlan:
     # Norms of q and k before they are turned: of each head, or of all heads as one row.
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
+    whole: WholeHeads | None = None  # None: these are all heads
 
     @property
     def head_norm(self) -> NormPlan | None:

@@ -17,6 +17,7 @@ from quire.layer_plan import (
     MlpPlan,
     NormPlan,
     Rope,
+    WholeHeads,
     mlp_of,
 )
 
@@ -188,8 +189,12 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     attention, mlp = given["attention"], given["mlp"]
-    qk_norm, rope = attention["qk_norm"], attention["rope"]
-    heads = {"qk_norm": qk_norm and NormPlan(**qk_norm), "rope": rope and Rope(**rope)}
+    qk_norm, rope, whole = attention["qk_norm"], attention["rope"], attention["whole"]
+    heads = {
+        "qk_norm": qk_norm and NormPlan(**qk_norm),
+        "rope": rope and Rope(**rope),
+        "whole": whole and WholeHeads(**whole),
+    }
     experts = "expert" in mlp and ExpertsPlan(
         **{
             **mlp,

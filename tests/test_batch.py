@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import NotSupported
 from quire.layers.batch import make_batch
 from quire.layers.tp import TensorParallel
+from quire.ranks.shares import RankShare
 from quire.step import PrefixGroup, Slice
 from tests.executor.harness import ints
 
@@ -72,7 +72,7 @@ def test_a_block_first_written_and_not_filled_is_fresh() -> None:
 def test_one_rank_is_the_identity() -> None:
     tp = TensorParallel()
     x = torch.randn(3)
-    assert tp.all_reduce(x) is x and tp.all_gather(x) is x
-    assert tp.shard(8) == range(8)
-    with pytest.raises(NotSupported, match="tensor_parallel_size=1"):
-        TensorParallel(0, 2)
+    assert tp.all_reduce(x) is x and tp.all_gather(x, 3) is x
+    assert tp.head_rows(7) == 7 and tp.least(5) == 5
+    with pytest.raises(ValueError, match="one needs the other"):
+        TensorParallel(RankShare(0, 2))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadNorms, HeadShape, RowOp
+from quire.layer_plan import WholeHeads
 from quire.layers.batch import Batch
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm
+from quire.layers.norm import Norm, weighted
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
@@ -74,6 +75,30 @@ class NormedWidths:
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         parts = [(q, self.q_norm(q.flatten(1))), (k, self.k_norm(k.flatten(1)))]
         return torch.cat([normed.view(plain.shape) for plain, normed in parts], dim=1)
+
+
+class DividedWidths:
+    """The same for heads that ranks have parts of: their squares are added up over all ranks."""
+
+    def __init__(
+        self, shape: HeadShape, whole: WholeHeads, norms: HeadNorms, tp: TensorParallel
+    ) -> None:
+        """The weights of `norms` are those of this rank's heads."""
+        self.num_heads, self.counts_kv, self.eps = shape.num_heads, whole.counts_kv, norms.eps
+        self.weights, self.tp = (norms.q, norms.k), tp
+        self.widths = (whole.num_heads * shape.head_dim, whole.num_kv_heads * shape.head_dim)
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        parts = qk[:, : self.num_heads].flatten(1), qk[:, self.num_heads :].flatten(1)
+        squares = [part.float().square().sum(-1) for part in parts]
+        if not self.counts_kv:
+            squares[1].zero_()
+        sums = self.tp.all_reduce(torch.stack(squares, dim=1))
+        made = []
+        for i, part in enumerate(parts):
+            scale = torch.rsqrt(sums[:, i : i + 1] / self.widths[i] + self.eps)
+            made.append(weighted(part.float() * scale, self.weights[i], part.dtype))
+        return torch.cat(made, dim=1).view(qk.shape)
 
 
 class Attention:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
@@ -54,3 +55,11 @@ class NoNorm:
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
         residual += x
         return residual
+
+
+def weighted(scaled: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight of an RMSNorm applied to what was scaled elsewhere, in fp32, as kernels do it:
+    after rounding where the weight is of that type, too."""
+    if weight.dtype == dtype:
+        return weight * scaled.to(dtype)
+    return (weight * scaled).to(dtype)

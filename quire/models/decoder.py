@@ -41,6 +41,7 @@ class Decoder:
         rotary: Rotary,
         tp: TensorParallel,
         *,
+        vocab_size: int,
         places: Places,
         kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
@@ -49,7 +50,8 @@ class Decoder:
         something else was asked for; `finish`: what is done to the products of the head."""
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
-        self.places, self.kv_dtype, self.finish = places, kv_dtype, finish
+        self.vocab_size, self.places = vocab_size, places
+        self.kv_dtype, self.finish = kv_dtype, finish
 
     @property
     def dtype(self) -> torch.dtype:
@@ -86,7 +88,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
-        return self.finish(self.tp.all_gather(self.head(hidden)))
+        return self.finish(self.tp.all_gather(self.head(hidden), self.vocab_size))
 
 
 def build_decoder(
@@ -107,8 +109,10 @@ def build_decoder(
     norms = [parts.norm_before(index) for index in range(spec.num_layers + 1)]
     layers = [parts.layer(i, plan, norms[i + 1]) for i, plan in enumerate(spec.layers)]
     tied = spec.tied_embeddings
-    bias = parts.tensor("head.bias", spec.vocab_size) if spec.logits.bias else None
-    head = Linear(kernels, table if tied else parts.matrix("head.weight", *table.shape), bias)
+    rows = tp.head_rows(spec.vocab_size)
+    bias = parts.tensor("head.bias", rows) if spec.logits.bias else None
+    weight = table if tied else parts.matrix("head.weight", rows, spec.hidden_size)
+    head = Linear(kernels, weight, bias)
     embedding = parts.embedding(shared_table(table, head) if tied else table)
     tables: Places = {"embed.weight": (embedding.place,), "head.weight": (head,)}
     if tied:  # one weight: packed once for both, or kept twice
@@ -122,6 +126,7 @@ def build_decoder(
         head,
         Rotary(spec.ropes, spec.head_dim, max_len, table.device),
         tp,
+        vocab_size=spec.vocab_size,
         places=parts.places | tables,
         kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),

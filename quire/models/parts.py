@@ -7,7 +7,13 @@ from torch import Tensor
 from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
-from quire.layers.attention import Attention, NormedHeads, NormedWidths, unchanged
+from quire.layers.attention import (
+    Attention,
+    DividedWidths,
+    NormedHeads,
+    NormedWidths,
+    unchanged,
+)
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.linear import Linear, Matrix, PlainRows
@@ -135,9 +141,17 @@ class Parts:
         if plan.qk_norm is None or plan.head_norm is not None:
             return unchanged
         counts = (plan.num_heads, plan.num_kv_heads) if plan.qk_norm_over == "width" else (1, 1)
+        sizes = tuple(count * plan.head_dim for count in counts)
+        if plan.whole is not None:
+            if plan.qk_norm.kind != "rms":
+                raise UnsupportedModel(f"{name}: a LayerNorm over heads that ranks divide.")
+            pairs = zip("qk", sizes, strict=True)
+            q, k = (self.tensor(f"{name}.{x}_norm.weight", size) for x, size in pairs)
+            norms = HeadNorms(q, k, plan.qk_norm.eps)
+            return DividedWidths(self.shape, plan.whole, norms, self.tp)
         q_norm, k_norm = (
-            self.norm(f"{name}.{x}_norm", plan.qk_norm, count * plan.head_dim)
-            for x, count in zip("qk", counts, strict=True)
+            self.norm(f"{name}.{x}_norm", plan.qk_norm, size)
+            for x, size in zip("qk", sizes, strict=True)
         )
         over = NormedWidths if plan.qk_norm_over == "width" else NormedHeads
         return over(self.shape, q_norm, k_norm)

@@ -7,16 +7,20 @@ weights once and a few MB more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix
 from quire.layers.linear import Matrix
+from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 from quire.weights.checks import check_memory, check_unused, sources_of
+from quire.weights.cuts import Cut, Piece, cut_of, pieces_of
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import StoredTensor
 from quire.weights.names import Part, Weight, weights_of
@@ -39,37 +43,41 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     only: Collection[str] | None = None,
+    share: RankShare = ALONE,
 ) -> dict[str, Tensor]:
-    """The weights of a model in `dtype` on `device`, by quire's names; `only` those named."""
+    """The weights of a model in `dtype` on `device`, by quire's names; `only` those named. Of one
+    of several ranks its `share` of each."""
     tensors: dict[str, Tensor] = {}
 
-    def fill(weight: Weight, start: Start) -> None:
+    def fill(weight: Weight, start: Start, has_zeros: bool) -> None:
         kept = torch.float32 if weight.is_wide else dtype
-        tensors[weight.name] = out = torch.empty(weight.shape, dtype=kept, device=device)
-        start(lambda first, rows, *where: _fill(out[first : first + rows], *where))
+        make = torch.zeros if has_zeros else torch.empty
+        tensors[weight.name] = out = make(weight.shape, dtype=kept, device=device)
+        start(lambda piece: _fill(out[piece.first : piece.first + piece.rows], piece))
 
-    _fill_all(files, spec, dtype, torch.device(device), fill, only)
+    _fill_all(files, spec, dtype, torch.device(device), fill, only, share)
     return tensors
 
 
 def load_int8_weights(
-    files: ModelFiles, spec: ModelSpec, arithmetic: Int8Arithmetic
+    files: ModelFiles, spec: ModelSpec, arithmetic: Int8Arithmetic, share: RankShare = ALONE
 ) -> dict[str, Matrix]:
     """The same for 8-bit arithmetic on a CPU: matrices in bytes, vectors in float32.
 
     Rows are unpacked, turned and rounded a few at a time: the wide matrix never exists."""
     weights: dict[str, Matrix] = {}
 
-    def fill(weight: Weight, start: Start) -> None:
+    def fill(weight: Weight, start: Start, has_zeros: bool) -> None:
         if is_in_bytes(weight):
             matrix = Int8Matrix.empty((weight.shape[0], weight.shape[1]), arithmetic)
             weights[weight.name] = matrix
-            start(lambda *where: _fill_int8(matrix, *where))
+            start(partial(_fill_int8, matrix))
             return
-        weights[weight.name] = out = torch.empty(weight.shape)
-        start(lambda first, rows, *where: _fill(out[first : first + rows], *where))
+        make = torch.zeros if has_zeros else torch.empty
+        weights[weight.name] = out = make(weight.shape)
+        start(lambda piece: _fill(out[piece.first : piece.first + piece.rows], piece))
 
-    _fill_all(files, spec, torch.int8, torch.device("cpu"), fill)
+    _fill_all(files, spec, torch.int8, torch.device("cpu"), fill, share=share)
     return weights
 
 
@@ -78,9 +86,7 @@ def is_in_bytes(weight: Weight) -> bool:
     return len(weight.shape) == 2 and not weight.is_wide
 
 
-# Fills rows first .. first + rows from a stored tensor whose rows are in that order, and adds a
-# number to each.
-FillRows = Callable[[int, int, StoredTensor, RowOrder | None, float], None]
+FillRows = Callable[[Piece], None]
 Start = Callable[[FillRows], None]
 
 
@@ -89,38 +95,56 @@ def _fill_all(
     spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
-    fill: Callable[[Weight, Start], None],
+    fill: Callable[[Weight, Start, bool], None],
     only: Collection[str] | None = None,
+    share: RankShare = ALONE,
 ) -> None:
     """Check every weight, then let `fill` make room for each and start to fill it, in threads."""
     stored = files.stored_tensors()
-    wanted = [w for w in weights_of(spec) if only is None or w.name in only]
+    wanted = [w for w in rank_weights(spec, share) if only is None or w.name in only]
     plan = [(weight, sources_of(weight, stored, files)) for weight in wanted]
     if only is None:
         check_unused(plan, stored, spec, files)
-    check_memory([weight for weight, _ in plan], dtype, device)
+    cuts = [cut_of(weight, spec, share) for weight in wanted]
+    own = [replace(w, shape=cut.shape(w.shape)) for w, cut in zip(wanted, cuts, strict=True)]
+    check_memory(own, dtype, device)
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), 8), "quire-load")
     try:
         filling: list[Future[None]] = []
-        for weight, sources in plan:
+        for (weight, sources), cut, kept in zip(plan, cuts, own, strict=True):
+            pieces = list(pieces_of(_stored_pieces(weight, sources, files), cut))
 
-            def start(
-                rows: FillRows, weight: Weight = weight, sources: list[StoredTensor] = sources
-            ) -> None:
-                first = 0
-                for part, source in zip(weight.parts, sources, strict=True):
-                    order = _given_order(part, files)
-                    if part.order is not None:
-                        order = part.order.after(order)
-                    less = part.hf_less if files.kind == "hf" else 0.0
-                    filling.append(pool.submit(rows, first, part.rows, source, order, less))
-                    first += part.rows
+            def start(rows: FillRows, pieces: list[Piece] = pieces) -> None:
+                filling.extend(pool.submit(rows, piece) for piece in pieces)
 
-            fill(weight, start)
+            fill(kept, start, cut.has_zeros)
         for done in filling:
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def rank_weights(spec: ModelSpec, share: RankShare) -> Iterator[Weight]:
+    """The weights of a model of which a rank has its share: of a tied one its rows of the head
+    beside the embedding, which is every rank's."""
+    for weight in weights_of(spec):
+        yield weight
+        if weight.name == "embed.weight" and spec.tied_embeddings and share.size > 1:
+            yield replace(weight, name="head.weight")
+
+
+def _stored_pieces(
+    weight: Weight, sources: Sequence[StoredTensor], files: ModelFiles
+) -> Iterator[Piece]:
+    """A whole weight, piece by piece as it is stored."""
+    first = 0
+    for part, source in zip(weight.parts, sources, strict=True):
+        order = _given_order(part, files)
+        if part.order is not None:
+            order = part.order.after(order)
+        less = part.hf_less if files.kind == "hf" else 0.0
+        yield Piece(first, part.rows, source, order, less)
+        first += part.rows
 
 
 def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
@@ -132,7 +156,7 @@ def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Te
         for part, source in zip(weight.parts, sources, strict=True):
             out = torch.empty(part.rows, *weight.shape[1:])
             less = 0.0 if files.kind == "hf" else -part.hf_less
-            _fill(out, source, _given_order(part, files), less)
+            _fill(out, Piece(0, part.rows, source, _given_order(part, files), less))
             yield part.hf, out
 
 
@@ -142,69 +166,94 @@ def _given_order(part: Part, files: ModelFiles) -> RowOrder | None:
 
 
 def dummy_weights(
-    spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str, seed: int = 0
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int = 0,
+    share: RankShare = ALONE,
 ) -> dict[str, Tensor]:
-    """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02."""
-    check_memory(list(weights_of(spec)), dtype, torch.device(device))
-    return dict(_dummies(spec, dtype, device, seed))
+    """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02. A
+    rank's share is cut from the same ones."""
+    if share.size == 1:
+        check_memory(list(weights_of(spec)), dtype, torch.device(device))
+    return dict(_dummies(spec, dtype, device, seed, share))
 
 
 def dummy_int8_weights(
-    spec: ModelSpec, arithmetic: Int8Arithmetic, *, seed: int = 0
+    spec: ModelSpec, arithmetic: Int8Arithmetic, *, seed: int = 0, share: RankShare = ALONE
 ) -> dict[str, Matrix]:
     """The same, each matrix rounded to bytes before the next is made."""
     check_memory(list(weights_of(spec)), torch.int8, torch.device("cpu"))
-    in_bytes = {weight.name for weight in weights_of(spec) if is_in_bytes(weight)}
+    in_bytes = {weight.name for weight in rank_weights(spec, share) if is_in_bytes(weight)}
     return {
         name: Int8Matrix.of(weight, arithmetic) if name in in_bytes else weight
-        for name, weight in _dummies(spec, torch.float32, "cpu", seed)
+        for name, weight in _dummies(spec, torch.float32, "cpu", seed, share)
     }
 
 
 def _dummies(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, seed: int
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device | str, seed: int, share: RankShare
 ) -> Iterator[tuple[str, Tensor]]:
     generator = torch.Generator(device=device).manual_seed(seed)
-    for weight in weights_of(spec):
+    out = torch.empty(0)
+    for weight in rank_weights(spec, share):
         kept = torch.float32 if weight.is_wide else dtype
-        out = torch.empty(weight.shape, dtype=kept, device=device)
-        if weight.name.endswith("norm.weight"):
-            out.fill_(1.0)
-        else:
-            out.normal_(0.0, 0.02, generator=generator)
-        yield weight.name, out
+        if weight.name != "head.weight" or not spec.tied_embeddings:  # else cut from the embedding
+            out = torch.empty(weight.shape, dtype=kept, device=device)
+            if weight.name.endswith("norm.weight"):
+                out.fill_(1.0)
+            else:
+                out.normal_(0.0, 0.02, generator=generator)
+        yield weight.name, cut_tensor(out, cut_of(weight, spec, share))
 
 
-def _fill(out: Tensor, source: StoredTensor, order: RowOrder | None, added: float) -> None:
-    """Unpack a stored tensor into `out`, its rows put in order and a number added to each."""
-    _unpack_into(out, source, order)
-    if added:
-        out += added
+def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
+    """What a rank has of a weight; the tensor itself where that is all of it."""
+    shape = cut.shape(tuple(whole.shape))
+    if shape == tuple(whole.shape) and not cut.has_zeros:
+        return whole
+    out, at = whole.new_zeros(shape), 0
+    for rows in cut.rows:
+        part = whole[rows.start : rows.stop]
+        if cut.columns is not None:
+            part = part[:, cut.columns.start : cut.columns.stop]
+        out[at : at + len(rows)] = part
+        at += len(rows)
+    return out
 
 
-def _unpack_into(out: Tensor, source: StoredTensor, order: RowOrder | None) -> None:
+def _fill(out: Tensor, piece: Piece) -> None:
+    """Unpack rows of a stored tensor into `out`, put in order, with a number added to each."""
+    _unpack_into(out, piece)
+    if piece.added:
+        out += piece.added
+
+
+def _unpack_into(out: Tensor, piece: Piece) -> None:
+    source, order, columns = piece.source, piece.order, piece.columns
     on_cpu = out.device.type == "cpu"
-    if order is None and on_cpu and PLAIN.get(source.format.name) == out.dtype:
+    if (order, columns) == (None, None) and on_cpu and PLAIN.get(source.format.name) == out.dtype:
         with source.path.open("rb", buffering=0) as file:
             file.seek(source.offset)
             read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)
         return
-    read_size, piece = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
+    read_size, unit = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
     for first, count, raw in stored_rows(source, len(out), order, read_size, pinned=out.is_cuda):
-        part = out[first : first + count].view(-1)
-        unpack(part, raw.to(out.device, non_blocking=True), source.format, piece)
+        into = part = out[first : first + count]
+        if columns is not None:  # rows are unpacked whole: blocks of a format may span the cut
+            into = out.new_empty(count, source.shape[1])
+        unpack(into.view(-1), raw.to(out.device, non_blocking=True), source.format, unit)
+        if columns is not None:
+            part.copy_(into[:, columns.start : columns.stop])
 
 
-def _fill_int8(
-    matrix: Int8Matrix,
-    first_row: int,
-    num_rows: int,
-    source: StoredTensor,
-    order: RowOrder | None,
-    added: float,
-) -> None:
-    """Unpack a stored tensor into rows of a matrix of bytes."""
-    for first, count, raw in stored_rows(source, num_rows, order, _CPU_READ):
-        wide = torch.empty(count, matrix.shape[1])
+def _fill_int8(matrix: Int8Matrix, piece: Piece) -> None:
+    """Unpack rows of a stored tensor into rows of a matrix of bytes."""
+    source, columns = piece.source, piece.columns
+    for first, count, raw in stored_rows(source, piece.rows, piece.order, _CPU_READ):
+        wide = torch.empty(count, source.shape[1])
         unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
-        matrix.pack(wide + added if added else wide, first_row + first)
+        if columns is not None:
+            wide = wide[:, columns.start : columns.stop].contiguous()
+        matrix.pack(wide + piece.added if piece.added else wide, piece.first + first)

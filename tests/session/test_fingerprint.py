@@ -23,11 +23,13 @@ SEEN_IN_WEIGHTS = {
     *("vocab_size", "hidden_size", "tied_embeddings", "learned_positions"),
 }
 NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype"}
+OF_A_RANK = {"whole"}  # and no model's files are a rank's
 
 
 def test_every_fact_of_a_spec_is_in_it_or_seen_otherwise() -> None:
     kinds = (ModelSpec, LayerPlan, AttentionPlan, MlpPlan)
     known = {*ATTENTION, *MLP, *LAYER, *SPEC_FIELDS, "family", *SEEN_IN_WEIGHTS, *NOT_COMPUTED_WITH}
+    known |= OF_A_RANK
     assert {field.name for kind in kinds for field in fields(kind)} == known
 
 

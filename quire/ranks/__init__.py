@@ -1,0 +1,1 @@
+"""What each of several ranks has of a model."""

@@ -1,0 +1,158 @@
+"""What one rank of several has of a model: its heads, its part of every width. Knows no torch.
+
+Heads stay whole, and so do groups of query heads that share a KV head, as long as there are as
+many KV heads as ranks; shares may differ by one such group. With fewer KV heads than ranks some
+ranks share a KV head, which each of them keeps, and divide its query heads among them. The
+embedding is every rank's, the rows of the head are divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.errors import InvalidOption, NotSupported
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, WholeHeads
+from quire.spec import ModelSpec
+
+OPTION = "tensor_parallel_size"
+# Widths are cut at multiples of it where there are enough: kernels multiply in such tiles.
+TILE = 128
+HEAD_ROWS = 64  # a rank has a multiple of so many rows of the head
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One rank of `size`, and what it has of whatever is divided."""
+
+    rank: int = 0
+    size: int = 1
+
+    def kv_heads(self, plan: AttentionPlan) -> range:
+        """9 query heads and 3 KV heads on 2 ranks: KV heads 0 and 1, KV head 2."""
+        count = plan.num_kv_heads
+        if self.size <= count:
+            return _cut(count, self.rank, self.size)
+        head = self._kv_head(count)
+        return range(head, head + 1)
+
+    def heads(self, plan: AttentionPlan) -> range:
+        """The query heads of its KV heads, or its part of those of the one that it shares."""
+        kv, per_kv = self.kv_heads(plan), plan.num_heads // plan.num_kv_heads
+        if self.size <= plan.num_kv_heads:
+            return range(kv.start * per_kv, kv.stop * per_kv)
+        sharing = self._sharing(plan.num_kv_heads)
+        part = _cut(per_kv, self.rank - sharing.start, len(sharing))
+        return range(kv.start * per_kv + part.start, kv.start * per_kv + part.stop)
+
+    def counts_kv(self, plan: AttentionPlan) -> bool:
+        """Whether it is the first of the ranks that have its KV heads."""
+        kv = plan.num_kv_heads
+        return self.size <= kv or self._sharing(kv).start == self.rank
+
+    def inner(self, width: int) -> range:
+        """Its part of a feed-forward's width: 1536 on 2 ranks -> 0..768."""
+        tile = TILE
+        while width // tile < self.size and tile > 1:
+            tile //= 2
+        first, last = (width // tile * at // self.size * tile for at in (self.rank, self.rank + 1))
+        return range(first, width if self.rank == self.size - 1 else last)
+
+    def head_rows(self, vocab_size: int) -> int:
+        """Rows of the head on every rank; those beyond the vocabulary are zeros."""
+        return -(-vocab_size // (self.size * HEAD_ROWS)) * HEAD_ROWS
+
+    def vocabulary(self, vocab_size: int) -> range:
+        """The tokens whose rows of the head are its own."""
+        rows = self.head_rows(vocab_size)
+        return range(min(self.rank * rows, vocab_size), min((self.rank + 1) * rows, vocab_size))
+
+    def _kv_head(self, count: int) -> int:
+        """The KV head that it shares with others, of `count`, which are fewer than ranks."""
+        return next(h for h in range(count) if self.rank < self.size * (h + 1) // count)
+
+    def _sharing(self, count: int) -> range:
+        """The ranks that share its KV head."""
+        head = self._kv_head(count)
+        return range(self.size * head // count, self.size * (head + 1) // count)
+
+
+ALONE = RankShare()
+
+
+def _cut(count: int, part: int, parts: int) -> range:
+    return range(count * part // parts, count * (part + 1) // parts)
+
+
+def of_rank(spec: ModelSpec, share: RankShare) -> ModelSpec:
+    """The spec of what one rank computes. InvalidOption where a model has less than ranks ask."""
+    if share.size == 1:
+        return spec
+    check_ranks(spec, share.size)
+    return replace(
+        spec,
+        layers=tuple(_layer(layer, share) for layer in spec.layers),
+        tied_embeddings=False,  # its rows of the head are a tensor of their own
+    )
+
+
+def check_ranks(spec: ModelSpec, size: int) -> None:
+    """Whether there is something of every layer for every rank."""
+    for layer in spec.layers:
+        attention = layer.attention
+        heads, kv = attention.num_heads, attention.num_kv_heads
+        if -(-size // kv) > heads // kv:  # ranks that would share one KV head
+            raise InvalidOption(
+                f"{OPTION}={size} is more than {heads} heads over {kv} KV heads can be divided "
+                f"into. Use at most {heads}, or replicas of the whole model: data_parallel_size.",
+                parameter=OPTION,
+                value=size,
+            )
+        for plan in _feed_forwards(layer):
+            if plan.width < size:
+                raise InvalidOption(
+                    f"{OPTION}={size} is more than a feed-forward of width {plan.width} can be "
+                    f"divided into. Use at most {plan.width}.",
+                    parameter=OPTION,
+                    value=size,
+                )
+
+
+def _feed_forwards(layer: LayerPlan) -> tuple[MlpPlan, ...]:
+    mlp = layer.mlp
+    if isinstance(mlp, MlpPlan):
+        return (mlp,)
+    return (mlp.expert,) if mlp.shared is None else (mlp.expert, mlp.shared)
+
+
+def _layer(layer: LayerPlan, share: RankShare) -> LayerPlan:
+    attention, mlp = layer.attention, layer.mlp
+    if type(attention) is not AttentionPlan or type(mlp) not in (MlpPlan, ExpertsPlan):
+        named = type(mlp if type(attention) is AttentionPlan else attention).__name__
+        raise NotSupported(
+            f"{OPTION}={share.size}: a layer with a {named} is not divided among ranks yet. Run "
+            "replicas of the whole model: data_parallel_size."
+        )
+    own = replace(
+        attention,
+        num_heads=len(share.heads(attention)),
+        num_kv_heads=len(share.kv_heads(attention)),
+        whole=_whole(attention, share),
+    )
+    return replace(layer, attention=own, mlp=_mlp(mlp, share))
+
+
+def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:
+    """What a norm over all heads has to know of them."""
+    if plan.qk_norm is None or plan.qk_norm_over != "width":
+        return None
+    return WholeHeads(plan.num_heads, plan.num_kv_heads, share.counts_kv(plan))
+
+
+def _mlp(plan: MlpPlan | ExpertsPlan, share: RankShare) -> MlpPlan | ExpertsPlan:
+    if isinstance(plan, MlpPlan):
+        return replace(plan, width=len(share.inner(plan.width)))
+    expert = replace(plan.expert, width=len(share.inner(plan.expert.width)))
+    shared = plan.shared
+    if shared is not None:
+        shared = replace(shared, width=len(share.inner(shared.width)))
+    return replace(plan, expert=expert, shared=shared)

@@ -1,0 +1,173 @@
+"""Which rows and columns of each weight one rank of several has, and where they lie in files.
+
+What is not named here is not divided yet, and that is an error: a weight that every rank had whole
+by mistake would be added up several times. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from quire.errors import NotSupported
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan
+from quire.ranks.shares import OPTION, RankShare
+from quire.spec import ModelSpec
+from quire.weights.formats import StoredTensor
+from quire.weights.names import Weight
+from quire.weights.row_order import RowOrder
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"mlp\.experts\.\d+\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows of a whole weight, one range after the other, and a range of its columns (None: all).
+    It has `height` rows; those beyond the ranges are zeros."""
+
+    rows: tuple[range, ...]
+    height: int
+    columns: range | None = None
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.height > sum(map(len, self.rows))
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        if self.columns is None:
+            return (self.height, *whole[1:])
+        return (self.height, len(self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a stored tensor that become rows first .. first + rows of a weight: their order, what
+    is added to them, and which of their columns are wanted (None: all)."""
+
+    first: int
+    rows: int
+    source: StoredTensor
+    order: RowOrder | None
+    added: float
+    columns: range | None = None
+
+
+def pieces_of(stored: Iterable[Piece], cut: Cut) -> Iterator[Piece]:
+    """What a rank reads of a weight that is stored in these pieces."""
+    at, whole = 0, tuple(stored)
+    for wanted in cut.rows:
+        for piece in whole:
+            first = max(wanted.start, piece.first)
+            last = min(wanted.stop, piece.first + piece.rows)
+            if first < last:
+                rows = range(first - piece.first, last - piece.first)
+                yield replace(_rows(piece, rows), first=at, columns=cut.columns)
+                at += len(rows)
+
+
+def _rows(piece: Piece, rows: range) -> Piece:
+    """Some rows of a piece, of whole heads where these have an order."""
+    source, order = piece.source, piece.order
+    if len(rows) < piece.rows:
+        size = source.row_bytes
+        source = replace(
+            source,
+            shape=(len(rows), *source.shape[1:]),
+            offset=source.offset + rows.start * size,
+            num_bytes=len(rows) * size,
+        )
+        if order is not None:
+            before = rows.start // len(order.order)
+            order = replace(order, heads=max(order.heads - before, 0))
+    return replace(piece, rows=len(rows), source=source, order=order)
+
+
+def whole_of(weight: Weight) -> Cut:
+    return Cut((range(weight.shape[0]),), weight.shape[0])
+
+
+def cut_of(weight: Weight, spec: ModelSpec, share: RankShare) -> Cut:
+    """What a rank has of a weight of the model of this spec."""
+    if share.size == 1:
+        return whole_of(weight)
+    name, _, kind = weight.name.rpartition(".")
+    if name in ("embed", "positions", "norm"):
+        return whole_of(weight)
+    if name == "head":
+        return Cut((share.vocabulary(spec.vocab_size),), share.head_rows(spec.vocab_size))
+    found = _LAYER.fullmatch(weight.name)
+    if found is not None:
+        layer = spec.layers[int(found[1])]
+        cut = _LayerCut(share, layer, weight, is_bias=kind == "bias").of(found[2])
+        if cut is not None:
+            return cut
+    raise NotSupported(
+        f"{OPTION}={share.size}: the weight {weight.name!r} is not divided among ranks yet. Run "
+        "replicas of the whole model: data_parallel_size."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerCut:
+    """The cut of one weight of a layer."""
+
+    share: RankShare
+    layer: LayerPlan
+    weight: Weight
+    is_bias: bool
+
+    def of(self, name: str) -> Cut | None:
+        if name.endswith("_norm") and not name.startswith("attn."):
+            return whole_of(self.weight)
+        if name.startswith("attn."):
+            return self._attention(name.removeprefix("attn."), self.layer.attention)
+        mlp = self.layer.mlp
+        if isinstance(mlp, MlpPlan):
+            return self._feed_forward(name.removeprefix("mlp."), mlp.width)
+        return self._experts(name, mlp)
+
+    def _attention(self, name: str, plan: AttentionPlan) -> Cut | None:
+        heads, kv, size = self.share.heads(plan), self.share.kv_heads(plan), plan.head_dim
+        if name == "qkv":
+            ends = (0, plan.num_heads, plan.num_heads + plan.num_kv_heads)
+            pairs = zip(ends, (heads, kv, kv), strict=True)
+            return self._of_rows(*(_times(one, size, first) for first, one in pairs))
+        if name == "o":
+            return self._of_columns(_times(heads, size))
+        if name in ("q_norm", "k_norm"):
+            if plan.qk_norm_over == "head":
+                return whole_of(self.weight)
+            return self._of_rows(_times(heads if name == "q_norm" else kv, size))
+        return None
+
+    def _experts(self, name: str, plan: ExpertsPlan) -> Cut | None:
+        if name in ("mlp.router", "mlp.shared_gate"):
+            return whole_of(self.weight)
+        if plan.shared is not None and name.startswith("mlp.shared."):
+            return self._feed_forward(name.removeprefix("mlp.shared."), plan.shared.width)
+        found = _EXPERT.fullmatch(name)
+        return None if found is None else self._feed_forward(found[1], plan.expert.width)
+
+    def _feed_forward(self, name: str, width: int) -> Cut | None:
+        own = self.share.inner(width)
+        if name == "up":
+            return self._of_rows(own)
+        if name == "gate_up":
+            return self._of_rows(own, range(width + own.start, width + own.stop))
+        return self._of_columns(own) if name == "down" else None
+
+    def _of_rows(self, *rows: range) -> Cut:
+        return Cut(rows, sum(map(len, rows)))
+
+    def _of_columns(self, columns: range) -> Cut:
+        """Of a product whose results are added up; so its bias is the first rank's alone."""
+        if not self.is_bias:
+            return replace(whole_of(self.weight), columns=columns)
+        height = self.weight.shape[0]
+        return Cut((range(height),) if self.share.rank == 0 else (), height)
+
+
+def _times(heads: range, size: int, first: int = 0) -> range:
+    return range((first + heads.start) * size, (first + heads.stop) * size)

@@ -1,0 +1,89 @@
+"""A rank reads from files what is cut from the whole model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
+from quire.ranks.shares import RankShare, of_rank
+from quire.spec import ModelSpec
+from quire.weights.cuts import cut_of
+from quire.weights.load import (
+    cut_tensor,
+    dummy_int8_weights,
+    dummy_weights,
+    is_in_bytes,
+    load_int8_weights,
+    load_weights,
+    rank_weights,
+)
+from quire.weights.names import weights_of
+from quire.weights.source import ModelFiles, locate
+from tests.parity.test_more_families import MORE
+from tests.weights.test_load import CASES
+from tests.weights.tiny import tiny_model, write_gguf
+
+
+def check(files: ModelFiles, spec: ModelSpec, size: int) -> None:
+    """The shares of all ranks, in float32 and in bytes."""
+    whole = load_weights(files, spec, dtype=torch.float32, device="cpu")
+    if spec.tied_embeddings:
+        whole["head.weight"] = whole["embed.weight"]
+    for rank in range(size):
+        share = RankShare(rank, size)
+        found = load_weights(files, spec, dtype=torch.float32, device="cpu", share=share)
+        in_bytes = load_int8_weights(files, spec, TorchInt8(), share)
+        shapes = {w.name: w.shape for w in weights_of(of_rank(spec, share))}
+        for weight in rank_weights(spec, share):
+            expected = cut_tensor(whole[weight.name], cut_of(weight, spec, share))
+            assert torch.equal(found[weight.name], expected), weight.name
+            if not weight.name.startswith("head."):
+                assert found[weight.name].shape == shapes[weight.name]
+            matrix = in_bytes[weight.name]
+            if not isinstance(matrix, Int8Matrix):
+                assert torch.equal(matrix, expected)
+                continue
+            assert is_in_bytes(weight)
+            packed = Int8Matrix.of(expected, TorchInt8())
+            for one, other in zip(matrix.tensors(), packed.tensors(), strict=True):
+                assert torch.equal(one, other), weight.name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_reads_its_share_of_a_directory_and_of_a_gguf_file(
+    case: str, tmp_path: Path
+) -> None:
+    family, changes = CASES[case]
+    model = tiny_model(family, **changes)
+    model.save_pretrained(tmp_path / "hf", max_shard_size="60KB")
+    write_gguf(model, tmp_path / "model.gguf")
+    write_gguf(model, tmp_path / "packed.gguf", quantised="Q8_0")
+    for path in ("hf", "model.gguf", "packed.gguf"):
+        files = locate(str(tmp_path / path))
+        check(files, files.spec(), 3)
+
+
+@pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm"])
+def test_experts_and_widths_are_cut_while_they_are_read(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(MORE[name]).save_pretrained(tmp_path)
+    files = locate(str(tmp_path))
+    check(files, files.spec(), 4)
+
+
+def test_random_weights_of_ranks_are_cut_from_the_same_ones(tmp_path: Path) -> None:
+    tiny_model("qwen2", tie_word_embeddings=True).save_pretrained(tmp_path)
+    spec = locate(str(tmp_path)).spec()
+    whole = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=3)
+    whole["head.weight"] = whole["embed.weight"]
+    for share in (RankShare(0, 2), RankShare(1, 2)):
+        found = dummy_weights(spec, dtype=torch.float32, device="cpu", seed=3, share=share)
+        in_bytes = dummy_int8_weights(spec, TorchInt8(), seed=3, share=share)
+        for weight in rank_weights(spec, share):
+            expected = cut_tensor(whole[weight.name], cut_of(weight, spec, share))
+            assert torch.equal(found[weight.name], expected)
+            assert isinstance(in_bytes[weight.name], Int8Matrix) is is_in_bytes(weight)
