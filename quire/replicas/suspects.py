@@ -1,7 +1,7 @@
 """Finding the row that brings the engine down: by halves, each half a run of its own.
 
-A half that finishes is cleared, and its answers count. A row is guilty when the engine fell twice
-with it alone on board: once may have any cause.
+A half that finishes is cleared, and its answers count. A row is the culprit when the engine fell
+twice with it alone on board: once may have any cause.
 
 64 rows on board, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times.
 """

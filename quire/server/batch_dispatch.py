@@ -19,7 +19,7 @@ from quire.server.batch_engine import EngineCrashed, EngineUnavailable
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
 PAUSE = 1.0  # seconds before an engine that takes no rows is asked again
-MOST_GUILTY = 3  # rows in a row, without an answer in between: then it is not the rows
+MOST_CULPRITS = 3  # rows in a row, without an answer in between: then it is not the rows
 REST = 60.0  # seconds that such an engine is left alone
 
 
@@ -64,7 +64,7 @@ class Dispatcher:
         self._suspects = Suspects()
         self._suspected: dict[int, _Ticket] = {}
         self._fallen: list[_Ticket] = []  # with the engine, since suspects were last looked at
-        self._guilty: list[_Ticket] = []  # found, and not said before another row succeeds
+        self._culprits: list[_Ticket] = []  # found, and not said before another row succeeds
         self._changed = asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
 
@@ -80,7 +80,7 @@ class Dispatcher:
         """Give up its rows in flight and ask it for no more."""
         self._supplies.pop(supply, None)
         self._fallen = [ticket for ticket in self._fallen if ticket.supply is not supply]
-        self._guilty = [ticket for ticket in self._guilty if ticket.supply is not supply]
+        self._culprits = [ticket for ticket in self._culprits if ticket.supply is not supply]
         self._suspected = {
             number: ticket
             for number, ticket in self._suspected.items()
@@ -122,7 +122,7 @@ class Dispatcher:
             self._start(_Ticket(self._num_tickets, supply, row))
             room -= 1
         if not self._tasks:
-            self._confirm_guilty()  # no other row is left to prove that the engine is well
+            self._confirm_culprits()  # no other row is left to prove that the engine is well
 
     def _start(self, ticket: _Ticket) -> None:
         self._supplies[ticket.supply] += 1
@@ -141,7 +141,7 @@ class Dispatcher:
                 await asyncio.sleep(PAUSE)
                 continue
             self._suspected.pop(ticket.number, None)
-            self._confirm_guilty()
+            self._confirm_culprits()
             return
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -154,23 +154,24 @@ class Dispatcher:
         self._changed.set()
 
     def _judge(self) -> None:
-        """The engine fell and nothing is in flight: who is suspected, and who is guilty."""
+        """The engine fell and nothing is in flight: what is suspected, and the culprit if known."""
         if not self._fallen:
             return
         self.num_crashes += 1
         note(f"the engine fell with {len(self._fallen)} rows of batches; they are tried again")
         fallen, self._fallen = self._fallen, []
         self._suspected |= {ticket.number: ticket for ticket in fallen}
-        guilty = self._suspects.accuse([ticket.suspect for ticket in fallen])
-        if guilty is not None and (ticket := self._suspected.pop(guilty.number, None)) is not None:
-            self._guilty.append(ticket)
-        if len(self._guilty) >= MOST_GUILTY:
+        culprit = self._suspects.accuse([ticket.suspect for ticket in fallen])
+        found = None if culprit is None else self._suspected.pop(culprit.number, None)
+        if found is not None:
+            self._culprits.append(found)
+        if len(self._culprits) >= MOST_CULPRITS:
             self._rest()
 
     def _rest(self) -> None:
         """Every row brings it down, so it is no row's fault: clear them, and wait a while."""
         note(f"the engine falls with every row; batches go on in {REST:g} seconds")
-        cleared, self._guilty, self._suspects = self._guilty, [], Suspects()
+        cleared, self._culprits, self._suspects = self._culprits, [], Suspects()
         self._suspected |= {ticket.number: ticket for ticket in cleared}
         self._suspects.accuse([ticket.suspect for ticket in self._suspected.values()])
         self._resting = asyncio.get_running_loop().call_later(REST, self._rested)
@@ -188,7 +189,7 @@ class Dispatcher:
         if not self._tasks:
             self._changed.set()
 
-    def _confirm_guilty(self) -> None:
-        guilty, self._guilty = self._guilty, []
-        for ticket in guilty:
+    def _confirm_culprits(self) -> None:
+        culprits, self._culprits = self._culprits, []
+        for ticket in culprits:
             ticket.supply.blame(ticket.row)

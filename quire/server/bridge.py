@@ -41,7 +41,7 @@ class _Reading:
         self.came: asyncio.Queue[Output | ApiError] = asyncio.Queue()
         self.was_shown = self.is_over = False
         self.num_falls = 0  # engines that died with it on the device
-        # Rows of batches are not asked again here: whoever asks looks for the guilty one.
+        # Rows of batches are not asked again here: the batches look for the culprit.
         self.most_falls = 0 if message.pop("once", False) else 1
 
     def give(self, one: Output | ApiError) -> None:
