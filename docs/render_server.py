@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE, Field
+from quire.openai_api.field import Field
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
+from quire.openai_api.pooling_fields import CLASSIFY, EMBEDDINGS, POOLING, RERANK, RERANKS, SCORE
 
 PAGE = Path(__file__).with_name("server.md")
 BEGIN, END = "<!-- fields: python -m docs.render_server -->\n", "<!-- end of fields -->\n"
-_SHORT = {CHAT: "chat", COMPLETIONS: "completions", RESPONSES: "responses"}
+_SHORT = {
+    CHAT: "chat",
+    COMPLETIONS: "completions",
+    RESPONSES: "responses",
+    EMBEDDINGS: "embeddings",
+    RERANK: "rerank",  # the same at its other paths
+    SCORE: "score",
+    CLASSIFY: "classify",
+    POOLING: "pooling",
+}
+_SAME_AS = RERANKS[1:]
 
 
 def tables() -> str:
@@ -18,15 +30,19 @@ def tables() -> str:
         found: dict[tuple[str, str, str], list[str]] = {}
         for endpoint, fields in TABLE.items():
             for field in fields.values():
-                if field.kind == kind:
+                if field.kind == kind and endpoint not in _SAME_AS:
                     found.setdefault(_key(field), []).append(_SHORT[endpoint])
         rows = [
-            f"| `{name}` | {', '.join(where)} | {value} | {why} |"
+            f"| `{name}` | {_bodies(where)} | {value} | {why} |"
             for (name, value, why), where in found.items()
         ]
         head = f"### {kind.capitalize()}\n\n| field | of | is | |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def _bodies(where: list[str]) -> str:
+    return "all" if len(where) == len(_SHORT) else ", ".join(where)
 
 
 def _key(field: Field) -> tuple[str, str, str]:

@@ -150,7 +150,7 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
         if echo:
             params.setdefault("prompt_logprobs", params["logprobs"])
     rows = []
-    for prompt in _prompts(given.get("prompt")):
+    for prompt in prompts_of(given.get("prompt"), "prompt", MOST_SAMPLES):
         row: Row = {"prompt": prompt, "params": params}
         if "add_special_tokens" in given:
             row["add_special_tokens"] = given["add_special_tokens"]
@@ -162,18 +162,18 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
     )
 
 
-def _prompts(prompt: Any) -> list[str | list[int]]:
-    """The prompts of a body: text, token ids, or a list of either."""
+def prompts_of(prompt: Any, name: str, most: int) -> list[str | list[int]]:
+    """What the field `name` of a body holds: text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return [prompt]
     several = prompt if isinstance(prompt, list) else []
-    if len(several) > MOST_SAMPLES:
-        raise bad(f"prompt has at most {MOST_SAMPLES} prompts, not {len(several)}", param="prompt")
+    if len(several) > most:
+        raise bad(f"{name} has at most {most:,} texts, not {len(several):,}", param=name)
     if several and (
         all(isinstance(one, str) for one in several) or all(_are_ids(one) for one in several)
     ):
         return several
-    raise bad("prompt is text, a list of token ids, or a list of either", param="prompt")
+    raise bad(f"{name} is text, a list of token ids, or a list of either", param=name)
 
 
 def _are_ids(prompt: Any) -> bool:

@@ -9,48 +9,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from quire.openai_api.errors import bad, not_supported
-from quire.params.rules import show
+from quire.openai_api.field import Field, table
+from quire.openai_api.pooling_fields import POOLING_FIELDS, POOLING_PATHS
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
-Kind = Literal["honoured", "moot", "refused"]
-_TYPES: dict[str, tuple[type, ...]] = {
-    "text": (str,),
-    "true or false": (bool,),
-    "a whole number": (int,),
-    "a number": (int, float),
-    "a list": (list,),
-    "an object": (dict,),
-    "text or a list": (str, list),
-    "text or an object": (str, dict),
-    "true, false or a whole number": (bool, int),
-    "anything": (object,),
-}
 LONGEST_NAME = 100  # characters of a name that an error repeats
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field: what becomes of it, what its value is, and which bodies have it."""
-
-    name: str
-    kind: Kind
-    value: str
-    endpoints: tuple[str, ...]
-    why: str
-
-    def check(self, value: Any) -> None:
-        """Raise ApiError for a value of another type. A bool is never a number."""
-        types = _TYPES[self.value]
-        is_right = isinstance(value, types) and (
-            not isinstance(value, bool) or bool in types or object in types
-        )
-        if not is_right:
-            raise bad(f"{self.name} is {self.value}, not {show(value)}", param=self.name)
 
 
 _BOTH, _CHAT, _TEXT, _ALL = (
@@ -62,12 +29,8 @@ _BOTH, _CHAT, _TEXT, _ALL = (
 _RESPONSES = (RESPONSES,)
 
 
-def _table(kind: Kind, endpoints: tuple[str, ...], *rows: tuple[str, str, str]) -> list[Field]:
-    return [Field(name, kind, value, endpoints, why) for name, value, why in rows]
-
-
 _FIELDS = [
-    *_table(
+    *table(
         "honoured",
         _ALL,
         ("model", "text", "One of the served names; any other is 404 `model_not_found`."),
@@ -84,7 +47,7 @@ _FIELDS = [
         ("chat_template_kwargs", "an object", "Variables for the chat template."),
         ("truncate_prompt_tokens", "a whole number", "Keep the prompt's end; -1: what fits."),
     ),
-    *_table(
+    *table(
         "honoured",
         _BOTH,
         ("max_tokens", "a whole number", "Null: the room left in a chat, 16 in a completion."),
@@ -116,7 +79,7 @@ _FIELDS = [
         ),
         ("return_token_ids", "true or false", "`token_ids` and `prompt_token_ids` in the answer."),
     ),
-    *_table(
+    *table(
         "honoured",
         _CHAT,
         ("messages", "a list", "Text, or parts of text; developer is system."),
@@ -132,14 +95,14 @@ _FIELDS = [
         ("continue_final_message", "true or false", ""),
         ("include_reasoning", "true or false", "False leaves the reasoning out."),
     ),
-    *_table(
+    *table(
         "honoured",
         _TEXT,
         ("prompt", "text or a list", "Text, token ids, or a list of either."),
         ("logprobs", "true, false or a whole number", "At most 20."),
         ("echo", "true or false", "The prompt before the answer, scored if logprobs are."),
     ),
-    *_table(
+    *table(
         "honoured",
         _RESPONSES,
         ("input", "text or a list", "Text, or messages of text."),
@@ -153,7 +116,7 @@ _FIELDS = [
         ("top_logprobs", "a whole number", "At most 20."),
         ("stream_options", "an object", ""),
     ),
-    *_table(
+    *table(
         "moot",
         _ALL,
         ("user", "text", "Accounts are the key's."),
@@ -165,13 +128,13 @@ _FIELDS = [
         ("request_id", "text", "The server's own is in `x-request-id`."),
         ("verbosity", "text", "No model here knows it."),
     ),
-    *_table(
+    *table(
         "moot",
         _RESPONSES,
         ("truncation", "text", "Nothing is left out in silence."),
         ("include", "a list", ""),
     ),
-    *_table(
+    *table(
         "refused",
         _CHAT,
         ("functions", "a list", "Use tools."),
@@ -182,14 +145,14 @@ _FIELDS = [
         ("web_search_options", "an object", "Nothing is fetched."),
         ("chat_template", "text", "The model's own is used; set another when the server starts."),
     ),
-    *_table(
+    *table(
         "refused",
         _TEXT,
         ("suffix", "text", "Write the whole prompt."),
         ("prompt_embeds", "anything", "Give text or token ids."),
         ("best_of", "a whole number", "Use n."),
     ),
-    *_table(
+    *table(
         "refused",
         _BOTH,
         ("moderation", "anything", "Leave it out."),
@@ -198,7 +161,7 @@ _FIELDS = [
         ("vllm_xargs", "an object", "Leave it out."),
         ("mm_processor_kwargs", "an object", "Text alone is read."),
     ),
-    *_table(
+    *table(
         "refused",
         _RESPONSES,
         ("previous_response_id", "text", "Nothing is stored: send the whole conversation."),
@@ -219,8 +182,10 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 TABLE: Mapping[str, Mapping[str, Field]] = {
-    endpoint: {field.name: field for field in _FIELDS if endpoint in field.endpoints}
-    for endpoint in (CHAT, COMPLETIONS, RESPONSES)
+    endpoint: {
+        field.name: field for field in (*_FIELDS, *POOLING_FIELDS) if endpoint in field.endpoints
+    }
+    for endpoint in (CHAT, COMPLETIONS, RESPONSES, *POOLING_PATHS)
 }
 
 

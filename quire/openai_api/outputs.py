@@ -56,6 +56,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """What a pooling model says of a text: float32 numbers, lowest byte first, in this shape."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What came for one row. Of a row that streams, answers hold what is new."""
 
@@ -70,3 +78,4 @@ class Output:
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
     # Seconds from the queue to the device, to the first token, to the end; None: not yet.
     timings: tuple[float | None, ...] = ()
+    pooled: Pooled | None = None  # of a row that asks for numbers and not for text

@@ -1,36 +1,18 @@
-"""Bodies answered whole: read, asked of the engine, written."""
+"""The rows of a body, answered whole."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from quire.openai_api.asks import Asked, Row, read_body
-from quire.openai_api.bodies import response_body
+from quire.openai_api.asks import Asked, Row
 from quire.openai_api.errors import server_error
 from quire.openai_api.outputs import Output
+from quire.openai_api.pooling import PoolAsked
 from quire.server.services import Lane, Services
 
 
-async def answer(
-    services: Services,
-    endpoint: str,
-    body: Any,
-    *,
-    lane: Lane,
-    key_id: str,
-    id: str,
-    created: int,
-) -> dict[str, Any]:
-    """The response body of a request's body; raises ApiError."""
-    names = services.settings.names
-    asked = read_body(endpoint, body, names)
-    outputs = await whole_outputs(services, asked, lane=lane, key_id=key_id)
-    return response_body(asked, outputs, id=id, created=created, model=asked.model or names[0])
-
-
 async def whole_outputs(
-    services: Services, asked: Asked, *, lane: Lane, key_id: str
+    services: Services, asked: Asked | PoolAsked, *, lane: Lane, key_id: str
 ) -> list[Output]:
     """The finished output of each row. One that fails takes the others with it."""
     try:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quire.openai_api.errors import ApiError, server_error
-from quire.server import batch_routes, generation, health, responses, tokens
+from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
 from quire.server.guard import Guard
 from quire.server.replies import error_response
 from quire.server.services import Services
@@ -35,6 +35,7 @@ def make_app(services: Services) -> ASGIApp:
             *responses.routes(services),
             *health.routes(services),
             *tokens.routes(services),
+            *pooling_routes.routes(services),
             *batch_routes.routes(services),
         ],
         exception_handlers={

@@ -9,7 +9,9 @@ from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
 from quire.openai_api.errors import ApiError, bad
 from quire.openai_api.fields import RESPONSES
-from quire.openai_api.outputs import Output
+from quire.openai_api.outputs import Answer, Output
+from quire.openai_api.pooling import PoolAsked, pooling_body, read_pooling_body
+from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
 from quire.server.batch_engine import (
@@ -44,6 +46,8 @@ class ServerRowEngine:
         )
 
     async def answer(self, row: RowAsked) -> RowAnswered:
+        if row.endpoint == EMBEDDINGS:
+            return await self._embedded(row)
         names = self._services.settings.names
         given: dict[str, Any] = {}
         if row.endpoint == RESPONSES:
@@ -53,7 +57,6 @@ class ServerRowEngine:
         if asked.stream:
             raise bad("a line of a batch is not streamed", param="stream")
         for each in asked.rows:
-            each["once"] = True  # when the engine falls, the rows it held are searched
             # What is drawn is a function of the line, however often it is computed.
             if each["params"].get("seed") is None:
                 each["params"] = {**each["params"], "seed": row.seed}
@@ -67,18 +70,20 @@ class ServerRowEngine:
             body = response_object(asked, shown[0], About(number, row.created, model, given))
         else:
             body = response_body(asked, shown, id=row.response_id, created=row.created, model=model)
-        answers = [answer for output in outputs for answer in output.answers]
-        return RowAnswered(
-            body=body,
-            outputs=tuple(answer.text for answer in answers),
-            finish_reasons=tuple(answer.finish_reason or "stop" for answer in answers),
-            prompt_tokens=sum(output.prompt_tokens for output in outputs),
-            output_tokens=sum(output.output_tokens for output in outputs),
-            cached_tokens=sum(output.cached_tokens for output in outputs),
-            timings=outputs[0].timings,
+        return _answered(body, outputs)
+
+    async def _embedded(self, row: RowAsked) -> RowAnswered:
+        engine, names = self._services.engine, self._services.settings.names
+        asked = read_pooling_body(row.endpoint, row.body, names, engine.facts.get("tasks", ()))
+        outputs = await self._outputs(asked, row.key_id)
+        about: Any = {"id": row.response_id, "created": row.created}
+        return _answered(
+            pooling_body(asked, outputs, model=asked.model or names[0], **about), outputs
         )
 
-    async def _outputs(self, asked: Asked, key_id: str) -> list[Output]:
+    async def _outputs(self, asked: Asked | PoolAsked, key_id: str) -> list[Output]:
+        for each in asked.rows:
+            each["once"] = True  # when the engine falls, the rows it held are searched
         try:
             return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
         except ApiError as error:
@@ -87,3 +92,17 @@ class ServerRowEngine:
             if error.status in _LATER:
                 raise EngineUnavailable(error.message) from None
             raise
+
+
+def _answered(body: dict[str, Any], outputs: list[Output]) -> RowAnswered:
+    """An answer of numbers has no text: to the journal it is an empty one that ended."""
+    answers = [answer for output in outputs for answer in output.answers or (Answer(0, ""),)]
+    return RowAnswered(
+        body=body,
+        outputs=tuple(answer.text for answer in answers),
+        finish_reasons=tuple(answer.finish_reason or "stop" for answer in answers),
+        prompt_tokens=sum(output.prompt_tokens for output in outputs),
+        output_tokens=sum(output.output_tokens for output in outputs),
+        cached_tokens=sum(output.cached_tokens for output in outputs),
+        timings=outputs[0].timings,
+    )

@@ -10,13 +10,14 @@ from typing import Any
 
 from quire.openai_api.errors import bad
 from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
+from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.params.rules import show
 from quire.server import files
 from quire.server.batches import Batch
 from quire.server.files import StoredFile
 from quire.server.ids import BATCH, new_id
 
-ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES)
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
 _FIELDS = (
     "input_file_id",
     "endpoint",

@@ -13,9 +13,10 @@ from typing import Any
 
 from quire.jobs.store.record import ResultRecord
 from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
+from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.server.batch_engine import RowAnswered
 
-_PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}
+_PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", EMBEDDINGS: "embd-"}
 STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
 
 

@@ -18,6 +18,7 @@ from quire.openai_api.chunks import Stream
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import CHAT, COMPLETIONS
 from quire.openai_api.outputs import Output
+from quire.openai_api.pooling import check_task
 from quire.server.answering import whole_outputs
 from quire.server.events import EventResponse, event_of, until_gone
 from quire.server.reading import read_json
@@ -35,6 +36,7 @@ def routes(services: Services) -> list[Route]:
 def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Any:
         asked = read_body(endpoint, await read_json(request), services.settings.names)
+        check_task("generate", services.engine.facts.get("tasks", ()))
         lane: Lane = "batch" if asked.is_batch else "interactive"
         number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about: Any = {

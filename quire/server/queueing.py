@@ -47,7 +47,7 @@ class Queueing:
         if lane == "batch":  # whoever runs batches holds their number down
             yield
             return
-        samples, size = row["params"].get("n", 1), _size(row)
+        samples, size = row.get("slots", row["params"].get("n", 1)), _size(row)
         if self._samples and (
             self._samples + samples > self._most or self._characters + size > self._most_characters
         ):

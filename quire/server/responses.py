@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from quire.openai_api.asks import Asked
 from quire.openai_api.fields import RESPONSES
+from quire.openai_api.pooling import check_task
 from quire.openai_api.response_stream import ResponseStream
 from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
@@ -25,6 +26,7 @@ from quire.server.services import Lane, Services, key_of
 def routes(services: Services) -> list[Route]:
     async def respond(request: Request) -> Any:
         asked, given = read_response(await read_json(request), services.settings.names)
+        check_task("generate", services.engine.facts.get("tasks", ()))
         lane: Lane = "batch" if asked.is_batch else "interactive"
         number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about = About(number, int(time.time()), asked.model or services.settings.names[0], given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import EngineClosed, EngineError
@@ -201,9 +201,10 @@ class EngineThread:
 
     def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:
         if isinstance(params, PoolingParams):
-            return self._session.read_pooling(
+            made = self._session.read_pooling(
                 asked.prompt, params, asked.tokenization_kwargs, asked.priority
             )
+            return made if isinstance(made, Refused) else replace(made, background=asked.background)
         return self._session.intake.read_watched(
             asked.prompt,
             params,

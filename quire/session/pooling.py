@@ -4,10 +4,8 @@ embeddings, classes and scores."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
 
 from quire.errors import (
     BatchError,
@@ -42,6 +40,17 @@ class Asked:
     dimensions: int | None = None
     use_activation: bool | None = None
     skip_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingPrompt:
+    """A prompt with what is not in it: the name of what texts begin with (None for the model's
+    usual one), `pair`, a text that it is read with as one, and the salt of cached prefixes."""
+
+    prompt: Any
+    prompt_name: str | None = None
+    pair: str | None = None
+    cache_salt: str = ""
 
 
 class Pooling:
@@ -89,17 +98,23 @@ class Pooling:
         tokenization_kwargs: dict[str, Any] | None,
         number: int,
     ) -> Made:
-        """The request of one prompt, whose task its parameters say."""
+        """The request of one prompt, or PoolingPrompt, whose task its parameters say."""
+        given = prompt if isinstance(prompt, PoolingPrompt) else PoolingPrompt(prompt)
         task = self.check(task_of(None, params))
         [asked] = self.asked(params, task, 1)
-        options = text_options(self, tokenization_kwargs, params.truncate_prompt_tokens, None)
-        [made] = self.reader.read(
-            [prompt],
-            self.spec.states(task),
-            options,
-            first_number=number,
-            skip_cache=asked.skip_cache,
+        options = text_options(
+            self, tokenization_kwargs, params.truncate_prompt_tokens, given.prompt_name
         )
+        hidden = self.spec.states(task)
+        if given.pair is not None:
+            pair = (given.prompt, given.pair)
+            [made] = self.reader.read_pairs([pair], hidden, options, first_number=number)
+        else:
+            [made] = self.reader.read(
+                [given.prompt], hidden, options, first_number=number, skip_cache=asked.skip_cache
+            )
+        if given.cache_salt and isinstance(made, Request):
+            return replace(made, cache_salt=given.cache_salt)
         return made
 
     def _asked(self, params: PoolingParams, task: Task) -> Asked:
@@ -267,18 +282,6 @@ def truncation(given: int | None, params: Params) -> int | None:
             parameter="truncate_prompt_tokens",
         )
     return given if given is not None else next(iter(said), None)
-
-
-def cosine(one: Floats, other: Floats) -> float:
-    """Of two vectors, in float64."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
-
-
-def max_sim(query: Floats, document: Floats) -> float:
-    """For each token of the query the nearest of the document, summed."""
-    products = query.astype(np.float64) @ document.astype(np.float64).T
-    return float(products.max(axis=1).sum())
 
 
 def text_options(

@@ -11,6 +11,7 @@ from quire.inputs.chat import read_template, render_conversations
 from quire.inputs.prompt import split_prompts
 from quire.outputs import RequestOutput, ScoringOutput, ScoringRequestOutput
 from quire.params.lora import LORA_WAY_OUT
+from quire.pooling.similarity import cosine, max_sim
 from quire.pooling.spec import Task
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
 from quire.session.pooling import (
@@ -18,8 +19,6 @@ from quire.session.pooling import (
     Params,
     PoolCall,
     Pooling,
-    cosine,
-    max_sim,
     text_options,
     truncation,
 )

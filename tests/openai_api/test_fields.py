@@ -9,12 +9,26 @@ import pytest
 from quire.openai_api.asks import read_body
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
+from quire.openai_api.pooling import read_pooling_body
+from quire.openai_api.pooling_fields import (
+    CLASSIFY,
+    EMBEDDINGS,
+    POOLING,
+    POOLING_PATHS,
+    RERANKS,
+    SCORE,
+)
 from quire.openai_api.responses import read_response
 
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
     COMPLETIONS: {"prompt": "x"},
     RESPONSES: {"input": "x"},
+    EMBEDDINGS: {"input": "x"},
+    CLASSIFY: {"input": "x"},
+    POOLING: {"input": "x"},
+    SCORE: {"text_1": "x", "text_2": "y"},
+    **dict.fromkeys(RERANKS, {"query": "x", "documents": ["y"]}),
 }
 VALUES: dict[str, Any] = {
     "text": "x",
@@ -33,6 +47,8 @@ VALUES: dict[str, Any] = {
 def read(endpoint: str, body: dict[str, Any]) -> Any:
     if endpoint == RESPONSES:
         return read_response(body, None)
+    if endpoint in POOLING_PATHS:
+        return read_pooling_body(endpoint, body, None, ()), body
     return read_body(endpoint, body), body
 
 
@@ -55,8 +71,8 @@ def test_every_field_does_what_the_table_says(endpoint: str) -> None:
 
 @pytest.mark.parametrize("endpoint", list(TABLE))
 def test_unknown_fields_name_the_nearest(endpoint: str) -> None:
-    with pytest.raises(ApiError, match="temperature") as caught:
-        read(endpoint, {**BODIES[endpoint], "temprature": 1})
+    with pytest.raises(ApiError, match="priority") as caught:
+        read(endpoint, {**BODIES[endpoint], "prioritty": 1})
     assert caught.value.code == "unknown_parameter"
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.logprobs import Logprob
-from quire.openai_api.outputs import Answer, Output, TokenScore, calls_of
+from quire.openai_api.outputs import Answer, Output, Pooled, TokenScore, calls_of
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.replicas.child.driving import timings_of
+from quire.server.child.preparing import MakePooled
 
 LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
 
@@ -25,6 +26,7 @@ class Place:
     began_reasoning: bool = False
     num_top: int | None = None
     num_prompt_top: int | None = None
+    pooled: MakePooled | None = None  # of a row that asks for numbers and not for text
 
     def output(self, output: RequestOutput) -> Output:
         """All that bodies are made of; the prompt only where it is wanted back."""
@@ -40,7 +42,14 @@ class Place:
             prompt_token_ids=ids,
             prompt_logprobs=self._prompt_scores(output),
             timings=tuple(timings_of(output)),
+            pooled=self._pooled(output),
         )
+
+    def _pooled(self, output: RequestOutput) -> Pooled | None:
+        values = None if self.pooled is None else self.pooled(output)
+        if values is None:
+            return None
+        return Pooled(values.shape, values.astype("<f4").tobytes())
 
     def _answer(self, answer: CompletionOutput) -> Answer:
         scores = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported, QuireError
@@ -10,20 +12,29 @@ from quire.inputs.chat import render_conversation
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer, check_text
 from quire.jobs.child.requests import refuse_far_too_long, sampling_params
+from quire.outputs import RequestOutput
+from quire.params.pooling import PoolingParams
 from quire.replicas.wire import Message
 from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.session.pooling import PoolingPrompt
+from quire.step import Floats
 
 if TYPE_CHECKING:
     from quire.request import Ints
     from quire.session.session import Session
 
+MakePooled = Callable[[RequestOutput], Floats | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One row, ready for the engine."""
+    """One row, ready for the engine. `pooled` makes numbers of the output of one that asks for
+    them."""
 
-    prompt: dict[str, Any]
-    params: SamplingParams
+    prompt: dict[str, Any] | PoolingPrompt
+    params: SamplingParams | PoolingParams
+    tokenization: dict[str, Any] | None = None
+    pooled: MakePooled | None = None
 
 
 class Preparing:
@@ -41,6 +52,9 @@ class Preparing:
 
     def prepare(self, row: Message) -> Prepared:
         """The request of a row; raises a QuireError that says what is wrong with it."""
+        if "pool" in row:
+            return self._pooling(row, row["pool"])
+        self._session.intake.check()
         params = sampling_params(row["params"])
         params.output_kind = (
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
@@ -50,6 +64,19 @@ class Preparing:
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
         return Prepared(prompt, params)
+
+    def _pooling(self, row: Message, wanted: Message) -> Prepared:
+        names = ("task", "dimensions", "use_activation", "truncate_prompt_tokens")
+        params = PoolingParams(**{name: wanted[name] for name in names if name in wanted})
+        pooling, prompt = self._session.pooling, row["prompt"]
+        [asked] = pooling.asked(params, pooling.check(str(params.task)), 1)
+        if not isinstance(prompt, str):
+            prompt = {"prompt_token_ids": prompt}
+        given = PoolingPrompt(
+            prompt, wanted.get("prompt_name"), wanted.get("pair"), row.get("salt", "")
+        )
+        kwargs = {name: wanted[name] for name in ("add_special_tokens",) if name in wanted}
+        return Prepared(given, params, kwargs, partial(pooling.pooled, asked=asked))
 
     def prompt_of(self, row: Message, *, may_be_cut: bool = False) -> dict[str, Any]:
         """The prompt as token ids, with its text where it has one."""

@@ -7,6 +7,7 @@ slow template keeps the engine from its next step.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,8 @@ class ServingEngine:
             "max_model_len": model.config.max_model_len,
             "vocab_size": model.spec.vocab_size,
             "chat": tokenizer is not None and bool(tokenizer.chat_templates),
+            "tasks": self._session.supported_tasks,
+            "labels": _labels(model.hf_config),
         }
 
     def take(self, message: Message) -> None:
@@ -104,7 +107,8 @@ class ServingEngine:
 
     def _enter(self, asked: Asked, made: Prepared) -> None:
         asked.prompt, asked.params = made.prompt, made.params
-        text = made.prompt.get("prompt")
+        asked.tokenization_kwargs, asked.reader.pooled = made.tokenization, made.pooled
+        text = made.prompt.get("prompt") if isinstance(made.prompt, dict) else None
         if asked.chat and isinstance(text, str):
             tag = self._session.model.config.reasoning_parser
             asked.reader.began_reasoning = opens_reasoning(text, tag)
@@ -180,6 +184,16 @@ class ServingEngine:
         else:
             told["value"] = made
         self._writer.send(told)
+
+
+def _labels(config: Mapping[str, Any]) -> list[str]:
+    """The names of a classifier's labels, by number; none where the config has none for all."""
+    named = config.get("id2label")
+    if not isinstance(named, Mapping):
+        return []
+    by_number = {str(number): str(label) for number, label in named.items()}
+    numbers = [str(i) for i in range(len(by_number))]
+    return [by_number[i] for i in numbers] if by_number.keys() == set(numbers) else []
 
 
 def _delta(made: list[tuple[Place, RequestOutput]]) -> dict[str, Any]:

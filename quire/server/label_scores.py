@@ -1,0 +1,58 @@
+"""How likely labels are as the next token: /v1/score of a model that writes text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quire.openai_api.asks import MOST_SAMPLES, Asked
+from quire.openai_api.errors import bad
+from quire.openai_api.outputs import Output
+from quire.openai_api.pooling_fields import SCORE
+from quire.server.tokens import token_ids
+
+MOST_LABELS = 128
+
+
+def read_label_scores(given: Mapping[str, Any]) -> Asked:
+    """A row for each pair of query and item."""
+    query, items = given.get("query", ""), given.get("items")
+    if not isinstance(items, list):
+        raise bad(
+            "the body has no items; of a pooling model ask for text_1 and text_2", param="items"
+        )
+    if not 0 < len(items) <= MOST_SAMPLES or not all(isinstance(one, str) for one in items):
+        raise bad(f"items is a list of 1 to {MOST_SAMPLES} texts", param="items")
+    labels = token_ids(given.get("label_token_ids"), "label_token_ids", MOST_LABELS)
+    params = {"max_tokens": 1, "temperature": 0, "logprob_token_ids": labels}
+    is_first = bool(given.get("item_first"))
+    rows = tuple(
+        {"prompt": one + query if is_first else query + one, "params": params} for one in items
+    )
+    return Asked(SCORE, given.get("model"), rows)
+
+
+def label_scores_body(
+    given: Mapping[str, Any], outputs: list[Output], *, model: str
+) -> dict[str, Any]:
+    scores, softmax = [], bool(given.get("apply_softmax"))
+    for output in outputs:
+        [place] = output.answers[0].logprobs or ()
+        found = {token: logprob for token, _, logprob in place.top}
+        chosen = [found[label] for label in given["label_token_ids"]]
+        scores.append(_chances(chosen, softmax))
+    return {
+        "object": "scoring",
+        "model": model,
+        "scores": scores,
+        "usage": {"prompt_tokens": sum(output.prompt_tokens for output in outputs)},
+    }
+
+
+def _chances(logprobs: list[float], softmax: bool) -> list[float]:
+    """Probabilities; among the labels alone with `softmax`."""
+    top = max(logprobs) if softmax else 0.0
+    weights = [math.exp(logprob - top) for logprob in logprobs]
+    total = sum(weights) if softmax else 1.0
+    return [weight / total for weight in weights]

@@ -1,0 +1,89 @@
+"""Numbers in place of text: embeddings, ranks, scores, classes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.openai_api.asks import check_model
+from quire.openai_api.errors import ApiError, bad
+from quire.openai_api.fields import checked_fields
+from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
+from quire.openai_api.pooling_fields import (
+    CLASSIFY,
+    EMBEDDINGS,
+    POOLING,
+    POOLING_PATHS,
+    RERANKS,
+    SCORE,
+)
+from quire.server.answering import whole_outputs
+from quire.server.generation import unless_gone
+from quire.server.label_scores import label_scores_body, read_label_scores
+from quire.server.reading import read_json
+from quire.server.replies import json_response
+from quire.server.services import Lane, Services, key_of
+
+_PREFIX = {EMBEDDINGS: "embd", CLASSIFY: "classify", POOLING: "pool", SCORE: "score"}
+_PREFIX |= dict.fromkeys(RERANKS, "rerank")
+_PAIR_FIELDS = {"text_1", "text_2"}
+_TEXTS = {SCORE: "text_2", **dict.fromkeys(RERANKS, "documents")}
+
+
+def routes(services: Services) -> list[Route]:
+    return [Route(path, _handler(services, path), methods=["POST"]) for path in POOLING_PATHS]
+
+
+def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        body = await read_json(request)
+        if endpoint == SCORE and not (isinstance(body, dict) and _PAIR_FIELDS & body.keys()):
+            return await _score_labels(services, request, body)
+        return await _pool(services, request, endpoint, body)
+
+    return handle
+
+
+async def _pool(services: Services, request: Request, endpoint: str, body: Any) -> Response:
+    engine, names = services.engine, services.settings.names
+    await engine.ready()  # what a body asks of the engine depends on what the model can do
+    asked = read_pooling_body(endpoint, body, names, engine.facts.get("tasks", ()))
+    lane: Lane = "batch" if asked.is_batch else "interactive"
+    try:
+        outputs = await unless_gone(
+            request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
+        )
+    except ApiError as error:
+        if error.param in ("prompt", "prompt_token_ids"):
+            error.param = _TEXTS.get(endpoint, "input")
+        raise
+    number = str(request.scope["quire.request_id"]).removeprefix("req_")
+    return json_response(
+        pooling_body(
+            asked,
+            outputs,
+            id=f"{_PREFIX[endpoint]}-{number}",
+            created=int(time.time()),
+            model=asked.model or names[0],
+            labels=engine.facts.get("labels", ()),
+        )
+    )
+
+
+async def _score_labels(services: Services, request: Request, body: Any) -> Response:
+    if not isinstance(body, dict):
+        raise bad("the body is a JSON object")
+    given, names = checked_fields(SCORE, body), services.settings.names
+    if "model" in given:
+        check_model(given["model"], names)
+    check_task("generate", services.engine.facts.get("tasks", ()))
+    asked = read_label_scores(given)
+    outputs = await unless_gone(
+        request, whole_outputs(services, asked, lane="interactive", key_id=key_of(request))
+    )
+    return json_response(label_scores_body(given, outputs, model=given.get("model") or names[0]))
