@@ -64,6 +64,15 @@ FEATURES: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 1, "stop_token_ids": [5, 9]},  # in truth: all of them
     "penalties, logprobs 5": {"repetition_penalty": 1.2, "logprobs": 5},
 }
+
+
+def banning(output_ids: list[int], logits: Any) -> Any:
+    """A logits processor as people write them."""
+    logits[7 + len(output_ids) % 100] = -float("inf")
+    return logits
+
+
+PROCESSED = {"logits_processors": [banning]}
 ALONE = ("logprobs 5", "repetition", "allowed ids")
 PROFILED = ("plain", "logprobs 5", "allowed ids", *(f"one of all: {name}" for name in ALONE[:2]))
 PROMPT = 32
@@ -92,7 +101,8 @@ def seconds(llm: LLM, kinds: Sequence[dict[str, Any]], tokens: int, *, read: boo
                 assert position
     taken = time.perf_counter() - before
     # Nobody stops early, so that all runs are the same work.
-    assert sum(len(one.outputs[0].token_ids) for one in done) == tokens * len(kinds)
+    wanted = sum(one.max_tokens or 0 for one in params)
+    assert sum(len(one.outputs[0].token_ids) for one in done) == wanted
     return taken
 
 
@@ -115,6 +125,11 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             cases["plain"] = [{}] * asked.rows
             for name in ALONE:
                 cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
+            # It draws in every other step at most, and would go on alone: the second says what it
+            # costs the others.
+            for name, most in (("processor", asked.tokens), ("processor, a third", 0)):
+                kind = {**PROCESSED, "max_tokens": most or asked.tokens // 3}
+                cases[f"one of all: {name}"] = [kind, *[{}] * (asked.rows - 1)]
             for name, kinds in cases.items():
                 if asked.only and name not in asked.only:
                     continue

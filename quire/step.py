@@ -97,7 +97,8 @@ class RowStart:
     The device stops a row by itself (inside `repeat`) at one of `freezing_ids`, once
     `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
     number among the executor's Handles; with `has_processors` the functions found there edit
-    the row's logits before anything else does.
+    the row's logits before anything else does. `paced`: each of its tokens has come home before a
+    plan asks for the next, and when it decodes it is in `StepPlan.single`.
     """
 
     row: int
@@ -110,6 +111,7 @@ class RowStart:
     max_tokens: int
     request: int = -1
     has_processors: bool = False
+    paced: bool = False
 
     @property
     def freezing_ids(self) -> Ints:

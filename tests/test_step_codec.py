@@ -76,6 +76,7 @@ def row_start(rng: random.Random) -> RowStart:
     return RowStart(
         rng.randrange(99), sampling(rng), rng.getrandbits(64), rng.randrange(9), ints(rng),
         ints(rng), ints(rng), rng.randrange(2**31), rng.randrange(-1, 99), rng.random() < 0.5,
+        rng.random() < 0.5,
     )  # fmt: skip
 
 

@@ -71,8 +71,17 @@ class HoldingSampler:
                 self._held.pop(row).call.cancel()
         self._has[rows] = False
 
-    def sample(self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None) -> Sampled:
-        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for."""
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        masks: Masks | None,
+        *,
+        beside_others: bool = False,
+    ) -> Sampled:
+        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for.
+        `beside_others`: rows that are not here wait for these."""
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
             sampled = self._sampler.sample(logits, rows, positions, masks)
@@ -87,7 +96,7 @@ class HoldingSampler:
             made.add(
                 others, self._sampler.sample(logits[at], rows[others], positions[others], masks)
             )
-        self._wait(rows[theirs], beside_others=len(others) > 0)
+        self._wait(rows[theirs], beside_others=beside_others or len(others) > 0)
         done = np.array([self._held[int(row)].call.done() for row in rows[theirs]], np.bool_)
         if done.any():
             made.add(theirs[done], self.sample_held(rows[theirs[done]], masks))

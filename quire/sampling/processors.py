@@ -38,8 +38,8 @@ class RowProcessors:
         # Outside of inference mode, or the processors could not write into it.
         with torch.inference_mode(False), torch.no_grad():
             line = logits.to(torch.float32, copy=True)
-        made = _mark(line.device)
-        return lanes.submit(self._lane, lambda: self._run(line, made))
+        stream = torch.cuda.current_stream(line.device) if line.is_cuda else None
+        return lanes.submit(self._lane, lambda: self._run_beside(line, stream))
 
     def append(self, token_id: int) -> None:
         self._output_ids.append(token_id)
@@ -53,14 +53,21 @@ class RowProcessors:
             return ProcessorFailed(f"logits processor {names}: {error}; it was given up.")
         return ProcessorFailed(f"logits processor {names}: {what_it_said(error)}")
 
-    def _run(self, logits: Tensor, made: torch.cuda.Event | None) -> Tensor:
-        if made is not None:
-            torch.cuda.current_stream(logits.device).wait_event(made)
+    def _run_beside(self, logits: Tensor, stream: torch.cuda.Stream | None) -> Tensor:
+        """On the stream that made the logits: it holds no later pass that would be waited for."""
+        if stream is None:
+            return self._run(logits)
+        with torch.cuda.stream(stream):
+            made = self._run(logits)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        done.synchronize()
+        return made
+
+    def _run(self, logits: Tensor) -> Tensor:
         with torch.no_grad():
             for processor, wants_prompt in zip(self._processors, self._wants_prompt, strict=True):
                 logits = self._call(processor, wants_prompt, logits)
-        if made is not None:
-            torch.cuda.current_stream(logits.device).synchronize()
         return logits
 
     def _call(self, processor: Processor, wants_prompt: bool, logits: Tensor) -> Tensor:
@@ -104,12 +111,3 @@ def _name(processor: Processor) -> str:
 def _key(processor: Processor) -> Hashable:
     """The same for the same processor; two bound methods of one object are equal, not one."""
     return processor if isinstance(processor, Hashable) else id(processor)
-
-
-def _mark(device: torch.device) -> torch.cuda.Event | None:
-    """When what was put on the device's stream so far is done."""
-    if device.type != "cuda":
-        return None
-    made = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    made.record(torch.cuda.current_stream(device))
-    return made

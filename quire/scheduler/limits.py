@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import Speculation
+from quire.config import EngineConfig, Speculation
+from quire.scheduler.pacing import Pacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +18,16 @@ class Limits:
     max_wait: float = 60.0
     prefix_groups: bool = True
     speculation: Speculation | None = None
+    pacing: Pacing = Pacing()
+
+    @staticmethod
+    def in_engine(config: EngineConfig) -> Limits:
+        return Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_repeat=config.max_repeat,
+            max_wait=config.max_wait,
+            prefix_groups=config.prefix_groups,
+            speculation=config.speculation,
+            pacing=Pacing.in_engine(config),
+        )

@@ -338,6 +338,7 @@ class Placements:
             max_tokens=request.max_tokens,
             request=request.number,
             has_processors=bool(request.processors),
+            paced=bool(self.rows.paced[row]),
         )
 
     def _sampling(self, params: SamplingParams) -> RowSampling:

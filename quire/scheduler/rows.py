@@ -18,12 +18,10 @@ import numpy.typing as npt
 
 from quire.cache.prefix import Past
 from quire.request import Ints
-from quire.sampling_params import SamplingParams
+from quire.scheduler.pacing import Pacing, brings_much
 from quire.scheduler.sequence import Sequence
 
 STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
-
-MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home at a time
 
 NOT_STALE = np.iinfo(np.int32).max
 
@@ -38,31 +36,15 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
     return wide
 
 
-def needs_every_step(params: SamplingParams) -> bool:
-    """Whether a token changes how the next one is drawn, beyond what a device row holds (words of
-    several tokens that it may not write), or brings more home than several should at once."""
-    num_logprobs = params.num_logprobs or 0
-    wide = num_logprobs < 0 or num_logprobs > MANY_LOGPROBS
-    return wide or any(len(word) > 1 for word in params._bad_words_token_ids or ())
-
-
-def draws_by_mask(sequence: Sequence) -> bool:
-    """Whether a guided row asks for nothing but its mask that the host has a hand in."""
-    request = sequence.request
-    is_plain = sequence.group is None and not request.processors and not request.watched
-    asks = request.params.num_logprobs is not None or needs_every_step(request.params)
-    return is_plain and not asks
-
-
 class Rows:
     """One place per running sequence. Placements are numbered, so a result that comes home after
     its row went to someone else is recognised."""
 
-    def __init__(self, capacity: int, num_groups: int = 1) -> None:
+    def __init__(self, capacity: int, num_groups: int = 1, pacing: Pacing | None = None) -> None:
         def ints() -> Ints:
             return np.zeros(capacity, np.int32)
 
-        self.capacity = capacity
+        self.capacity, self._pacing = capacity, pacing or Pacing()
         self.sequences: list[Sequence | None] = [None] * capacity
         self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
         self.pasts: list[Past] = [""] * capacity  # serial of the last published block
@@ -76,7 +58,7 @@ class Rows:
         self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
         self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
-        self.paced = np.zeros(capacity, bool)  # how it draws is known only when its last token is
+        self.paced = np.zeros(capacity, bool)  # planned again when its last token is known
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.pauses = np.zeros(capacity, bool)  # of these: it may rest while others draw more
@@ -131,14 +113,14 @@ class Rows:
         self.guided[row] = sequence.guide is not None
         self.watched[row] = request.watched
         self.background[row] = request.background
-        is_beam = sequence.group is not None
-        self.paced[row] = is_beam or sequence.guide is not None or bool(request.processors)
+        self.paced[row] = self._pacing.of(sequence)
         self.visited[row] = (
             sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS
         )
         self.scored[row] = request.params.num_logprobs is not None
-        self.stepwise[row] = self.paced[row] or request.watched or needs_every_step(request.params)
-        self.pauses[row] = sequence.guide is not None and draws_by_mask(sequence)
+        must_step = request.watched or brings_much(request.params)
+        self.stepwise[row] = self.paced[row] or must_step
+        self.pauses[row] = self.paced[row] and not must_step
         self.may_stop[row] = bool(stops) or sequence.watch is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]

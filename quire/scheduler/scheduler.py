@@ -60,7 +60,7 @@ class Scheduler:
         of passes, as far as known."""
         self.pool, self.limits = pool, limits
         capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.rows = Rows(capacity, pool.num_groups)
+        self.rows = Rows(capacity, pool.num_groups, limits.pacing)
         self.waiting = Waiting()
         self.lanes = Lanes(self.rows, self.waiting, clock)
         self._placements = Placements(pool, self.rows)
@@ -189,11 +189,11 @@ class Scheduler:
             chosen=self._beams.chosen(at),
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
-            single=at[rows.pauses[at]],
+            single=at[rows.paced[at]],
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
-        allowed = np.where(rows.pauses[at], 1, repeat)
+        allowed = np.where(rows.paced[at], 1, repeat)
         steps = np.minimum(allowed, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps

@@ -120,17 +120,9 @@ class Session:
             caching=config.enable_prefix_caching,
             windows=self.model.facts.windows,
         )
-        limits = Limits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_repeat=config.max_repeat,
-            max_wait=config.max_wait,
-            prefix_groups=config.prefix_groups,
-            speculation=config.speculation,
-        )
         return Scheduler(
             pool,
-            limits,
+            Limits.in_engine(config),
             expected_output=self._lengths.expected,
             make_masks=self._guides.make_masks,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda.device_rows import Column, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.host_copies import HostCopies, HostCopy
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
@@ -42,31 +43,38 @@ class CudaBeams:
         place = np.flatnonzero(np.isin(decode.rows, chosen.rows))  # chosen follow their order
         upload.add("chosen rows", chosen.rows)
         upload.add("chosen", np.stack([chosen.tokens, decode.positions[place]]))
-        upload.add("searched lines", self._lines(plan))
+
+    def searched(self, plan: StepPlan, upload: Upload, name: str, rows: Ints) -> Ints:
+        """Which lines of a block, that draw for these rows, are searched; before the parcel is
+        sent, where they have this name."""
+        lines = np.flatnonzero(np.isin(rows, plan.searched)).astype(np.int32)
+        upload.add(name, lines)
+        return lines
 
     def choose(self, plan: StepPlan, upload: Upload) -> None:
         """After the plan's changes: the rows go on from the tokens the host chose."""
         if not len(plan.chosen.rows):
             return
-        rows, chosen = upload.take("chosen rows"), upload.take("chosen").view(2, -1)
-        self._columns.ints[Column.LAST_TOKEN].index_copy_(0, rows, chosen[0])
-        self._columns.ints[Column.POSITION].index_copy_(0, rows, chosen[1])
+        self._columns.go_on_from(upload.take("chosen rows"), upload.take("chosen").view(2, -1))
 
-    def rank(self, plan: StepPlan, upload: Upload, logits: Tensor) -> CandidateLetter | None:
-        """The candidates of the searched rows, from the logits of all that draw."""
-        lines = self._lines(plan)
-        if not len(lines):
-            return None
-        some = logits.index_select(0, upload.take("searched lines"))
-        rows = plan.sampled_rows()[lines]
-        count = plan.num_candidates
-        some = some[:, : self._columns.vocab_size]
-        tokens, logprobs = candidates(some, rows, plan.masks, count, self._handles)
+    def rank(
+        self, plan: StepPlan, lines: Tensor, rows: Ints, first: Ints, logits: Tensor
+    ) -> CandidateLetter:
+        """The candidates of some lines of a block, which belong to these rows and have the numbers
+        `first` in the result."""
+        some = logits.index_select(0, lines)[:, : self._columns.vocab_size]
+        tokens, logprobs = candidates(some, rows, plan.masks, plan.num_candidates, self._handles)
         sent = self._host_copies.send(tokens.to(torch.int32)), self._host_copies.send(logprobs)
-        return CandidateLetter(lines, *sent)
+        return CandidateLetter(first, *sent)
 
-    @staticmethod
-    def _lines(plan: StepPlan) -> Ints:
-        """Which of the rows that draw are searched."""
-        drawing = np.isin(plan.sampled_rows(), plan.searched)
-        return np.flatnonzero(drawing).astype(np.int32)
+
+def joined_candidates(letters: Sequence[CandidateLetter]) -> Candidates | None:
+    """Of all blocks of a plan."""
+    if not letters:
+        return None
+    read = [letter.read() for letter in letters]
+    return Candidates(
+        np.concatenate([one.lines for one in read]),
+        np.concatenate([one.tokens for one in read]),
+        np.concatenate([one.logprobs for one in read]),
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +22,22 @@ from quire.layers.attention import Pass
 from quire.models.model import KVCache, Model
 from quire.step import StepPlan
 
-# Called with logits [lines, vocab or more], tokens [lines] and the number of the step.
-Look = Callable[[Tensor, Tensor, int], None]
+
+class LogitsUses(Protocol):
+    """What is done with the logits of a block beside the device's draw; see looks.py."""
+
+    @property
+    def replaces(self) -> bool: ...
+
+    @property
+    def is_needed(self) -> bool: ...
+
+    @property
+    def is_always_needed(self) -> bool: ...
+
+    def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None: ...
+
+    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None: ...
 
 
 class SmallBatchRows(Protocol):
@@ -74,8 +90,8 @@ class Decoding:
     """Whole decode steps: feed, model, draw, judge.
 
     A plan's first step is made in two halves where rows draw by masks: the model is at work while
-    the masks are still being filled, and the draw waits for them. All its steps are where somebody
-    looks at the logits of each.
+    the masks are still being filled, and the draw waits for them. So it is where somebody looks at
+    its logits, and all its steps are where somebody looks at the logits of each.
     """
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
@@ -87,7 +103,7 @@ class Decoding:
         self._fed: dict[GraphKey, Feed] = {}
         self._drawn: dict[GraphKey, Tensor] = {}
 
-    def seat(self, plan: StepPlan, upload: Upload, first: int = 0) -> Seated:
+    def seat(self, plan: StepPlan, upload: Upload, looks: LogitsUses, first: int = 0) -> Seated:
         """Before the parcel is sent: find places, and capture their step if it is new. Its rows
         begin at line `first` of the result."""
         columns, num_rows = self._parts.columns, len(plan.decode)
@@ -99,8 +115,9 @@ class Decoding:
         key = GraphKey(
             "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
         )
-        looked_at = bool(columns.asks_more[plan.decode.rows].any())
-        num_halved = plan.repeat if looked_at else int(plan.masks is not None)
+        num_halved = int(plan.masks is not None or looks.is_needed)
+        if looks.is_always_needed:
+            num_halved = plan.repeat
         halves = self._prepare_halves(places, key) if num_halved else None
         if num_halved < plan.repeat:
             self._parts.graphs.prepare(key, lambda: self._step(places, key))
@@ -112,17 +129,17 @@ class Decoding:
         return Seated(places, key, num_rows, plan.repeat, asking, halves, num_halved)
 
     def run(
-        self, seated: Seated, upload: Upload, bring_masks: Callable[[], None], look: Look
+        self, seated: Seated, upload: Upload, bring_masks: Callable[[], None], looks: LogitsUses
     ) -> Tensor:
         """After the plan's changes: what became of every row in every step. int32 [K, rows]
-        `look` sees the logits and tokens of steps that are made in halves."""
+        `looks` are at the logits and tokens of steps that are made in halves."""
         places, key = seated.places, seated.key
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
         if key.num_edited:
             places.edited[: key.num_edited].copy_(upload.take("edited places"))
         if seated.halves is not None:
-            self._run_halves(seated, seated.halves, bring_masks, look)
+            self._run_halves(seated, seated.halves, bring_masks, looks)
         whole = seated.repeat - seated.num_halved
         self._parts.graphs.run(key, lambda: self._step(places, key), whole)
         # A copy: the next plan may write here before this one's tokens are home.
@@ -161,7 +178,7 @@ class Decoding:
         self._draw(places, key, fed, self._pass(fed))
 
     def _prepare_halves(self, places: DecodePlaces, key: GraphKey) -> tuple[GraphKey, GraphKey]:
-        graphs, draw = self._parts.graphs, replace(key, kind="draw")
+        graphs, draw = self._parts.graphs, changed(key, kind="draw")
         forward = GraphKey("forward", places.size, False, prefixes=key.prefixes)
         graphs.prepare(forward, lambda: self._forward(places, forward))
         graphs.prepare(draw, lambda: self._second_half(places, draw, forward))
@@ -172,15 +189,18 @@ class Decoding:
         seated: Seated,
         halves: tuple[GraphKey, GraphKey],
         bring_masks: Callable[[], None],
-        look: Look,
+        looks: LogitsUses,
     ) -> None:
         (forward, draw), places, graphs = halves, seated.places, self._parts.graphs
         for step in range(seated.num_halved):
             graphs.run(forward, lambda: self._forward(places, forward), 1)
             bring_masks()
-            graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
+            if looks.replaces:
+                self._second_half(places, draw, forward, partial(looks.replace, step=step))
+            else:
+                graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
             if self._logits is not None:
-                look(self._logits[: places.size], self._drawn[draw], step)
+                looks.look(self._logits[: places.size], self._drawn[draw], step)
 
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token; its logits wait for the second half."""
@@ -188,10 +208,16 @@ class Decoding:
         logits = self._pass(fed)
         self._logits_of(logits).copy_(logits)
 
-    def _second_half(self, places: DecodePlaces, key: GraphKey, forward: GraphKey) -> None:
+    def _second_half(
+        self,
+        places: DecodePlaces,
+        key: GraphKey,
+        forward: GraphKey,
+        replace: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    ) -> None:
         if self._logits is None:
             raise RuntimeError("the first half of a step comes before the second")
-        self._draw(places, key, self._fed[forward], self._logits[: places.size])
+        self._draw(places, key, self._fed[forward], self._logits[: places.size], replace)
 
     def _logits_of(self, like: Tensor) -> Tensor:
         """Room for logits at one address for all buckets."""
@@ -207,13 +233,23 @@ class Decoding:
         shared = Pass(fed.positions, turns, fed.slots, fed.attention)
         return parts.logits(fed.token_ids, shared)
 
-    def _draw(self, places: DecodePlaces, key: GraphKey, fed: Feed, logits: Tensor) -> None:
+    def _draw(
+        self,
+        places: DecodePlaces,
+        key: GraphKey,
+        fed: Feed,
+        logits: Tensor,
+        replace: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    ) -> None:
+        """Draw and judge; `replace` may put other tokens in between."""
         parts = self._parts
         edited = places.edited[: key.num_edited] if key.num_edited else None
         tokens, failed = parts.ops.draw(
             logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
         )
         self._drawn[key] = tokens
+        if replace is not None:
+            replace(logits, tokens, failed)
         if key.scored:
             entries = self._entries_of(places)
             parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)

@@ -85,7 +85,6 @@ class MoreAsked:
 class Drawing:
     """What a set of rows asks of sampling, known on the host."""
 
-    special: bool  # some need more than the device's sampling
     truncated: bool  # some have top_k, top_p or min_p
     scored: bool  # some want logprobs of the device
 
@@ -129,7 +128,10 @@ class DeviceColumns:
         self.num_full = windows.count(None)
         shape = (len(windows), num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
+        # Rows that the sampler draws for, and rows whose next token is planned when the host has
+        # seen the last.
         self.special = np.zeros(num_rows + 1, np.bool_)
+        self.paced = np.zeros(num_rows + 1, np.bool_)
         self.all_special = all_special
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         # As on the device: how many logprobs it gives, -1 for none.
@@ -151,7 +153,6 @@ class DeviceColumns:
 
     def drawing(self, rows: Ints) -> Drawing:
         return Drawing(
-            bool(self.special[rows].any()),
             bool(self.truncated[rows].any()),
             bool((self.num_logprobs[rows] >= 0).any()),
         )
@@ -180,7 +181,7 @@ class DeviceColumns:
         special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
         if not special and has_edits(start):
             special = not self.edits.begin(start)
-        self.special[row] = special
+        self.special[row], self.paced[row] = special, start.paced
         self.truncated[row] = self._truncates(start.sampling)
         asks = not special and num_logprobs is not None
         more = self.asks_more[row] = asks and not _fits_entry(start.sampling)
@@ -216,6 +217,11 @@ class DeviceColumns:
         num_outputs = self.ints[Column.NUM_OUTPUTS].index_select(0, rows)
         self.ints[Column.MAX_TOKENS].index_copy_(0, rows, num_outputs + 1)
         self.ints[Column.FROZEN].index_fill_(0, rows, 0)
+
+    def go_on_from(self, rows: Tensor, drawn: Tensor) -> None:
+        """These rows feed the tokens drawn[0], which stand at drawn[1], whatever they drew."""
+        self.ints[Column.LAST_TOKEN].index_copy_(0, rows, drawn[0])
+        self.ints[Column.POSITION].index_copy_(0, rows, drawn[1])
 
     def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
         """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda.batch import EagerPass
-from quire.executor.cuda.decoding import Look, Parts
+from quire.executor.cuda.batch import PromptPass
+from quire.executor.cuda.decoding import LogitsUses, Parts
 from quire.executor.cuda.device_rows import NOWHERE
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
 from quire.executor.cuda.upload import Upload
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
-from quire.step import DecodeRows, StepPlan
+from quire.step import StepPlan
 
 # Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
 WORTH_CAPTURING = 20 * 10**12
@@ -69,7 +69,7 @@ def bucket_for(num_tokens: int, num_sequences: int, most_tokens: int) -> Bucket 
 class LaidOut:
     """The slices of a plan, before the parcel that carries them is sent."""
 
-    work: EagerPass
+    work: PromptPass
     bucket: Bucket | None
     truncated: bool
     asking: Asking
@@ -98,7 +98,7 @@ class Prompts:
 
     def lay_out(self, plan: StepPlan, upload: Upload) -> LaidOut:
         """Put the slices into the parcel, rounded up if their bucket is known already."""
-        alone = replace(plan, decode=DecodeRows(), groups=())
+        rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
         if num_tokens <= self.captured_tokens:
@@ -106,23 +106,23 @@ class Prompts:
         if bucket is not None and bucket not in self._seen:
             self._seen.add(bucket)
             bucket = None
-        work = EagerPass(
-            alone,
+        work = PromptPass(
+            plan.prefill,
             upload,
             self._parts.block_size,
             num_tokens=bucket.num_tokens if bucket else 0,
             num_sequences=bucket.num_sequences if bucket else 0,
             resting=self._parts.columns.resting,
         )
-        columns, rows = self._parts.columns, alone.sampled_rows()
+        columns = self._parts.columns
         asking = Asking.pack(upload, "prompts", columns.num_logprobs[rows])
         upload.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
         return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
     def run(
-        self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None], look: Look
+        self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None], looks: LogitsUses
     ) -> Computed:
-        """After the plan's changes. `look` sees the logits and tokens of what is drawn."""
+        """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
         batch = work.batch(parts.columns)
         hidden = self._layers(batch, laid_out.bucket)
@@ -140,7 +140,8 @@ class Prompts:
             truncated=laid_out.truncated,
             edited=edited if len(edited) else None,
         )
-        look(logits, tokens, 0)
+        looks.replace(logits, tokens, failed, 0)
+        looks.look(logits, tokens, 0)
         entries = None
         if laid_out.asking:
             entries = new_entries(1, len(rows), parts.device)

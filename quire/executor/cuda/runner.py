@@ -1,17 +1,16 @@
 """CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
 
-Two ways through. Rows that the device draws for by itself, with temperature, limits, edits, masks
-and logprobs: the plan's decode steps (decoding.py), then a pass over its prompts (prompts.py), both
-as graphs. Where a row needs the sampler, or is a beam, the whole plan is one eager pass after the
-other. Both ways read and change the same columns (device_rows.py), and a row always
-draws in the same way, so its tokens do not depend on the plan it is in. Nothing here waits for the
-device, the sampler excepted.
+A plan is its decode steps (decoding.py), then a pass over its prompts (prompts.py), both as graphs,
+whatever its rows ask for. The device draws for all of them, with temperature, limits, edits, masks
+and logprobs; what a row asks for beyond that looks at its logits beside the others (looks.py). Both
+read and change the same columns (device_rows.py), and a row always draws in the same way, so its
+tokens do not depend on the plan it is in. Nothing here waits for the device, but where the sampler
+must draw at once (sampler_draws.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda.batch import EagerPass
+from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.beams import CudaBeams
-from quire.executor.cuda.decoding import Decoding, Look, Parts, SmallBatchRows
+from quire.executor.cuda.decoding import Decoding, Parts, SmallBatchRows
 from quire.executor.cuda.device_ops import DeviceOps
-from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
-from quire.executor.cuda.drawn_scores import Asking, new_entries
+from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.drawn_scores import Asking
 from quire.executor.cuda.graphs import Graphs
 from quire.executor.cuda.hidden import pack_hidden, send_hidden
 from quire.executor.cuda.host_copies import HostCopies
+from quire.executor.cuda.looks import Block, Lookers, Looks
 from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.more_scores import MoreScores
 from quire.executor.cuda.prompts import Prompts
+from quire.executor.cuda.sampler_draws import LateDraws, SamplerDraws
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
@@ -38,9 +39,8 @@ from quire.executor.memory import caches_by_layer
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.layer_plan import KVGroup
 from quire.models.model import Model
-from quire.request import Ints
 from quire.sampling.holding import HoldingSampler
-from quire.step import Masks, StepPlan, no_ints
+from quire.step import StepPlan, no_ints
 from quire.steps.handles import Handles
 
 
@@ -85,29 +85,36 @@ class CudaRunner:
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._host_copies)
         self._beams = CudaBeams(columns, self._host_copies, handles)
-        self._more = MoreScores(columns, self._host_copies)
+        self._draws = SamplerDraws(columns, sampler)
+        more = MoreScores(columns, self._host_copies)
+        self._lookers = Lookers(more, self._beams, self._draws)
         self._masks = MaskUploads(columns.edits, self.device, handles)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:
-        columns, upload = self.columns, Upload(self.device)
+        columns, upload, extras = self.columns, Upload(self.device), Extras()
+        starting = [start.row for start in plan.starts]
+        self._draws.forget(np.concatenate([plan.ends, np.array(starting, np.int32)]))
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
         upload.add("single rows", plan.single)
-        special = columns.drawing(_all_rows(plan)).special
-        if special or len(plan.released) or len(plan.searched):
-            return self._eager(plan, upload)
-        first = sum(len(one.sample_into) for one in plan.prefill)
-        seated = self._decoding.seat(plan, upload, first) if len(plan.decode) else None
+        self._beams.pack(plan, upload)
+        late = self._draws.begin(plan)
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
+        drawn_at = no_ints() if laid_out is None else laid_out.work.drawn_at
+        rows, first = plan.sampled_rows(), len(drawn_at)
+        beside: Any = partial(Looks, self._lookers, plan, upload=upload, extras=extras, late=late)
+        drawn = beside(Block("prompts", rows[:first], drawn_at, 0))
+        decode = plan.decode
+        decoded = beside(Block("decode rows", decode.rows, decode.positions + np.int32(1), first))
+        seated = self._decoding.seat(plan, upload, decoded, first) if len(decode) else None
         packed, wanted = [], None
         if laid_out is not None:
             packed = self._pack_scores(plan, laid_out.work, upload)
             wanted = pack_hidden(plan.prefill, laid_out.work.query_starts, upload)
         bring_masks = self._masks.pack(plan.masks, upload)
-        blocks, extras = [], Extras()
-        drawn, decoded = self._looks(plan, first, upload, extras)
         self._change(plan, upload)
+        blocks = []
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
             blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
@@ -118,27 +125,15 @@ class CudaRunner:
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
             extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
-        block = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
-        return CudaStep(self._host_copies.send(block), extras)
+        return self._sent(blocks, extras, late)
 
-    def _looks(
-        self, plan: StepPlan, first: int, upload: Upload, extras: Extras
-    ) -> tuple[Look, Look]:
-        """For those that ask for more than an entry holds: what looks at the logits of the first
-        rows that draw, at the end of prompts, and at those of the decode rows."""
-        rows = plan.sampled_rows()
-        return (
-            self._look("prompts", rows[:first], 0, upload, extras),
-            self._look("decode rows", rows[first:], first, upload, extras),
-        )
-
-    def _look(self, name: str, rows: Ints, first: int, upload: Upload, extras: Extras) -> Look:
-        groups = self._more.pack(upload, name, rows, first)
-
-        def look(logits: Tensor, tokens: Tensor, step: int) -> None:
-            extras.more_letters += self._more.score(groups, upload, logits, tokens, step)
-
-        return look
+    def _sent(self, blocks: list[Tensor], extras: Extras, late: LateDraws) -> CudaStep:
+        """What the plan made is on its way home."""
+        if not blocks:  # of a plan that only releases rows
+            blocks = [torch.empty(1, 0, dtype=torch.int32, device=self.device)]
+        sent = self._host_copies.send(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))
+        waiting = self._draws.send(late)
+        return CudaStep(sent, extras, None if waiting is None else partial(self._draws.draw, late))
 
     def _send_entries(
         self, asking: Asking, upload: Upload, entries: Tensor | None, extras: Extras
@@ -150,6 +145,7 @@ class CudaRunner:
     def end_all(self) -> None:
         """Every row is free."""
         self.columns.clear()
+        self._draws.clear()
         self.sampler.end(np.arange(self.columns.num_rows, dtype=np.int32))
 
     def close(self) -> None:
@@ -170,137 +166,10 @@ class CudaRunner:
                 self.sampler.start(start)
         if plan.copies:
             self.ops.copy_blocks(self.cache, upload.take("copies").view(-1, 2))
-
-    def _eager(self, plan: StepPlan, upload: Upload) -> CudaStep:
-        """One pass, and where rows that need the sampler were to repeat, pass after pass."""
-        extras, blocks = Extras(), []
-        released, plan = plan.released, replace(plan, released=no_ints())
-        if not plan.prefill and not len(plan.decode):
-            self._change(plan, upload)
-            block = self._release(released, plan.masks, 0, extras)[None]
-            return CudaStep(self._host_copies.send(block.to(torch.int32)), extras)
-        asking = Asking.pack(upload, "all", self.columns.num_logprobs[plan.sampled_rows()])
-        entries = (
-            new_entries(plan.repeat, len(plan.sampled_rows()), self.device) if asking else None
-        )
-        for k in range(plan.repeat):
-            one = plan if k == 0 else _later(plan, k)
-            sent = upload if k == 0 else Upload(self.device)
-            work = EagerPass(one, sent, self.block_size)
-            picked = self._pick(one, sent, plan.single if k else no_ints())
-            packed = self._pack_scores(one, work, sent)
-            wanted = pack_hidden(one.prefill, work.query_starts, sent)
-            self._beams.pack(one, sent)
-            bring_masks = self._masks.pack(one.masks, sent)
-            look = self._look("all", one.sampled_rows(), 0, sent, extras)
-            if k == 0:
-                self._change(plan, sent)
-            else:
-                sent.send()
-            self._beams.choose(one, sent)
-            batch = work.batch(self.columns)
-            hidden = self.model(batch, self._layer_caches)
-            extras.score_letters += self._scoring.run(packed, sent, hidden)
-            extras.hidden_letters += send_hidden(wanted, sent, hidden, self._host_copies)
-            logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
-            logits = work.drawn_logits(batch, logits)
-            extras.candidates = self._beams.rank(one, sent, logits)
-            bring_masks()
-            tokens, failed = self._draw_lines(one, work, sent, logits, picked, extras)
-            rows, at = sent.take("sampled rows"), sent.take("drawn at")
-            look(logits, tokens, k)
-            if entries is not None:
-                step = torch.full((1,), k, dtype=torch.int32, device=self.device)
-                self.ops.score(logits, self._drawing(rows), tokens, failed, entries, step)
-            if extras.held:
-                # They drew nothing: the row that rests stands in for them.
-                rows[list(extras.held)] = self.columns.resting
-            blocks.append(self.columns.accept(rows, tokens, at, failed))
-        self._send_entries(asking, upload, entries, extras)
-        block = torch.stack(blocks)
-        if len(released):
-            late = self._release(released, plan.masks, block.shape[1], extras)
-            block = torch.cat([block, late[None]], 1)
-        return CudaStep(self._host_copies.send(block.to(torch.int32)), extras)
-
-    def _release(self, rows: Ints, masks: Masks | None, first: int, extras: Extras) -> Tensor:
-        """What rows draw from logits that were held; line i of them is line first + i of all."""
-        positions = [self.sampler.position_held(row) for row in rows.tolist()]
-        sampled = self.sampler.sample_held(rows, masks)
-        failed = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
-        failed[list(sampled.failed)] = True
-        extras.add(sampled, np.arange(first, first + len(rows), dtype=np.int32))
-        at = torch.tensor(positions, device=self.device)
-        row = torch.from_numpy(rows).to(self.device, torch.int64)
-        return self.columns.accept(row, sampled.tokens, at, failed)
+        self._beams.choose(plan, upload)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return self.model.logits(hidden.index_select(0, positions))
 
-    def _pack_scores(self, plan: StepPlan, work: EagerPass, upload: Upload) -> list[Packed]:
+    def _pack_scores(self, plan: StepPlan, work: PromptPass, upload: Upload) -> list[Packed]:
         return self._scoring.pack(plan.prefill, work.query_starts, upload)
-
-    def _pick(self, plan: StepPlan, upload: Upload, resting: Ints) -> Ints:
-        """Which of the drawing lines the sampler draws for; it counts what it draws, so not for
-        rows that rest."""
-        rows = plan.sampled_rows()
-        special = self.columns.special[rows] & ~np.isin(rows, resting)
-        upload.add("special lines", np.flatnonzero(special))
-        upload.add("simple lines", np.flatnonzero(~special))
-        edited = self.columns.edits.edited[rows[~special]]
-        upload.add("edited simple lines", np.flatnonzero(edited))
-        return np.flatnonzero(special).astype(np.int32)
-
-    def _drawing(self, rows: Tensor) -> Tensor:
-        """The rows, -1 for those that rest. int32"""
-        return torch.where(self.columns.live(rows), rows, NOWHERE).to(torch.int32)
-
-    def _draw_lines(
-        self,
-        plan: StepPlan,
-        work: EagerPass,
-        upload: Upload,
-        logits: Tensor,
-        picked: Ints,
-        extras: Extras,
-    ) -> tuple[Tensor, Tensor]:
-        """A token for every line: the sampler's for those that need it, else the kernel's."""
-        on_host = plan.sampled_rows()
-        truncated = self.columns.drawing(np.delete(on_host, picked)).truncated
-        rows, at = upload.take("sampled rows"), upload.take("drawn at").to(torch.int32)
-        drawing = self._drawing(rows)
-        edited = upload.take("edited simple lines").to(torch.int32)
-        draw: Any = partial(
-            self.ops.draw, truncated=truncated, edited=edited if len(edited) else None
-        )
-        if not len(picked):
-            return draw(logits, drawing, at) if len(rows) else _nothing(rows)
-        tokens, failed = torch.zeros_like(rows), torch.zeros_like(rows, dtype=torch.bool)
-        simple, special = upload.take("simple lines"), upload.take("special lines")
-        if len(simple):
-            theirs = draw(logits.index_select(0, simple), drawing[simple], at[simple])
-            tokens[simple], failed[simple] = theirs
-        sampled = self.sampler.sample(
-            logits.index_select(0, special), on_host[picked], work.drawn_at[picked], plan.masks
-        )
-        tokens[special] = sampled.tokens
-        failed[special[list(sampled.failed)]] = True
-        extras.add(sampled, picked)
-        return tokens, failed
-
-
-def _all_rows(plan: StepPlan) -> Ints:
-    """Every row a plan computes something for."""
-    slices = np.array([piece.row for piece in plan.prefill], np.int32)
-    return np.concatenate([slices, plan.sampled_rows()])
-
-
-def _later(plan: StepPlan, k: int) -> StepPlan:
-    """Pass k of a plan of decode rows: nothing changes but where they stand."""
-    decode = replace(plan.decode, positions=plan.decode.positions + np.int32(k))
-    return StepPlan(decode=decode, groups=plan.groups, masks=plan.masks)
-
-
-def _nothing(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What nobody drew."""
-    return rows, rows.to(torch.bool)

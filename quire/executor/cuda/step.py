@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quire.errors import EngineError
-from quire.executor.cuda.beams import CandidateLetter
-from quire.executor.cuda.device_rows import FAILED
+from quire.executor.cuda.beams import CandidateLetter, joined_candidates
+from quire.executor.cuda.device_rows import FAILED, RESTS
 from quire.executor.cuda.drawn_scores import DrawnLetter
 from quire.executor.cuda.hidden import HiddenLetter
 from quire.executor.cuda.host_copies import HostCopy
 from quire.executor.cuda.more_scores import MoreLetter
+from quire.executor.cuda.sampler_draws import LateTokens
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
@@ -28,7 +30,7 @@ class Extras:
     more_letters: list[MoreLetter] = field(default_factory=list)  # step by step
     score_letters: list[ScoreLetter] = field(default_factory=list)
     hidden_letters: list[HiddenLetter] = field(default_factory=list)
-    candidates: CandidateLetter | None = None
+    candidates: list[CandidateLetter] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
 
@@ -45,10 +47,11 @@ class CudaStep:
 
     host_copy: HostCopy
     extras: Extras = field(default_factory=Extras)
+    draw_late: Callable[[], LateTokens] | None = None  # for rows that the sampler draws for
 
     def result(self) -> StepResult:
         try:
-            tokens = np.ascontiguousarray(self.host_copy.read().T).astype(np.int32, copy=False)
+            tokens = self._tokens()
         except RuntimeError as error:
             raise EngineError(
                 f"the GPU failed while it computed: {error}. The process must be started again."
@@ -70,9 +73,24 @@ class CudaStep:
             tuple(failed.tolist()),
             self.extras.errors,
             self.extras.held,
-            None if self.extras.candidates is None else self.extras.candidates.read(),
+            joined_candidates(self.extras.candidates),
             {i: one for sent in self.extras.hidden_letters for i, one in sent.read().items()},
         )
+
+    def _tokens(self) -> Ints:
+        """[rows, K], what the sampler drew included."""
+        # Drawn first: the device may still be busy with later steps of the plan.
+        late = None if self.draw_late is None else self.draw_late()
+        tokens = np.array(self.host_copy.read().T, np.int32, order="C")
+        if late is None:
+            return tokens
+        released = np.full((late.num_lines - len(tokens), tokens.shape[1]), RESTS, np.int32)
+        tokens = np.concatenate([tokens, released])
+        tokens[late.lines] = RESTS
+        tokens[late.lines, 0] = late.tokens
+        for sampled, lines in late.drawn:
+            self.extras.add(sampled, lines)
+        return tokens
 
 
 def _of_real_tokens(block: DrawnScores, counts: Ints) -> DrawnScores:

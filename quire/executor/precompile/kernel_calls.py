@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.backends.ops import HeadNorms, HeadShape
 from quire.config import EngineConfig
-from quire.executor.cuda.batch import EagerPass
+from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
 from quire.executor.cuda.drawn_scores import new_entries
 from quire.executor.cuda.graphs import DecodePlaces
@@ -236,7 +236,7 @@ class Calls:
         assigned = Assigned(ids[:1], ids[:1], ids[:1])
         plan = StepPlan((start,), ids[:1], assigned, prefill=(Slice(0, 0, ids, (0,)),))
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
-        work = EagerPass(plan, upload, self.shape.block_size)
+        work = PromptPass(plan.prefill, upload, self.shape.block_size)
         upload.send()
         columns.change(upload)
         batch = work.batch(columns)

@@ -38,6 +38,7 @@ from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.limits import Limits as StepLimits
 from quire.scheduler.masking import MakeMasks
+from quire.scheduler.pacing import Pacing
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Guide, Sequence
@@ -370,9 +371,10 @@ def answers(
     poisoned: bool = False,
     guide_for: Callable[[Request], Guide | None] = lambda request: None,
     make_masks: MakeMasks | None = None,
+    pacing: Pacing | None = None,
 ) -> list[Sequence]:
     """Every sample of every request, in order, after an engine ran them. `poisoned`: whatever
-    nobody holds turns into NaN before each plan."""
+    nobody holds turns into NaN before each plan. `pacing` as the engine has it, or another."""
     facts, size, caching = executor.start(), config.block_size, not poisoned
     pool = BlockPool(facts.num_blocks, block_size=size, caching=caching, windows=facts.windows)
     if poisoned:
@@ -382,6 +384,7 @@ def answers(
         config.max_num_batched_tokens,
         max_repeat=config.max_repeat,
         prefix_groups=prefix_groups,
+        pacing=pacing or Pacing.in_engine(config),
     )
     engine = Engine(Scheduler(pool, limits, make_masks=make_masks), executor, depth=config.depth)
     for order, request in enumerate(requests):

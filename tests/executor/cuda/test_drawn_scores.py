@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from quire.executor.cuda.sampler_draws import SomeLines
 from quire.executor.cuda.step import CudaStep
 from quire.request import Request
 from quire.step import StepPlan
@@ -39,19 +41,32 @@ def few_stop(kinds: list[dict[str, object]]) -> list[Request]:
 
 
 class Watched(PlainExecutor):
-    """Counts plans by (whether they ran eagerly, how many steps they had)."""
+    """Counts plans by (what the sampler drew for them: nothing, some rows at once, or later, how
+    many steps they had)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.seen: Counter[tuple[bool, int]] = Counter()
+        self.seen: Counter[tuple[str, int]] = Counter()
+        self._at_once: list[int] = []
+        draws = self.runner._draws
+        now = draws.now
+
+        def noted(some: SomeLines, *given: Any) -> Any:
+            self._at_once.append(len(some.lines))
+            return now(some, *given)
+
+        vars(draws)["now"] = noted
 
     def submit(self, plan: StepPlan) -> CudaStep:
-        eager, runner = [], self.runner
-        real = type(runner)._eager
-        runner._eager = lambda *given: eager.append(1) or real(runner, *given)  # type: ignore[method-assign,func-returns-value]
+        self._at_once.clear()
         made = super().submit(plan)
-        self.seen[bool(eager), plan.repeat] += 1
+        how = "now" if self._at_once else "late" if made.draw_late is not None else ""
+        self.seen[how, plan.repeat] += 1
         return made
+
+    @property
+    def ways(self) -> set[str]:
+        return {how for how, _ in self.seen} - {""}
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs"])
@@ -74,6 +89,6 @@ def test_logprobs_are_those_of_one_step_at_a_time(
         np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
         if one.request.params.num_logprobs is not None:
             assert sum(map(len, one.logprobs)) == len(one.output_ids)
-    some_eager = any(eager for eager, _ in executor.seen)
-    assert some_eager is mode.startswith("processed")
-    assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1)
+    assert executor.ways == ({"late"} if mode.startswith("processed") else set())
+    alone = not mode.startswith("processed")  # else too many rows wait for the host
+    assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1 and alone)

@@ -51,7 +51,7 @@ def test_edited_rows_draw_the_tokens_of_one_step_at_a_time(
     kinds: list[dict[str, object]], max_repeat: int, num_blocks: int
 ) -> None:
     executor = check(kinds, max_repeat, num_blocks)
-    assert not any(eager for eager, _ in executor.seen)
+    assert not executor.ways
     assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1)
     edits = executor.runner.columns.edits
     executor.reset()
@@ -60,14 +60,14 @@ def test_edited_rows_draw_the_tokens_of_one_step_at_a_time(
 
 def test_rows_with_edits_draw_by_kernels_beside_the_samplers() -> None:
     executor = check(EDITED + LONG_WORDS, 8, 128)
-    assert any(eager for eager, _ in executor.seen)
+    assert executor.ways == {"late"}
 
 
 def test_rows_that_find_no_room_are_left_to_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = DeviceEdits.begin
     monkeypatch.setattr(DeviceEdits, "begin", lambda self, s: s.row % 2 == 0 and begin(self, s))
     executor = check(EDITED, 8, 128)
-    assert any(eager for eager, _ in executor.seen)
+    assert executor.ways == {"now"} and any(repeat > 1 for how, repeat in executor.seen if how)
 
 
 def test_the_arena_hands_out_and_joins_spans() -> None:

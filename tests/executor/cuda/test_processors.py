@@ -1,22 +1,29 @@
-"""Rows with logits processors on the CUDA runner's eager path: the same tokens as anywhere."""
+"""Rows that the sampler draws for beside the CUDA runner's own: the same tokens as anywhere."""
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from quire.cache.pool import BlockPool
+from quire.engine import Engine
 from quire.errors import ProcessorFailed
 from quire.executor.cpu.local import LocalExecutor
 from quire.request import Request
+from quire.scheduler.limits import Limits
+from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.harness import small_config
+from tests.executor.harness import told as scores_of
 
 
 def quick(output_ids: list[int], logits: Tensor) -> Tensor:
@@ -58,3 +65,62 @@ def test_any_depth_and_repeat_gives_the_plain_runners_tokens(depth: int, max_rep
     failed = [s for s in found if s.error is not None]
     assert failed and all(isinstance(s.error, ProcessorFailed) for s in failed)
     assert {failing} == {p for s in failed for p in s.request.processors}
+
+
+def long_words() -> list[Request]:
+    made = requests(PLAIN + SPECIAL, count=12)
+    for one in made[::3]:
+        one.params._bad_words_token_ids = [[a, b] for a in range(60) for b in range(0, 200, 9)]
+    return made
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_are_aborted_before_they_drew_leave_nothing_behind(seed: int) -> None:
+    """Their rows are taken by others at once, while what they were to draw is still to be drawn."""
+    many = [*asked(), *(replace(one, number=one.number + 50) for one in long_words())]
+    plain = small_config(num_blocks=256)
+    expected = answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, many)
+    wanted = {(s.request.number, s.sample): told([s]) for s in expected}
+    config = small_config(depth=2, max_repeat=8, num_blocks=128, max_num_seqs=6)
+    executor, rng = PlainExecutor(config, SPEC, WEIGHTS), random.Random(seed)
+    pool = BlockPool(executor.start().num_blocks, block_size=config.block_size)
+    engine = Engine(Scheduler(pool, Limits.in_engine(config)), executor, depth=2)
+    waiting = {}
+    for order, request in enumerate(many):
+        samples = [Sequence(request, i, order) for i in range(request.params.n)]
+        waiting[order] = samples
+        engine.add(samples)
+    ended: list[Sequence] = []
+    while not engine.idle:
+        ended += engine.step().ended
+        left = [o for o, samples in waiting.items() if not any(s.finish_reason for s in samples)]
+        if left and rng.random() < 0.1:
+            engine.abort(waiting.pop(rng.choice(left)))
+    assert len(waiting) < len(many) and len(ended) > 10
+    for one in ended:
+        assert told([one]) == wanted[one.request.number, one.sample]
+    assert pool.num_free == pool.num_blocks and not executor.runner._draws._pending
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_gpu_draws_the_cpu_engines_tokens(mode: str, eager: bool) -> None:
+    from quire.executor.cuda.executor import CudaExecutor
+
+    for made in (asked, long_words):
+        plain = small_config(num_blocks=256, logprobs_mode=mode)
+        expected = answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, made())
+        fields = {"device": "cuda", "block_size": 16, "depth": 2, "max_repeat": 8}
+        config = small_config(**fields, enforce_eager=eager, num_blocks=128, logprobs_mode=mode)
+        weights = {name: weight.cuda() for name, weight in WEIGHTS.items()}
+        executor = CudaExecutor(config, SPEC, weights)
+        try:
+            found = answers(executor, config, made())
+        finally:
+            executor.close()
+        assert told(found) == told(expected)
+        for one, wanted in zip(found, expected, strict=True):
+            mine, theirs = scores_of(one.logprobs), scores_of(wanted.logprobs)
+            assert mine[0] == theirs[0]
+            np.testing.assert_allclose(mine[1], theirs[1], atol=1e-3)

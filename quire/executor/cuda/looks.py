@@ -1,0 +1,98 @@
+"""What is done with the logits of a block beside the device's draw: logprobs that have no room in
+an entry, candidates of beams, and what the sampler draws from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from quire.executor.cuda.beams import CudaBeams
+from quire.executor.cuda.more_scores import MoreScores
+from quire.executor.cuda.sampler_draws import LateDraws, SamplerDraws
+from quire.executor.cuda.step import Extras
+from quire.executor.cuda.upload import Upload
+from quire.request import Ints
+from quire.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Lookers:
+    """Those who may look at logits."""
+
+    more: MoreScores
+    beams: CudaBeams
+    draws: SamplerDraws
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines of logits of a plan: they draw for `rows`, what rows[i] draws will stand at
+    positions[i], and the first of them is line `first` of the result."""
+
+    name: str
+    rows: Ints
+    positions: Ints
+    first: int
+
+
+class Looks:
+    """What one block of a plan asks for. Made before the upload is sent."""
+
+    def __init__(
+        self,
+        lookers: Lookers,
+        plan: StepPlan,
+        block: Block,
+        upload: Upload,
+        extras: Extras,
+        late: LateDraws,
+    ) -> None:
+        self._lookers, self._plan, self._block = lookers, plan, block
+        self._upload, self._extras, self._late = upload, extras, late
+        name, lines = block.name, (block.rows, block.positions, block.first)
+        self._more = lookers.more.pack(upload, name, block.rows, block.first)
+        self._later = lookers.draws.pack(upload, f"late {name}", *lines, late=True)
+        self._now = lookers.draws.pack(upload, f"now {name}", *lines, late=False)
+        self._searched = lookers.beams.searched(plan, upload, f"searched {name}", block.rows)
+
+    @property
+    def replaces(self) -> bool:
+        """The sampler draws for some rows in every step, before tokens are judged."""
+        return bool(self._now)
+
+    @property
+    def is_needed(self) -> bool:
+        """Somebody looks at the logits, of the first step at least."""
+        return self.is_always_needed or bool(self._later) or len(self._searched) > 0
+
+    @property
+    def is_always_needed(self) -> bool:
+        """Somebody looks at the logits of every step."""
+        return bool(self._more or self._now)
+
+    def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
+        """Between the draw and the judgement: put in what the sampler draws."""
+        if not self._now:
+            return
+        draws, masks = self._lookers.draws, self._plan.masks
+        at, sampled = draws.now(self._now, self._upload, logits, step, masks)
+        tokens[at] = sampled.tokens
+        failed[at] = False
+        failed[at[list(sampled.failed)]] = True
+        self._extras.add(sampled, self._now.lines)
+
+    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None:
+        """After a draw."""
+        lookers, upload, extras = self._lookers, self._upload, self._extras
+        extras.more_letters += lookers.more.score(self._more, upload, logits, tokens, step)
+        if step > 0:  # whoever the host draws for rests in later steps
+            return
+        lookers.draws.keep(self._late, self._later, upload, logits)
+        if len(self._searched):
+            lines = upload.take(f"searched {self._block.name}")
+            rows = self._block.rows[self._searched]
+            numbers = self._searched + np.int32(self._block.first)
+            extras.candidates.append(lookers.beams.rank(self._plan, lines, rows, numbers, logits))
