@@ -4,7 +4,8 @@
 
     check    the CUDA executor's tests, without pytest
     small    the table of Qwen3-0.6B, large: of Llama-3.1-8B, other: of Llama-3.2-1B, which
-             nothing was tuned for and nobody else was measured with (random weights, bf16)
+             nothing was tuned for and nobody else was measured with, experts: of Qwen3-30B-A3B
+             (random weights, bf16)
     profile  one decode step of 0.6B at 256 and 1,024 rows, kernel by kernel
     start    a new process to 4 x 32 tokens, 0.6B and 8B: kernels not compiled yet, then compiled
     load     GB/s of reading safetensors
@@ -46,7 +47,12 @@ from benchmarks.offline import OPTION, machine, measure, option
 if TYPE_CHECKING:
     from quire import LLM
 
-MODELS = {"small": "qwen3-0.6b", "large": "llama-3.1-8b", "other": "llama-3.2-1b"}
+MODELS = {
+    "small": "qwen3-0.6b",
+    "large": "llama-3.1-8b",
+    "other": "llama-3.2-1b",
+    "experts": "qwen3-30b-a3b",
+}
 MORE = {"load": load, "sanitize": sanitize, "default": default, "fp8": fp8}
 PARTS = ("check", *MODELS, "profile", "start", *MORE)
 STARTED = ("small", "large")

@@ -29,9 +29,13 @@ MODELS = Path(__file__).parent / "models"
 
 @dataclass(frozen=True)
 class Shape:
-    """What the arithmetic needs to know of a Llama-like model."""
+    """What the arithmetic needs to know of a Llama-like model, whose feed-forwards may be mixtures
+    of experts."""
 
-    body: int  # weights each token is multiplied with
+    dense: int  # weights of the body that every token is multiplied with
+    expert: int  # weights of one expert, over all layers
+    num_experts: int
+    per_token: int
     head: int
     embedding: int
     kv_bytes: int  # per token, in bf16
@@ -44,8 +48,14 @@ class Shape:
         size = config.get("head_dim") or hidden // heads
         attention = 2 * hidden * (heads + kv_heads) * size
         head = config["vocab_size"] * hidden
+        experts = config.get("num_experts", 0)
+        width = config["moe_intermediate_size" if experts else "intermediate_size"]
+        mlp = 3 * hidden * width
         return Shape(
-            body=layers * (attention + 3 * hidden * config["intermediate_size"]),
+            dense=layers * (attention if experts else attention + mlp),
+            expert=layers * mlp if experts else 0,
+            num_experts=experts,
+            per_token=config["num_experts_per_tok"] if experts else 0,
             head=head,
             embedding=0 if config["tie_word_embeddings"] else head,
             kv_bytes=2 * layers * kv_heads * size * 2,
@@ -53,9 +63,22 @@ class Shape:
         )
 
     @property
+    def body(self) -> int:
+        """Weights each token is multiplied with."""
+        return self.dense + self.per_token * self.expert
+
+    def body_read(self, num_tokens: int) -> float:
+        """Weights that a pass of so many tokens reads, if experts are equally liked."""
+        if not self.num_experts:
+            return self.dense
+        left_out = (1 - self.per_token / self.num_experts) ** num_tokens
+        return self.dense + self.num_experts * (1 - left_out) * self.expert
+
+    @property
     def kv_capacity(self) -> int:
         """Tokens that fit beside the weights."""
-        return int((MEMORY - 2 * (self.body + self.head + self.embedding) - 3e9) / self.kv_bytes)
+        weights = self.dense + self.num_experts * self.expert + self.head + self.embedding
+        return int((MEMORY - 2 * weights - 3e9) / self.kv_bytes)
 
 
 @dataclass(frozen=True)
@@ -145,8 +168,8 @@ def _step_seconds(
     own_kv = sum(s.written + s.own for s in running) + batch * (steps - 1) / 2
     shared_kv = sum(grouped[g].prefix for g in {s.group for s in running})
     all_kv = own_kv + sum(grouped[s.group].prefix for s in running)
-    weights = 2 * (shape.body + shape.head)
-    gemm = max(weights / BANDWIDTH, weights * batch / ARITHMETIC)
+    read = 2 * (shape.body_read(batch) + shape.head)
+    gemm = max(read / BANDWIDTH, 2 * (shape.body + shape.head) * batch / ARITHMETIC)
     reading = shape.kv_bytes * (own_kv + shared_kv) / BANDWIDTH
     return gemm + max(reading, shape.attention_flops * all_kv / ARITHMETIC)
 

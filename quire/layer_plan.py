@@ -180,6 +180,11 @@ def mlp_of(layer: LayerPlan) -> MlpPlan:
     return replace(expert, width=width)
 
 
+def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
+    """The mixtures among feed-forwards, each kind once."""
+    return tuple(dict.fromkeys(one.mlp for one in layers if isinstance(one.mlp, ExpertsPlan)))
+
+
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that see equally far back. Their KV lies in blocks of their own, under a block table

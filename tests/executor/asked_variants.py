@@ -22,7 +22,7 @@ from quire.executor.driver import Gpu
 from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.worker import Device
-from quire.layer_plan import LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.options import Options, resolve
 from quire.spec import ModelSpec, plain_decoder, spec_as_json, spec_from_json
 
@@ -49,6 +49,9 @@ AROUND = replace(
 PLAIN_MLP = replace(
     LLAMA, layers=(replace(LLAMA.layers[0], mlp=MlpPlan(8192, "relu2", gated=False)),)
 )
+MIXTURE = replace(
+    QWEN, layers=(replace(QWEN.layers[0], mlp=ExpertsPlan(128, 8, MlpPlan(768))),) * 2
+)
 CASES: dict[str, tuple[ModelSpec, Options]] = {
     "head_dim 128": (QWEN, Options()),
     "head_dim 64": (LLAMA, Options()),
@@ -67,6 +70,7 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
     "KV in fp8": (QWEN, Options(kv_cache_dtype="fp8")),
     "norms around, their weights in float32": (AROUND, Options()),
     "without a gate": (PLAIN_MLP, Options()),
+    "experts": (MIXTURE, Options()),
 }
 asked: list[str] = []
 

@@ -16,6 +16,7 @@ from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
@@ -46,10 +47,12 @@ class TritonKernels:
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
-        stacks = [_stacked(products) for products in (ups, downs)]
-        if stacks[0] is None or stacks[1] is None:
+        up, down = _stacked(ups), _stacked(downs)
+        if up is None or down is None:
             return EveryExpert(gate, ups, downs)
-        return GroupedExperts(gate, stacks[0], stacks[1])
+        wide = up.grouped and down.grouped and down.weights.shape[2] >= WIDE
+        for_many = GroupedExperts(gate, up.weights, down.weights) if wide else None
+        return FusedExperts(gate, up, down, for_many=for_many)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
@@ -108,21 +111,19 @@ class TritonKernels:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
 
 
-def _stacked(products: Sequence[LinearOp]) -> Tensor | None:
-    """The weights of products as one tensor, of which each keeps its part; None where grouped
-    products do not take them."""
-    plain = [one for one in products if isinstance(one, PlainLinear) and one.bias is None]
-    if len(plain) < len(products) or plain[0].weight.dtype != torch.bfloat16:
+def _stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
+    """The weights of products as one tensor, of which each keeps its part; None where they are
+    not all of the same kind."""
+    plain = [one for one in products if isinstance(one, PlainLinear)]
+    biases = [one.bias for one in plain if one.bias is not None]
+    if len(plain) < len(products) or len(biases) not in (0, len(plain)):
         return None
-    if any(size % 8 for size in plain[0].weight.shape):  # lines of 16 bytes
-        return None
-    stack = torch.empty(
-        len(plain), *plain[0].weight.shape, dtype=torch.bfloat16, device=plain[0].weight.device
-    )
+    first = plain[0].weight
+    stack = first.new_empty(len(plain), *first.shape)
     for one, part in zip(plain, stack, strict=True):
         part.copy_(one.weight)
         one.weight = part
-    return stack
+    return ExpertWeights(stack, torch.stack(biases) if biases else None)
 
 
 @dataclass(slots=True)

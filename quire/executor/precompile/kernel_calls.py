@@ -25,7 +25,7 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import make_cache
-from quire.layer_plan import NormPlan, mlp_of
+from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.models.decoder import head_shape
 from quire.spec import ModelSpec
 from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
@@ -55,6 +55,7 @@ class Calls:
             *by_window,
             partial(self.sample, truncated=False),
             *self.small_batch(),
+            *self.experts(),
             self.heads,
             self.norms,
             self.gates,
@@ -148,6 +149,17 @@ class Calls:
         compiled = [partial(compile_product, product) for product in products]
         packed = [] if self.shape.fp8_kv else [self.packed]
         return [*packed, *compiled, embed] if products else []
+
+    def experts(self) -> list[Callable[[], object]]:
+        """The products of mixtures: compiled for tiles of every size, called by none."""
+        from quire.backends.triton.experts import all_tiles, compile_experts
+
+        hidden = self.spec.hidden_size
+        return [
+            partial(compile_experts, plan, hidden, tile, self.dtype)
+            for plan in expert_plans(self.spec.layers)
+            for tile in dict.fromkeys(all_tiles(plan, self.dtype))
+        ]
 
     def packed(self) -> None:
         """Attention of few rows straight from the packed projection."""

@@ -12,9 +12,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.backends.ops import HeadShape
-from quire.backends.triton import blocks, decode, elementwise, heads, prefill, sample, steps
+from quire.backends.triton import (
+    blocks,
+    decode,
+    elementwise,
+    experts,
+    heads,
+    prefill,
+    sample,
+    steps,
+)
 from quire.backends.triton.decode_kernels import attend_items, merge_parts
 from quire.backends.triton.draw_kernels import TILE, draw, pick
+from quire.backends.triton.experts_kernels import (
+    add_up,
+    count_pairs,
+    multiply_experts,
+    order_pairs,
+)
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.packed_kernels import attend_packed
 from quire.backends.triton.prefill_kernels import attend_tiles, make_tiles
@@ -31,7 +46,7 @@ from quire.backends.triton.tiles import (
 )
 from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
-from quire.layer_plan import NormPlan, mlp_of
+from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -122,6 +137,7 @@ class Steps:
             *self._sampling(truncated=False),
             *self._decode(ROWS),
             *self._small_batch(),
+            *self._experts(),
             self._heads(),
             *self._ends_of_a_step(),
             *self._elementwise(),
@@ -273,6 +289,19 @@ class Steps:
                 **decode.packed_constants(shape, decode_tile(shape, ROWS)),
             },
         )
+
+    def _experts(self) -> Iterator[Variant]:
+        own, hidden = self._own(), self.spec.hidden_size
+        for plan in expert_plans(self.spec.layers):
+            counted, summed = experts.COUNT_CONSTANTS, experts.sum_constants(plan.per_token)
+            yield Variant(count_pairs, (I64, I32, I32, SOME), counted)
+            yield Variant(add_up, (own, F32, own, hidden), summed)
+            for tile in dict.fromkeys(experts.all_tiles(plan, self.dtype)):
+                order = experts.order_constants(plan.count, tile)
+                yield Variant(order_pairs, (I64, I32, I32, I32, SOME), order)
+                for inner, constants in experts.products_of(plan, hidden, tile, self.dtype):
+                    given = (own, own, own, I32, I32, own, inner)
+                    yield Variant(multiply_experts, given, constants)
 
     def _heads(self) -> Variant:
         own, kept, spec = self._own(), self._kept(), self.spec

@@ -1,0 +1,240 @@
+"""The experts that tokens chose, by products over all of them at once.
+
+A pair is a token and one of its experts. Pairs are counted and put in order by expert, each
+expert's from the beginning of a tile of rows on; then one launch multiplies every tile by the
+weights of its expert, for each of the two products. Nothing is asked of the device on the way, and
+the number of programs depends on the number of pairs alone: one captured pass serves every
+routing, and tiles that a routing does not fill end at once. What a token's experts made is added
+in the order it chose them: nothing depends on which pair was counted first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import triton
+
+from quire.backends.triton.experts_kernels import (
+    add_up,
+    count_pairs,
+    multiply_experts,
+    order_pairs,
+)
+from quire.backends.triton.jit import power_of_two, precision
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from quire.backends.ops import ExpertsOp, RowOp
+    from quire.layer_plan import ExpertsPlan
+
+# Of an expert this wide, on average so many pairs: from there on the library is a sixth faster
+# (4096 x 14336, measured), where of narrow experts it takes twice as long.
+WIDE, MANY_PAIRS = 4096, 512
+PAIRS_AT_ONCE = 128
+COLUMNS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """`rows` of one expert's pairs by `columns` of the product, `depth` of the sum at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+# By how many pairs an expert has on average, at most. Few pairs cost the reading of weights, so
+# their tiles are wide enough that an expert's weights are read once (benchmarks/gpu_experts.py).
+_TILES = (
+    (8, Tile(16, 64, 128, 4, 4)),
+    (24, Tile(32, 128, 128, 4, 3)),
+    (48, Tile(64, 128, 64, 4, 4)),
+)
+_MANY = Tile(128, 256, 64, 8, 3)
+
+
+def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """The tile of so many pairs; of wide numbers half as deep, to take the same memory."""
+    average = num_pairs / num_experts
+    tile = next((tile for most, tile in _TILES if average <= most), _MANY)
+    if dtype.itemsize == 4:
+        return Tile(tile.rows, tile.columns, tile.depth // 2, tile.warps, tile.stages)
+    return tile
+
+
+def all_tiles(plan: ExpertsPlan, dtype: torch.dtype) -> tuple[Tile, ...]:
+    """Those that passes of any number of tokens take, beginning with the least."""
+    most = (*(most for most, _ in _TILES), 1 << 20)
+    return tuple(tile_for(one * plan.count, plan.count, dtype) for one in most)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One product of every expert: weights [E, N, K], and biases [E, N] if they have some."""
+
+    weights: Tensor
+    biases: Tensor | None = None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the library's grouped products take them: in bfloat16, lines of 16 bytes."""
+        lines = all(size % 8 == 0 for size in self.weights.shape[1:])
+        return self.biases is None and lines and str(self.weights.dtype) == "torch.bfloat16"
+
+    def constants(self, tile: Tile, per_row: int) -> dict[str, Any]:
+        experts, outer, inner = self.weights.shape
+        return product_constants(
+            *(experts, outer, inner, tile, per_row),
+            has_bias=self.biases is not None,
+            dtype=self.weights.dtype,
+        )
+
+
+def product_constants(
+    experts: int,
+    outer: int,
+    inner: int,
+    tile: Tile,
+    per_row: int,
+    *,
+    has_bias: bool,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """What a product of all experts is compiled for; `per_row`: pairs that read the same row."""
+    return {
+        "PER_ROW": per_row,
+        "INNER": inner,
+        "OUTER": outer,
+        "EXPERTS": experts,
+        "LANES": power_of_two(experts),
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "EVEN": inner % tile.depth == 0,
+        "HAS_BIAS": has_bias,
+        "PRECISION": precision(dtype),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+
+
+def products_of(
+    plan: ExpertsPlan, hidden: int, tile: Tile, dtype: torch.dtype
+) -> tuple[tuple[int, dict[str, Any]], ...]:
+    """The two products of a layer's experts: how deep each is, and what it is compiled for."""
+    one, made = plan.expert, []
+    up, down = (1 + one.gated) * one.width, one.width
+    for outer, inner, per_row in ((up, hidden, plan.per_token), (hidden, down, 1)):
+        sizes = (plan.count, outer, inner, tile, per_row)
+        made.append((inner, product_constants(*sizes, has_bias=one.bias, dtype=dtype)))
+    return tuple(made)
+
+
+def sum_constants(per_token: int) -> dict[str, int]:
+    """What adding up is compiled for."""
+    return {"PER_TOKEN": per_token, "BLOCK": COLUMNS_AT_ONCE, "num_warps": 4}
+
+
+COUNT_CONSTANTS = {"BLOCK": PAIRS_AT_ONCE, "num_warps": 4}
+
+
+def order_constants(experts: int, tile: Tile) -> dict[str, int]:
+    """What ordering pairs is compiled for."""
+    lanes = power_of_two(experts)
+    return {"EXPERTS": experts, "LANES": lanes, "ROWS": tile.rows, **COUNT_CONSTANTS}
+
+
+def compile_experts(plan: ExpertsPlan, hidden: int, tile: Tile, dtype: torch.dtype) -> None:
+    """Compile what a layer's experts call with this tile, without computing anything."""
+    import torch
+
+    own, whole, pairs = dtype, torch.int32, torch.int64
+    made = [
+        count_pairs.warmup(pairs, whole, whole, 2, grid=(1,), **COUNT_CONSTANTS),
+        order_pairs.warmup(
+            *(pairs, whole, whole, whole, 2), grid=(1,), **order_constants(plan.count, tile)
+        ),
+        add_up.warmup(
+            *(own, torch.float32, own, hidden), grid=(1,), **sum_constants(plan.per_token)
+        ),
+    ]
+    for inner, constants in products_of(plan, hidden, tile, dtype):
+        given = (own, own, own, whole, whole, own, inner)
+        made.append(multiply_experts.warmup(*given, grid=(1,), **constants))
+    for compiled in made:
+        getattr(compiled, "run", None)  # asked for, it is loaded now and not in the first step
+
+
+class FusedExperts:
+    """x [T, H], chosen int64 [T, k], scores float32 [T, k] -> [T, H]."""
+
+    def __init__(
+        self,
+        gate: RowOp,
+        ups: ExpertWeights,
+        downs: ExpertWeights,
+        *,
+        tile: Tile | None = None,
+        for_many: ExpertsOp | None = None,
+    ) -> None:
+        """ups [E, 2 I, H], what `gate` takes, and downs [E, H, I]. `for_many` takes over where an
+        expert has MANY_PAIRS on average."""
+        self._gate, self._ups, self._downs, self._tile = gate, ups, downs, tile
+        self._for_many = for_many
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        per_token, experts = chosen.shape[1], len(self._ups.weights)
+        if self._for_many is not None and chosen.numel() >= MANY_PAIRS * experts:
+            return self._for_many(x, chosen, scores)
+        tile = self._tile or tile_for(chosen.numel(), experts, x.dtype)
+        pairs = Pairs(chosen, experts, tile)
+        opened = self._gate(pairs.multiply(x.contiguous(), self._ups, per_row=per_token))
+        made = pairs.multiply(opened, self._downs, per_row=1)
+        return _added_up(made, scores)
+
+
+class Pairs:
+    """The pairs of a pass, in order by expert."""
+
+    def __init__(self, chosen: Tensor, experts: int, tile: Tile) -> None:
+        import torch
+
+        self._tile, self._num_pairs = tile, chosen.numel()
+        # Experts whose last tile is not full have one more than their share.
+        self._num_tiles = self._num_pairs // tile.rows + min(experts, self._num_pairs)
+        chosen = chosen.contiguous()
+        self._counts = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
+        ranks = torch.empty(self._num_pairs, dtype=torch.int32, device=chosen.device)
+        self._ordered = ranks.new_empty(self._num_tiles * tile.rows)
+        grid = (triton.cdiv(self._num_pairs, PAIRS_AT_ONCE),)
+        count_pairs[grid](chosen, self._counts, ranks, self._num_pairs, **COUNT_CONSTANTS)
+        order_pairs[grid](
+            *(chosen, self._counts, ranks, self._ordered, self._num_pairs),
+            **order_constants(experts, tile),
+        )
+
+    def multiply(self, x: Tensor, product: ExpertWeights, *, per_row: int) -> Tensor:
+        """Of each pair its row of x, number pair // per_row, times its expert's weights."""
+        _, outer, inner = product.weights.shape
+        out = x.new_empty(self._num_pairs, outer)
+        grid = (self._num_tiles * triton.cdiv(outer, self._tile.columns),)
+        biases = product.weights if product.biases is None else product.biases
+        multiply_experts[grid](
+            *(x, product.weights, biases, self._counts, self._ordered, out, inner),
+            **product.constants(self._tile, per_row),
+        )
+        return out
+
+
+def _added_up(made: Tensor, scores: Tensor) -> Tensor:
+    tokens, per_token = scores.shape
+    width = made.shape[1]
+    out = made.new_empty(tokens, width)
+    grid = (tokens, triton.cdiv(width, COLUMNS_AT_ONCE))
+    add_up[grid](made, scores.contiguous(), out, width, **sum_constants(per_token))
+    return out
