@@ -101,6 +101,14 @@ class WholeHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries times 1 + beta * ln(1 + floor(position / original_max_len))."""
+
+    beta: float
+    original_max_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """Self-attention: products to heads, positions, what a query sees, and a product back."""
 
@@ -117,6 +125,7 @@ class AttentionPlan:
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
     whole: WholeHeads | None = None  # None: these are all heads
+    query_growth: QueryGrowth | None = None  # None: queries are alike at every position
 
     @property
     def head_norm(self) -> NormPlan | None:
@@ -142,17 +151,28 @@ class MlpPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
-    """A mixture of experts: a router scores them by softmax, each token takes the best
-    `per_token`, and what they make is added up, each times its score.
+    """A mixture of experts: a router scores them, each token takes the best `per_token`, and what
+    they make is added up, each times its score and `factor`.
 
-    `renormalise`: the scores of those taken are made to add up to 1. `shared`: one more expert,
-    which every token takes, times the sigmoid of a product of its own."""
+    `renormalise`: the scores of those taken are made to add up to 1. `choice_bias`: a number for
+    each expert is added to its score where the best are chosen, and only there. `groups`: experts
+    stand in so many groups, and a token takes them from the best `groups_taken`, where a group
+    counts as much as the best expert of it, or the best two. `shared`: one more expert, which every
+    token takes; `shared_gate`: times the sigmoid of a product of its own."""
 
     count: int
     per_token: int
     expert: MlpPlan
     renormalise: bool = False
     shared: MlpPlan | None = None
+    shared_gate: bool = True
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    router_bias: bool = False
+    choice_bias: bool = False
+    groups: int = 1
+    groups_taken: int = 1
+    group_score: Literal["best", "best_two"] = "best_two"
+    factor: float = 1.0
 
 
 # Where the norms of a layer stand: before both branches; after them, on what is added to the

@@ -16,6 +16,7 @@ from quire.layer_plan import (
     LayerPlan,
     MlpPlan,
     NormPlan,
+    QueryGrowth,
     Rope,
     WholeHeads,
     mlp_of,
@@ -190,10 +191,12 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     attention, mlp = given["attention"], given["mlp"]
     qk_norm, rope, whole = attention["qk_norm"], attention["rope"], attention["whole"]
+    growth = attention["query_growth"]
     heads = {
         "qk_norm": qk_norm and NormPlan(**qk_norm),
         "rope": rope and Rope(**rope),
         "whole": whole and WholeHeads(**whole),
+        "query_growth": growth and QueryGrowth(**growth),
     }
     experts = "expert" in mlp and ExpertsPlan(
         **{

@@ -18,10 +18,12 @@ from quire.backends.ops import WeightRows
 from quire.errors import InvalidRequest
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
+from quire.weights.within import Within
 from quire.weights.names import weights_of
 from quire.weights.read_rows import in_order
 from quire.weights.row_order import RowOrder
-from quire.weights.stored_names import is_of_a_tower, own_name
+from quire.weights.stored_names import BASES, is_of_a_tower, own_name
+from quire.weights.tied import head_name
 
 # What checkpoints hold beside weights: computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
@@ -29,11 +31,12 @@ _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The rows of a weight that one stored tensor fills."""
+    """The rows of a weight that one stored tensor fills, or some of it."""
 
     places: tuple[WeightRows, ...]
     first: int
-    shape: tuple[int, ...]
+    count: int
+    within: Within
     order: RowOrder | None
     less: float  # what is added to it
 
@@ -43,16 +46,19 @@ class NewWeights:
 
     def __init__(self, model: Decoder, spec: ModelSpec) -> None:
         places = model.places
-        self._targets: dict[str, _Target] = {}
+        self._targets: dict[str, list[_Target]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for weight in weights_of(spec):
             first = 0
             for part in weight.parts:
-                shape = (part.rows, *weight.shape[1:])
-                self._targets[part.hf] = _Target(
-                    places[weight.name], first, shape, part.order, part.hf_less
+                shape, within = (part.rows, *weight.shape[1:]), part.hf_within
+                self._shapes[part.hf] = within.whole(shape, (within.expert or 0) + 1)
+                self._targets.setdefault(part.hf, []).append(
+                    _Target(places[weight.name], first, part.rows, within, part.order, part.hf_less)
                 )
                 first += part.rows
         self._is_tied = spec.tied_embeddings
+        self._head = head_name(spec)
 
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -63,13 +69,9 @@ class NewWeights:
             name = self._name(given)
             if name is None:
                 continue
-            target = self._targets[name]
-            _check(given, tensor, target.shape)
-            rows = tensor.detach() if target.order is None else in_order(tensor, target.order)
-            if target.less:
-                rows = rows.float() + target.less
-            for place in target.places:
-                place.write_rows(target.first, rows)
+            _check(given, tensor, self._shapes[name])
+            for target in self._targets[name]:
+                _write(target, tensor.detach())
             loaded.add(given)
         return loaded
 
@@ -78,16 +80,26 @@ class NewWeights:
         if not isinstance(given, str):
             raise _wrong(f"weights are pairs of a name and a tensor, not {given!r}", given)
         own = own_name(given)
-        for name in (own, f"model.{own}"):  # the bare model leaves the prefix out
+        for name in (own, *(f"{base}{own}" for base in BASES)):  # the bare model leaves it out
             if name in self._targets:
                 return name
-        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and own == "lm_head.weight"):
+        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and own == self._head):
             return None
         if is_of_a_tower(given):
             return None
         near = get_close_matches(given, self._targets, 1, 0.0)
         hint = f" The nearest name is {near[0]!r}." if near else ""
         raise _wrong(f"the model has no weight {given!r}.{hint}", given)
+
+
+def _write(target: _Target, tensor: Tensor) -> None:
+    rows = target.within.of_tensor(tensor, target.count)
+    if target.order is not None:
+        rows = in_order(rows.contiguous(), target.order)
+    if target.less:
+        rows = rows.float() + target.less
+    for place in target.places:
+        place.write_rows(target.first, rows)
 
 
 def _check(name: str, tensor: Any, shape: tuple[int, ...]) -> None:

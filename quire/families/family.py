@@ -7,15 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.families.fields import Fields
+from quire.layer_plan import NormPlaces
 from quire.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What files call one tensor, without the layer before it and without `.weight`."""
+    """What files call one tensor, without the layer before it and without `.weight`.
+
+    Files of Hugging Face may have it otherwise: `bare`, without `.weight`, and its bias with
+    `_bias`; `turned`, [in, out]; `stacked`, that of every expert in one tensor. Two parts with one
+    name there are one tensor, one behind the other, or `alternating` row by row."""
 
     hf: str
     gguf: str
+    bare: bool = False
+    turned: bool = False
+    stacked: bool = False
+    alternating: bool = False
+
+    def stored(self, kind: str) -> tuple[str, str]:
+        """What files of Hugging Face and GGUF files call its weight or bias."""
+        ending = f".{kind}"
+        if self.bare:
+            ending = "" if kind == "weight" else "_bias"
+        return self.hf + ending, f"{self.gguf}.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,9 @@ class ModelNames:
 class LayerNames:
     """What files call the tensors of a layer.
 
-    `qkv` and `gate_up` are one tensor here: of these stored ones, from the top."""
+    `qkv` and `gate_up` are one tensor here: of these stored ones, from the top. A single `qkv` of
+    files of Hugging Face may have them `by_group`: the queries of a KV head, its key, its value,
+    then those of the next."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -42,6 +60,7 @@ class LayerNames:
         Name("self_attn.k_proj", "attn_k"),
         Name("self_attn.v_proj", "attn_v"),
     )
+    qkv_by_group: bool = False
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     o: Name = Name("self_attn.o_proj", "attn_output")
@@ -52,6 +71,7 @@ class LayerNames:
     down: Name = Name("mlp.down_proj", "ffn_down")
     # Of expert {}; a GGUF file has those of all experts as one tensor.
     router: Name = Name("mlp.gate", "ffn_gate_inp")
+    router_choice: Name = Name("mlp.gate.e_score_correction", "exp_probs_b", bare=True)
     expert_gate_up: tuple[Name, ...] = (
         Name("mlp.experts.{}.gate_proj", "ffn_gate_exps"),
         Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
@@ -87,7 +107,11 @@ class Family:
     # Whether only a part of each head may be turned, by its config.
     partial_rotary: bool = False
     names: LayerNames = LayerNames()
+    # Those of layers whose norms stand in other places, where they are others.
+    names_by_norms: Mapping[NormPlaces, LayerNames] = field(default_factory=dict)
     outer_names: ModelNames = ModelNames()
+    # What its files hold beside weights, by how the names end.
+    buffers: tuple[str, ...] = ()
     # Keys of its config that change nothing, and why; see weights/hf_config.py for those of all.
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # Values of keys beyond which it would be another model; null and absent are fine.

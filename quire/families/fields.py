@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quire.errors import CorruptModel
 
 _REQUIRED: Any = object()
 MAX_COUNT = 2**31 - 1
+
+
+class _Translated(Mapping[str, Any]):
+    """A config by other words, and with values for some that it does not have."""
+
+    def __init__(
+        self, values: Mapping[str, Any], words: Mapping[str, str], unsaid: Mapping[str, Any]
+    ) -> None:
+        self._values, self._words, self._unsaid = values, words, unsaid
+
+    def __getitem__(self, key: str) -> Any:
+        own = self._words.get(key, key)
+        if key in self._unsaid and self._values.get(own) is None:
+            return self._unsaid[key]
+        return self._values[own]
+
+    def __iter__(self) -> Iterator[str]:
+        back = {own: key for key, own in self._words.items()}
+        found = [back.get(own, own) for own in self._values]
+        return iter(dict.fromkeys([*found, *self._unsaid]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class Fields:
@@ -82,6 +105,11 @@ class Fields:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_COUNT:
                 raise self.wrong(key, "a token id or a list of token ids")
         return tuple(found)
+
+    def under(self, words: Mapping[str, str], **unsaid: Any) -> Fields:
+        """The same config read by other words, each for the one it has; `unsaid` is what a word of
+        these means that it does not have."""
+        return Fields(_Translated(self.values, words, unsaid), self.source)
 
     def inner(self, key: str) -> Fields:
         """The object at `key`, empty if absent."""

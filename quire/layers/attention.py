@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadNorms, HeadShape, RowOp
-from quire.layer_plan import WholeHeads
+from quire.layer_plan import QueryGrowth, WholeHeads
 from quire.layers.batch import Batch
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
@@ -101,6 +101,12 @@ class DividedWidths:
         return torch.cat(made, dim=1).view(qk.shape)
 
 
+def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """What queries at positions [T] are multiplied with, float32 [T]."""
+    stretches = (positions // growth.original_max_len).float()
+    return 1 + growth.beta * torch.log(1 + stretches)
+
+
 class Attention:
     """One layer's attention: project, turn, store, attend, project back."""
 
@@ -115,11 +121,14 @@ class Attention:
         tp: TensorParallel,
         norms: HeadNorms | None = None,
         heads: RowOp = unchanged,
+        growth: QueryGrowth | None = None,
     ) -> None:
         """`rope`: which of the pass's turns is its own; `norms`: what heads are normed with where
-        they are turned; `heads`: what is done to q and k before that."""
+        they are turned; `heads`: what is done to q and k before that; `growth`: how much larger
+        queries are far from the beginning."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
+        self.growth = growth
         self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
@@ -133,4 +142,6 @@ class Attention:
         qk = self.heads(qkv[:, : self.num_turned])
         v, turn = qkv[:, self.num_turned :], shared.turns[self.rope]
         q = step.rope_and_store(qk, v, *turn, keys, values, self.norms)
+        if self.growth is not None:
+            q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
         return self.tp.all_reduce(self.out(step.attend(q, keys, values)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,32 +12,60 @@ from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.tp import TensorParallel
 
+# Keeps the sum of scores that are all 0 from being divided by.
+_SMALLEST_SUM = 1e-20
+
 
 class Router:
     """Which experts a token takes, and how much each of them counts. In float32: a choice hangs
     on small differences."""
 
-    def __init__(self, weight: Tensor, plan: ExpertsPlan) -> None:
-        """weight float32 [E, H]"""
+    def __init__(
+        self,
+        weight: Tensor,
+        plan: ExpertsPlan,
+        bias: Tensor | None = None,
+        choice_bias: Tensor | None = None,
+    ) -> None:
+        """float32: weight [E, H], and [E] what is added to the products, and to the scores where
+        the best are chosen."""
         self._weight, self._plan = weight, plan
+        self._bias, self._choice_bias = bias, choice_bias
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H] -> experts int64 [T, k] and their scores float32 [T, k]."""
-        scores = F.linear(x.float(), self._weight).softmax(-1)
-        best, chosen = scores.topk(self._plan.per_token, -1)
-        if self._plan.renormalise:
-            best = best / best.sum(-1, keepdim=True)
-        return chosen, best
+        plan = self._plan
+        products = F.linear(x.float(), self._weight, self._bias)
+        scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
+        by = scores if self._choice_bias is None else scores + self._choice_bias
+        chosen = self._in_best_groups(by).topk(plan.per_token, -1).indices
+        best = scores.gather(-1, chosen)
+        if plan.renormalise:
+            best = best / (best.sum(-1, keepdim=True) + _SMALLEST_SUM)
+        return chosen, best if plan.factor == 1.0 else best * plan.factor
+
+    def _in_best_groups(self, scores: Tensor) -> Tensor:
+        """Scores [T, E], those of groups that are not among the best as low as can be."""
+        plan = self._plan
+        if plan.groups == plan.groups_taken:
+            return scores
+        grouped = scores.view(len(scores), plan.groups, -1)
+        counted = grouped.topk(2 if plan.group_score == "best_two" else 1, -1).values.sum(-1)
+        taken = counted.topk(plan.groups_taken, -1).indices
+        left = torch.ones_like(counted, dtype=torch.bool).scatter_(-1, taken, False)
+        return grouped.masked_fill(left[..., None], -torch.inf).flatten(-2)
 
 
 class SharedExpert:
-    """An expert that every token takes, as far as its gate is open."""
+    """An expert that every token takes, as far as its gate is open, if it has one."""
 
-    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Tensor) -> None:
+    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Tensor | None) -> None:
         """gate float32 [1, H]"""
         self.mlp, self._gate = mlp, gate
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._gate is None:
+            return self.mlp(x)
         return F.linear(x.float(), self._gate).sigmoid().to(x.dtype) * self.mlp(x)
 
 

@@ -134,6 +134,7 @@ class Parts:
             tp=self.tp,
             norms=norms,
             heads=self._heads(name, plan),
+            growth=plan.query_growth,
         )
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:
@@ -163,26 +164,39 @@ class Parts:
 
     def experts(self, name: str, plan: ExpertsPlan) -> Experts:
         hidden, kernels, one = self.spec.hidden_size, self.kernels, plan.expert
-        if not one.gated or one.bias:
-            raise UnsupportedModel("experts without a gate, or with biases.")
+        if not one.gated:
+            raise UnsupportedModel("experts without a gate.")
         pairs = [
             (
-                self.linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=False),
-                self.linear(f"{name}.experts.{i}.down", hidden, one.width, bias=False),
+                self.linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
+                self.linear(f"{name}.experts.{i}.down", hidden, one.width, bias=one.bias),
             )
             for i in range(plan.count)
         ]
         ups, downs = ([pair[side].multiply for pair in pairs] for side in (0, 1))
         shared = None
         if plan.shared is not None:
-            gate = self.tensor(f"{name}.shared_gate.weight", 1, hidden)
+            gate = (
+                self.tensor(f"{name}.shared_gate.weight", 1, hidden) if plan.shared_gate else None
+            )
             shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
         return Experts(
-            Router(self.tensor(f"{name}.router.weight", plan.count, hidden), plan),
+            self._router(name, plan),
             kernels.make_experts(kernels.gate(one.activation), ups, downs),
             pairs[0],
             shared,
             self.tp,
+        )
+
+    def _router(self, name: str, plan: ExpertsPlan) -> Router:
+        biases = (("router", plan.router_bias), ("choice", plan.choice_bias))
+        return Router(
+            self.tensor(f"{name}.router.weight", plan.count, self.spec.hidden_size),
+            plan,
+            *(
+                self.tensor(f"{name}.{x}.bias", plan.count) if there else None
+                for x, there in biases
+            ),
         )
 
     def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:

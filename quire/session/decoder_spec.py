@@ -11,7 +11,7 @@ from quire.pooling.spec import PoolerSpec
 from quire.session.fallback import plan_model
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
-from quire.weights.tied import HEAD, with_stored_head
+from quire.weights.tied import head_name, with_stored_head
 
 if TYPE_CHECKING:
     from quire.models.fallback.planning import FallbackPlan
@@ -32,8 +32,8 @@ def decoder_plan(
     spec = with_stored_head(files, spec)
     why = _headless(files, options)
     is_apart = pooler.tasks and files.kind == "hf" and not spec.tied_embeddings
-    if why is None and is_apart and HEAD not in files.stored_tensors():
-        why = f"this model writes no text: {HEAD} is not among its tensors."
+    if why is None and is_apart and head_name(spec) not in files.stored_tensors():
+        why = f"this model writes no text: {head_name(spec)} is not among its tensors."
     return (spec if why is None else replace(spec, tied_embeddings=True)), why
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from quire.base.notes import note
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
+from quire.families.registry import family_named
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.names import Part, Weight
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import is_of_a_tower, stored_name
+from quire.weights.tied import head_name
 
 _IGNORED = (
     *("rotary_emb.inv_freq", "rope_freqs.weight"),
@@ -33,14 +34,8 @@ def sources_of(
         name = _stored_name(part, stored, files)
         if name not in stored:
             raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
-        source, expected = stored[name], (part.rows, *weight.shape[1:])
-        if files.kind == "gguf" and part.gguf_expert is not None:
-            source = _of_expert(source, part.gguf_expert, files)
-        if source.shape != expected:
-            raise CorruptModel(
-                f"{files.path}: tensor {name!r} has the shape {source.shape}; "
-                f"the model's config asks for {expected}"
-            )
+        within = part.gguf_within if files.kind == "gguf" else part.hf_within
+        source = within.of_stored(stored[name], (part.rows, *weight.shape[1:]), str(files.path))
         if source.format.name not in READABLE:
             raise UnsupportedModel(
                 f"{files.path}: tensor {name!r} is stored as {source.format.name}; "
@@ -48,21 +43,6 @@ def sources_of(
             )
         found.append(source)
     return found
-
-
-def _of_expert(source: StoredTensor, expert: int, files: ModelFiles) -> StoredTensor:
-    """What a tensor of all experts holds of one."""
-    if len(source.shape) != 3 or expert >= source.shape[0]:
-        raise CorruptModel(
-            f"{files.path}: tensor {source.name!r} has the shape {source.shape}; it has no matrix "
-            f"for expert {expert}"
-        )
-    return replace(
-        source,
-        shape=source.shape[1:],
-        offset=source.offset + expert * source.row_bytes,
-        num_bytes=source.row_bytes,
-    )
 
 
 def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles) -> str:
@@ -80,7 +60,8 @@ def check_unused(
     """Say which tensors nothing was made of. In a layer of a GGUF file there are no such: they are
     a part that the model has and quire does not know."""
     used = {source.name for _, sources in plan for source in sources}
-    ignored = (*_IGNORED, "lm_head.weight") if spec.tied_embeddings else _IGNORED
+    head = (head_name(spec),) if spec.tied_embeddings else ()
+    ignored = (*_IGNORED, *family_named(spec.family).buffers, *head)
     unused = [
         name
         for name in stored

@@ -71,13 +71,7 @@ def _rows(piece: Piece, rows: range) -> Piece:
     """Some rows of a piece, of whole heads where these have an order."""
     source, order = piece.source, piece.order
     if len(rows) < piece.rows:
-        size = source.row_bytes
-        source = replace(
-            source,
-            shape=(len(rows), *source.shape[1:]),
-            offset=source.offset + rows.start * size,
-            num_bytes=len(rows) * size,
-        )
+        source = source.rows(rows.start, len(rows))
         if order is not None:
             before = rows.start // len(order.order)
             order = replace(order, heads=max(order.heads - before, 0))
@@ -143,7 +137,7 @@ class _LayerCut:
         return None
 
     def _experts(self, name: str, plan: ExpertsPlan) -> Cut | None:
-        if name in ("mlp.router", "mlp.shared_gate"):
+        if name in ("mlp.router", "mlp.choice", "mlp.shared_gate"):
             return whole_of(self.weight)
         if plan.shared is not None and name.startswith("mlp.shared."):
             return self._feed_forward(name.removeprefix("mlp.shared."), plan.shared.width)

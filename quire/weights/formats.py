@@ -6,7 +6,7 @@ A format packs `block` weights into `block_bytes` bytes; plain numbers are block
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.errors import CorruptModel
@@ -23,7 +23,10 @@ class StorageFormat:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is: `num_bytes` at `offset` of the file `path`, rows first in `shape`."""
+    """Where a tensor is: `num_bytes` at `offset` of the file `path`, rows first in `shape`.
+
+    Those bytes may hold more: every `step`-th row from `first` on is of the tensor, and of a
+    tensor that is `turned` the rows stand there as columns."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,11 +34,30 @@ class StoredTensor:
     path: Path
     offset: int
     num_bytes: int
+    turned: bool = False
+    first: int = 0
+    step: int = 1
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one index of the first dimension."""
+        if self.is_scattered:
+            return math.prod(self.shape[1:]) // self.format.block * self.format.block_bytes
         return self.num_bytes // self.shape[0]
+
+    def rows(self, first: int, count: int, step: int = 1) -> StoredTensor:
+        """Some rows of it: every `step`-th from `first` on."""
+        shape = (count, *self.shape[1:])
+        if self.is_scattered or step > 1:
+            at = self.first + first * self.step
+            return replace(self, shape=shape, first=at, step=self.step * step)
+        size = self.row_bytes
+        return replace(self, shape=shape, offset=self.offset + first * size, num_bytes=count * size)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its rows lie apart from each other in the file."""
+        return self.turned or self.step > 1
 
 
 def _formats(*sizes: tuple[str, int, int]) -> dict[str, StorageFormat]:

@@ -85,6 +85,7 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     around = ("architectures", "model_type", "quantization_config", "eos_token_id")
     said = {key: config[key] for key in around if config.get(key) is not None}
+    said["text_model_type"] = text.get("model_type")
     return {**{key: value for key, value in config.items() if key != "text_config"}, **text, **said}
 
 
@@ -117,7 +118,8 @@ def _family(fields: Fields) -> Family:
             f"{model_type[:40]!r}; these are different models. hf_overrides={{"
             f'"model_type": "{family.model_types[0]}"}} runs it as the former.'
         )
-    return family
+    # A model that also sees or hears is of the family of its text.
+    return BY_MODEL_TYPE.get(fields.word("text_model_type", ""), family)
 
 
 def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedModel:

@@ -151,13 +151,21 @@ def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Te
     """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, one at a time: for
     a model that is built already. Each is checked before the first is read."""
     stored = files.stored_tensors()
-    plan = [(weight, sources_of(weight, stored, files)) for weight in weights_of(spec)]
-    for weight, sources in plan:
-        for part, source in zip(weight.parts, sources, strict=True):
-            out = torch.empty(part.rows, *weight.shape[1:])
+    by_name: dict[str, list[tuple[Part, tuple[int, ...], StoredTensor]]] = {}
+    for weight in weights_of(spec):
+        for part, source in zip(weight.parts, sources_of(weight, stored, files), strict=True):
+            piece = part, (part.rows, *weight.shape[1:]), source
+            by_name.setdefault(part.hf, []).append(piece)
+    for name, pieces in by_name.items():
+        first, shape, _ = pieces[0]
+        experts = 1 + max(part.hf_within.expert or 0 for part, _, _ in pieces)
+        whole = torch.empty(first.hf_within.whole(shape, experts))
+        for part, shape, source in pieces:
+            out = torch.empty(shape)
             less = 0.0 if files.kind == "hf" else -part.hf_less
             _fill(out, Piece(0, part.rows, source, _given_order(part, files), less))
-            yield part.hf, out
+            part.hf_within.of_tensor(whole, part.rows).copy_(out)
+        yield name, whole
 
 
 def _given_order(part: Part, files: ModelFiles) -> RowOrder | None:
@@ -233,7 +241,8 @@ def _fill(out: Tensor, piece: Piece) -> None:
 def _unpack_into(out: Tensor, piece: Piece) -> None:
     source, order, columns = piece.source, piece.order, piece.columns
     on_cpu = out.device.type == "cpu"
-    if (order, columns) == (None, None) and on_cpu and PLAIN.get(source.format.name) == out.dtype:
+    as_it_lies = (order, columns) == (None, None) and not source.is_scattered
+    if as_it_lies and on_cpu and PLAIN.get(source.format.name) == out.dtype:
         with source.path.open("rb", buffering=0) as file:
             file.seek(source.offset)
             read_exactly(file, out.view(-1).view(torch.uint8).numpy(), source)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from quire.families.family import Family, Name
+from quire.families.family import Family, LayerNames, Name
 from quire.families.registry import family_named
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
+from quire.weights.within import WHOLE, Within
 from quire.weights.row_order import RowOrder, deinterleaved, ordered_by
 
 AFTER = ("after", "both")  # the places of norms that stand behind the branches, too
@@ -23,7 +24,8 @@ AFTER = ("after", "both")  # the places of norms that stand behind the branches,
 class Part:
     """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
     in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
-    is to be added to the numbers of Hugging Face, which a GGUF file holds added."""
+    is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
+    some of a stored tensor, `within` says which."""
 
     hf: str
     gguf: str
@@ -31,7 +33,8 @@ class Part:
     gguf_order: RowOrder | None = None
     order: RowOrder | None = None
     hf_less: float = 0.0
-    gguf_expert: int | None = None  # which of the tensors that a GGUF file has as one
+    hf_within: Within = WHOLE
+    gguf_within: Within = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         rows = spec.learned_positions.count
         yield replace(_single("positions", (rows, hidden), names.positions), is_wide=True)
     for index, plan in enumerate(spec.layers):
-        yield from _LayerWeights(index, hidden, family).all(plan)
+        names_there = family.names_by_norms.get(plan.norms, family.names)
+        yield from _LayerWeights(index, hidden, family, names_there).all(plan)
     yield from _norm("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
         yield _single("head", (vocab, hidden), names.head)
@@ -63,7 +67,7 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
 
 
 def _single(name: str, shape: tuple[int, ...], stored: Name, *, kind: str = "weight") -> Weight:
-    part = Part(f"{stored.hf}.{kind}", f"{stored.gguf}.{kind}", shape[0])
+    part = Part(*stored.stored(kind), shape[0])
     return Weight(f"{name}.{kind}", shape, (part,))
 
 
@@ -85,9 +89,10 @@ class _LayerWeights:
     index: int
     hidden: int
     family: Family
+    names: LayerNames
 
     def all(self, plan: LayerPlan) -> Iterator[Weight]:
-        names, before, after = self.family.names, plan.norms != "after", plan.norms in AFTER
+        names, before, after = self.names, plan.norms != "after", plan.norms in AFTER
         if before:
             yield from self._norm("attn_norm", names.attn_norm, plan.norm)
         yield from self._attention(plan.attention)
@@ -103,14 +108,8 @@ class _LayerWeights:
         yield from _norm(self._ours(name), self._stored(stored), self.hidden, plan)
 
     def _attention(self, plan: AttentionPlan) -> Iterator[Weight]:
-        names, size = self.family.names, plan.head_dim
-        heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
-        qkv = self._parts(names.qkv, tuple(count * size for count in heads))
-        # v is not turned, so its rows stay.
-        turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
-        ordered = tuple(self._turned(*pair, plan) for pair in zip(qkv, turned, strict=False))
-        qkv = (*ordered, *qkv[len(ordered) :])
-        yield from self._linear("attn.qkv", self.hidden, qkv, bias=plan.qkv_bias)
+        names, size = self.names, plan.head_dim
+        yield from self._linear("attn.qkv", self.hidden, self._qkv(plan), bias=plan.qkv_bias)
         if plan.qk_norm is not None:
             for ours, stored, count in (
                 ("attn.q_norm", names.q_norm, plan.num_heads),
@@ -123,21 +122,47 @@ class _LayerWeights:
         out = self._parts((names.o,), (self.hidden,))
         yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
 
-    def _turned(self, part: Part, heads: int, plan: AttentionPlan) -> Part:
+    def _qkv(self, plan: AttentionPlan) -> tuple[_Stored, ...]:
+        names, size = self.names, plan.head_dim
+        heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
+        if names.qkv_by_group:
+            return tuple(self._by_group(names.qkv[0], plan))
+        qkv = self._parts(names.qkv, tuple(count * size for count in heads))
+        # v is not turned, so its rows stay.
+        turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
+        ordered = tuple(self._turned(*pair, plan) for pair in zip(qkv, turned, strict=False))
+        return (*ordered, *qkv[len(ordered) :])
+
+    def _by_group(self, name: Name, plan: AttentionPlan) -> Iterator[_Stored]:
+        """q, k and v, cut out of a tensor that has them by KV head in files of Hugging Face, and in
+        this order in GGUF files."""
+        size, kv_heads = plan.head_dim, plan.num_kv_heads
+        queries = plan.num_heads // kv_heads
+        total = (plan.num_heads + 2 * kv_heads) * size
+        at = 0
+        for which, (before, heads) in enumerate(((0, queries), (queries, 1), (queries + 1, 1))):
+            for group in range(kv_heads):
+                rows = heads * size
+                first = (group * (queries + 2) + before) * size
+                cuts = Within(first=first, of=total), Within(first=at, of=total)
+                part = Part("", "", rows, hf_within=withins[0], gguf_within=cuts[1])
+                made = _Stored(self._stored(name), part)
+                yield made if which == 2 else self._turned(made, heads, plan)
+                at += rows
+
+    def _turned(self, stored: _Stored, heads: int, plan: AttentionPlan) -> _Stored:
         """The part with the order of its first `heads` heads, which are turned."""
         size, rope = plan.head_dim, plan.rope
         dims = size if rope is None else rope.dims
-        return replace(
-            part,
-            gguf_order=deinterleaved(heads, size, dims) if self.family.gguf_interleaved else None,
-            order=ordered_by(rope, heads, size),
-        )
+        order = deinterleaved(heads, size, dims) if self.family.gguf_interleaved else None
+        ordered = replace(stored.part, gguf_order=order, order=ordered_by(rope, heads, size))
+        return replace(stored, part=ordered)
 
     def _mlp(self, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
         if isinstance(plan, ExpertsPlan):
             yield from self._experts(plan)
             return
-        names, rows = self.family.names, (plan.width,)
+        names, rows = self.names, (plan.width,)
         first, up = ("mlp.up", self._parts((names.up,), rows))
         if plan.gated:
             first, up = ("mlp.gate_up", self._parts(names.gate_up, rows * 2))
@@ -146,54 +171,82 @@ class _LayerWeights:
         yield from self._linear("mlp.down", plan.width, down, bias=plan.bias)
 
     def _experts(self, plan: ExpertsPlan) -> Iterator[Weight]:
-        names, inner = self.family.names, plan.expert.width
-        router = self._parts((names.router,), (plan.count,))
-        for weight in self._linear("mlp.router", self.hidden, router, bias=False):
-            yield replace(weight, is_wide=True)
+        names, inner, bias = self.names, plan.expert.width, plan.expert.bias
+        yield from self._router(plan)
         for i in range(plan.count):
             up = self._parts(names.expert_gate_up, (inner, inner), expert=i)
-            yield from self._linear(f"mlp.experts.{i}.gate_up", self.hidden, up, bias=False)
+            yield from self._linear(f"mlp.experts.{i}.gate_up", self.hidden, up, bias=bias)
             down = self._parts((names.expert_down,), (self.hidden,), expert=i)
-            yield from self._linear(f"mlp.experts.{i}.down", inner, down, bias=False)
+            yield from self._linear(f"mlp.experts.{i}.down", inner, down, bias=bias)
         if plan.shared is not None:
             width = plan.shared.width
             up = self._parts(names.shared_gate_up, (width, width))
             yield from self._linear("mlp.shared.gate_up", self.hidden, up, bias=False)
             down = self._parts((names.shared_down,), (self.hidden,))
             yield from self._linear("mlp.shared.down", width, down, bias=False)
+        if plan.shared is not None and plan.shared_gate:
             gate = self._parts((names.shared_gate,), (1,))
             for weight in self._linear("mlp.shared_gate", self.hidden, gate, bias=False):
                 yield replace(weight, is_wide=True)
 
+    def _router(self, plan: ExpertsPlan) -> Iterator[Weight]:
+        names = self.names
+        router = self._parts((names.router,), (plan.count,))
+        for weight in self._linear("mlp.router", self.hidden, router, bias=plan.router_bias):
+            yield replace(weight, is_wide=True)
+        if plan.choice_bias:
+            named = self._ours("mlp.choice"), (plan.count,), self._stored(names.router_choice)
+            yield replace(_single(*named, kind="bias"), is_wide=True)
+
     def _parts(
         self, names: tuple[Name, ...], rows: tuple[int, ...], *, expert: int | None = None
-    ) -> tuple[Part, ...]:
-        """The stored tensors of so many rows each, or the one that has all of them."""
+    ) -> tuple[_Stored, ...]:
+        """The stored tensors of so many rows each, or the one that has all of them. Those of a GGUF
+        file are by expert, if they are."""
         if len(names) == 1:
             rows = (sum(rows),)
-        stored = [self._stored(name) for name in names]
-        return tuple(
-            Part(n.hf.format(expert), n.gguf, count, gguf_expert=expert)
-            for n, count in zip(stored, rows, strict=True)
-        )
+        made = []
+        in_one = len({name.hf for name in names}) < len(names)  # of Hugging Face
+        for number, (name, count) in enumerate(zip(names, rows, strict=True)):
+            within = Within(expert=expert if name.stacked else None, turned=name.turned)
+            if in_one and name.alternating:
+                within = replace(within, first=number, step=len(names), of=sum(rows))
+            elif in_one:
+                within = replace(within, first=sum(rows[:number]), of=sum(rows))
+            stored = self._stored(replace(name, hf=name.hf.format(expert)))
+            part = Part("", "", count, hf_within=within, gguf_within=Within(expert=expert))
+            made.append(_Stored(stored, part))
+        return tuple(made)
 
     def _stored(self, name: Name) -> Name:
         layer = self.family.outer_names.layer
         hf, gguf = (one.format(self.index) for one in (layer.hf, layer.gguf))
-        return Name(f"{hf}.{name.hf}", f"{gguf}.{name.gguf}")
+        return replace(name, hf=f"{hf}.{name.hf}", gguf=f"{gguf}.{name.gguf}")
 
     def _ours(self, name: str) -> str:
         return f"layers.{self.index}.{name}"
 
     def _linear(
-        self, name: str, columns: int, parts: tuple[Part, ...], *, bias: bool
+        self, name: str, columns: int, parts: tuple[_Stored, ...], *, bias: bool
     ) -> Iterator[Weight]:
         """A matrix and, if the model has it, its bias; both are cut into the same parts."""
-        rows = sum(part.rows for part in parts)
+        rows = sum(one.part.rows for one in parts)
         for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
             if kind == "weight" or bias:
-                named = tuple(
-                    replace(part, hf=f"{part.hf}.{kind}", gguf=f"{part.gguf}.{kind}")
-                    for part in parts
-                )
+                named = tuple(one.named(kind) for one in parts)
                 yield Weight(f"{self._ours(name)}.{kind}", shape, named)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A part of a matrix and of its bias, under the name that both begin with."""
+
+    name: Name
+    part: Part
+
+    def named(self, kind: str) -> Part:
+        hf, gguf = self.name.stored(kind)
+        within = (
+            self.part.hf_within if kind == "weight" else replace(self.part.hf_within, turned=False)
+        )
+        return replace(self.part, hf=hf, gguf=gguf, hf_within=within)

@@ -30,6 +30,9 @@ def stored_rows(
     """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
 
     Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
+    if source.is_scattered:
+        yield 0, num_rows, _scattered_rows(source, order)
+        return
     unit = len(order.order) if order else 1  # rows that must be read together
     rows = max(read_size // (source.row_bytes * unit), 1) * unit
     with source.path.open("rb", buffering=0) as file:
@@ -41,6 +44,22 @@ def stored_rows(
             if order:
                 raw = in_order(raw.view(count, -1), order, first // unit).view(-1)
             yield first, count, raw
+
+
+def _scattered_rows(source: StoredTensor, order: RowOrder | None) -> Tensor:
+    """All rows of a tensor that lie apart in its file, as bytes in order."""
+    raw = torch.empty(source.num_bytes, dtype=torch.uint8)
+    with source.path.open("rb", buffering=0) as file:
+        file.seek(source.offset)
+        read_exactly(file, raw.numpy(), source)
+    if source.turned:
+        columns = raw.view(*source.shape[1:], -1, source.format.block_bytes)
+        rows = columns.transpose(0, 1).flatten(1)
+    else:
+        rows = raw.view(-1, source.row_bytes)
+    wanted = slice(source.first, source.first + source.step * source.shape[0], source.step)
+    rows = rows[wanted].contiguous()
+    return (rows if order is None else in_order(rows, order)).view(-1)
 
 
 def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:

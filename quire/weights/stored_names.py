@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-# What may stand where `model.` stands, and where nothing does.
-_INNER = ("model.", "", "language_model.model.", "model.language_model.")
+from quire.families.registry import FAMILIES
+
+# What families put before the names of a model that has a head.
+BASES = tuple(dict.fromkeys(f"{family.outer_names.layer.hf.split('.')[0]}." for family in FAMILIES))
+# What may stand where one of these stands, and where nothing does.
+_INNER = ("", "language_model.model.", "model.language_model.")
 _OUTER = ("", "language_model.")
 # Towers and what joins them to the text: not read.
 _TOWERS = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.")
@@ -17,8 +21,8 @@ _TOWERS = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vis
 
 def stored_name(name: str, stored: Container[str]) -> str:
     """The name that a tensor has among those stored; its own where it has none."""
-    inner = name.removeprefix("model.")
-    starts, rest = (_OUTER, name) if inner == name else (_INNER, inner)
+    base = next((one for one in BASES if name.startswith(one)), "")
+    starts, rest = ((base, *_INNER) if base else _OUTER), name.removeprefix(base)
     return next((one for start in starts if (one := start + rest) in stored), name)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.base.notes import note
+from quire.families.registry import family_named
 from quire.spec import ModelSpec
 from quire.weights.formats import StoredTensor
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import stored_name
 
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
 _PIECE = 1 << 22
 
 
@@ -21,13 +20,20 @@ def with_stored_head(files: ModelFiles, spec: ModelSpec) -> ModelSpec:
     if files.kind != "hf" or not spec.tied_embeddings:
         return spec
     stored = files.stored_tensors()
-    head, embedding = (stored.get(stored_name(name, stored)) for name in (HEAD, EMBEDDING))
+    names = (head_name(spec), f"{family_named(spec.family).outer_names.embed.hf}.weight")
+    head, embedding = (stored.get(stored_name(name, stored)) for name in names)
     if head is None or embedding is None or _same_bytes(head, embedding):
         return spec
     note(
-        f"tie_word_embeddings is true, but {HEAD} is another matrix than the embedding: it is used"
+        f"tie_word_embeddings is true, but {head.name} is another matrix than the embedding: "
+        "it is used"
     )
     return replace(spec, tied_embeddings=False)
+
+
+def head_name(spec: ModelSpec) -> str:
+    """What files of Hugging Face call the head."""
+    return f"{family_named(spec.family).outer_names.head.hf}.weight"
 
 
 def _same_bytes(one: StoredTensor, other: StoredTensor) -> bool:

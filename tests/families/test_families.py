@@ -13,8 +13,8 @@ from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, FAMILIES
 PACKAGE = Path(__file__).resolve().parents[2] / "quire"
 # Names of text formats that models brought up: tokenizers, tool calls, parsers of reasoning.
 FORMATS = ("inputs", "options")
-# GGUF files of Mistral say that they are of Llama.
-ALSO = {"llama": {"families/mistral.py"}}
+# GGUF files of Mistral say that they are of Llama, and a key of Ministral 3 is named after it.
+ALSO = {"llama": {"families/mistral.py", "families/ministral3.py"}}
 
 
 def mentions(name: str) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,6 +66,10 @@ class PlanOracle:
         if plan.qk_norm is not None:
             q, k = (self._heads(f"{name}{n}_norm", plan, y) for n, y in (("q", q), ("k", k)))
         q, k = turned(q, plan.rope), turned(k, plan.rope)
+        if plan.query_growth is not None:
+            by, length = plan.query_growth.beta, plan.query_growth.original_max_len
+            factors = [1 + by * math.log(1 + at // length) for at in range(count)]
+            q = q * torch.tensor(factors, dtype=q.dtype)[:, None]
         k, v = (y.repeat_interleave(plan.num_heads // plan.num_kv_heads, 0) for y in (k, v))
         scores = capped(q @ k.transpose(1, 2) * plan.scale, plan.softcap)
         at = torch.arange(count)
@@ -87,16 +93,19 @@ class PlanOracle:
         return self._linear(f"{name}down", activation(gate) * up)
 
     def _experts(self, name: str, plan: ExpertsPlan, x: Tensor) -> Tensor:
-        scores = self._linear(f"{name}router", x).softmax(-1)
-        best, chosen = scores.topk(plan.per_token, -1)
+        products = self._linear(f"{name}router", x)
+        scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
+        by = scores + self.weights[f"{name}choice.bias"] if plan.choice_bias else scores
+        chosen = torch.stack([best_of(row, plan) for row in by])
+        best = scores.gather(-1, chosen)
         if plan.renormalise:
             best = best / best.sum(-1, keepdim=True)
-        out = torch.zeros_like(x)
+        best, out = best * plan.factor, torch.zeros_like(x)
         for expert in range(plan.count):
             made = self._mlp(f"{name}experts.{expert}.", plan.expert, x)
             out = out + made * (best * (chosen == expert)).sum(-1, keepdim=True)
         if plan.shared is not None:
-            opened = self._linear(f"{name}shared_gate", x).sigmoid()
+            opened = self._linear(f"{name}shared_gate", x).sigmoid() if plan.shared_gate else 1.0
             out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)
         return out
 
@@ -128,3 +137,14 @@ def turned(x: Tensor, rope: Rope | None) -> Tensor:
     cos, sin = angles.cos() * by, angles.sin() * by
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def best_of(scores: Tensor, plan: ExpertsPlan) -> Tensor:
+    """The experts that one token takes."""
+    size = plan.count // plan.groups
+    groups = [scores[i * size : (i + 1) * size] for i in range(plan.groups)]
+    most = 2 if plan.group_score == "best_two" else 1
+    counted = [float(group.sort(descending=True).values[:most].sum()) for group in groups]
+    taken = sorted(range(plan.groups), key=lambda i: -counted[i])[: plan.groups_taken]
+    there = [i for i in range(plan.count) if i // size in taken]
+    return torch.tensor(sorted(there, key=lambda i: -float(scores[i]))[: plan.per_token])

@@ -22,6 +22,7 @@ from quire.layer_plan import (
     LinearRope,
     MlpPlan,
     NormPlan,
+    QueryGrowth,
     Rope,
 )
 from quire.layers.tp import TensorParallel
@@ -47,6 +48,7 @@ ATTENTION: dict[str, list[Any]] = {
     "window": [5],
     "qkv_bias": [True],
     "o_bias": [True],
+    "query_growth": [QueryGrowth(0.5, 6)],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
 MLP: dict[str, list[Any]] = {
@@ -58,9 +60,21 @@ MLP: dict[str, list[Any]] = {
 EXPERTS: dict[str, list[Any]] = {
     "count": [7],
     "per_token": [3],
-    "expert": [MlpPlan(24), MlpPlan(16, "gelu")],
+    "expert": [MlpPlan(24), MlpPlan(16, "gelu"), MlpPlan(16, bias=True)],
     "renormalise": [True],
     "shared": [MlpPlan(20)],
+    "score": ["sigmoid"],
+    "router_bias": [True],
+    "choice_bias": [True],
+    "factor": [1.7],
+}
+# Fields that mean something beside others alone.
+GROUPED = ExpertsPlan(12, 2, MlpPlan(16), groups=4, groups_taken=2)
+BESIDE = {
+    "groups": GROUPED,
+    "groups_taken": replace(GROUPED, groups_taken=1),
+    "group_score": replace(GROUPED, group_score="best"),
+    "shared_gate": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_gate=False),
 }
 MIXTURE = replace(PLAIN, mlp=ExpertsPlan(5, 2, MlpPlan(16)))
 LAYER: dict[str, list[Any]] = {
@@ -106,6 +120,8 @@ def changes() -> dict[str, ModelSpec]:
         for value in values:
             layer = replace(MIXTURE, mlp=replace(MIXTURE.mlp, **{name: value}))
             add(f"experts, {name}", value, PLAIN, layer)
+    for name, experts in BESIDE.items():
+        add(f"experts, {name}", "", PLAIN, replace(MIXTURE, mlp=experts))
     plain_mlp = MlpPlan(40, "gelu_tanh", gated=False, bias=True)
     add("mlp", "plain", replace(PLAIN, mlp=plain_mlp, norms="parallel"), PLAIN)
     for name, values in LAYER.items():
@@ -149,6 +165,7 @@ def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
     tables = (ATTENTION, MLP, EXPERTS, LAYER, MODEL)
     known = {name for table in tables for name in table} | {"qk_norm_over", "attention", "mlp"}
+    known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}
     around.add("whole")  # of the share of one of several ranks: tests/ranks

@@ -14,11 +14,19 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.cohere import CohereConfig
 from transformers.models.cohere2 import Cohere2Config
+from transformers.models.falcon import FalconConfig
+from transformers.models.gemma2 import Gemma2Config
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
+from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.gpt2 import GPT2Config
+from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.granite import GraniteConfig
+from transformers.models.granitemoe import GraniteMoeConfig
+from transformers.models.ministral3 import Ministral3Config
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmo3 import Olmo3Config
 from transformers.models.olmoe import OlmoeConfig
 from transformers.models.opt import OPTConfig
 from transformers.models.qwen2_moe import Qwen2MoeConfig
@@ -29,14 +37,110 @@ from transformers.models.starcoder2 import Starcoder2Config
 
 from quire.families.registry import BY_MODEL_TYPE
 from quire.weights import hf_config
-from quire.weights.hf_config import spec_from_hf
+from quire.weights.hf_config import read_config, spec_from_hf
+from quire.weights.load import load_weights
+from quire.weights.source import locate
+from tests.executor.harness import Drive, make_runner
 from tests.parity.families import LINEAR, SIZES, YARN
 from tests.parity.test_families import check_directory
+from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
 BY_HIDDEN = {key: value for key, value in SIZES.items() if key != "head_dim"} | {"hidden_size": 96}
 EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+# Two periods of a window in every second layer.
+GEMMA2: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+}
+GPT2: dict[str, Any] = {"vocab_size": 96, "n_embd": 96, "n_layer": 3, "n_head": 6}
+GPT2 |= {"n_positions": 128}
+NEOX = {key: value for key, value in BY_HIDDEN.items() if not key.startswith(("num_key", "rms"))}
+FALCON = {key: value for key, value in NEOX.items() if key != "intermediate_size"}
+GROWING: dict[str, Any] = {**YARN, "llama_4_scaling_beta": 0.3, "mscale": 1.0}
+ROUTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
 MORE: dict[str, PretrainedConfig] = {
+    "gemma2": Gemma2Config(**GEMMA2, layer_types=None),
+    "gemma2, no softcaps, every bias, untied, linear rope": Gemma2Config(
+        **{**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        attention_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters=LINEAR,
+    ),
+    "olmo3": Olmo3Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 5},
+        sliding_window=9,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "olmo3, every bias, one kind of layer": Olmo3Config(
+        **BY_HIDDEN, attention_bias=True, layer_types=["full_attention"] * 3
+    ),
+    "gpt2": GPT2Config(**GPT2),
+    "gpt2, wide, unscaled, untied, relu": GPT2Config(
+        **GPT2,
+        n_inner=70,
+        scale_attn_weights=False,
+        tie_word_embeddings=False,
+        activation_function="relu",
+    ),
+    "gpt neox": GPTNeoXConfig(**NEOX),
+    "gpt neox, branches in turn, no attention bias, all turned": GPTNeoXConfig(
+        **NEOX,
+        use_parallel_residual=False,
+        attention_bias=False,
+        hidden_act="gelu_fast",
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
+    ),
+    "falcon, one kv head": FalconConfig(**FALCON),
+    "falcon, newer": FalconConfig(
+        **FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True, ffn_hidden_size=70
+    ),
+    "falcon, newer, one norm, untied": FalconConfig(
+        **FALCON,
+        new_decoder_architecture=True,
+        num_kv_heads=3,
+        num_ln_in_parallel_attn=1,
+        tie_word_embeddings=False,
+    ),
+    "falcon, older": FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "ministral3": Ministral3Config(**SIZES, rope_parameters=GROWING),
+    "ministral3, window, tied": Ministral3Config(
+        **SIZES, sliding_window=9, tie_word_embeddings=True, rope_parameters=GROWING
+    ),
+    "glm4 moe": Glm4MoeConfig(**SIZES, **ROUTED),
+    "glm4 moe, groups, norms, every bias": Glm4MoeConfig(
+        **{**SIZES, **ROUTED, "n_routed_experts": 12, "first_k_dense_replace": 0},
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        use_qk_norm=True,
+        attention_bias=True,
+    ),
+    "granite moe, every factor and bias": GraniteMoeConfig(
+        **BY_HIDDEN,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        attention_multiplier=0.3,
+        residual_multiplier=0.7,
+        embedding_multiplier=3.0,
+        logits_scaling=2.5,
+        attention_bias=True,
+    ),
     "qwen3 moe": Qwen3MoeConfig(**SIZES, **EXPERTS),
     "qwen3 moe, renormalised, some layers dense, window": Qwen3MoeConfig(
         **{**SIZES, "num_hidden_layers": 4},
@@ -128,9 +232,9 @@ def random_model(config: PretrainedConfig) -> Any:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            spread = 0.2 if parameter.dim() == 1 else 0.05
-            parameter.add_(torch.randn_like(parameter) * spread)
+        for stored in model.state_dict().values():  # buffers, too
+            spread = 0.2 if stored.dim() == 1 else 0.05
+            stored.add_(torch.randn_like(stored) * spread)
     return model
 
 
@@ -138,7 +242,28 @@ def random_model(config: PretrainedConfig) -> Any:
 def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
     oracle = random_model(MORE[name])
     oracle.save_pretrained(tmp_path)
+    check_logits(tmp_path, oracle)
     check_directory(tmp_path, oracle, name, count=8, most=16)
+
+
+def check_logits(path: Path, oracle: Any) -> None:
+    """In chunks, behind a shared beginning, among rows that come and go."""
+    files = locate(path)
+    spec = spec_from_hf(read_config(path))
+    weights = load_weights(files, spec, dtype=torch.float32, device="cpu")
+    for seed, shared in ((0, 0), (7, 33)):
+        texts, num_prompts = texts_of(seed, 4, shared)
+        runner, sampler = make_runner(spec, weights, max_len=128)
+        made = Drive(runner, sampler, seed, NUM_BLOCKS).run(
+            texts, num_prompts, shared=shared, grouped=shared > 0
+        )
+        for i, text in enumerate(texts):
+            with torch.no_grad():
+                expected = oracle(torch.tensor([text])).logits[0]
+            for (row, at), logits in made.items():
+                if row == i:
+                    apart = float((logits - expected[at - 1]).abs().max())
+                    assert apart <= 2e-5 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
@@ -166,6 +291,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     sizes: dict[str, Any] = {"vocab_size": 96, "hidden_size": 1024, "num_hidden_layers": 5}
     sizes |= {"num_attention_heads": 64, "intermediate_size": 64, "ffn_dim": 64}
     sizes |= {"max_position_embeddings": 512, "pad_token_id": 0}
+    sizes |= {"n_embd": 1024, "n_layer": 5, "n_head": 64, "n_positions": 512}
     known = {field.name for field in fields(kind)}
     given = {key: value for key, value in sizes.items() if key in known}
     whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})

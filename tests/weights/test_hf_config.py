@@ -172,7 +172,7 @@ def test_overrides_win_and_leave_the_config_alone() -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
-    ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", *ARCHITECTURES]),
+    ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", *ARCHITECTURES]),
     ({"architectures": ["LlamaForQuestionAnswering"]}, ["LlamaForQuestionAnswering"]),
     ({"architectures": None, "model_type": "mamba"}, ["mamba"]),
     ({"architectures": [], "model_type": None}, ["no architecture"]),

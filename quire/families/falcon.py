@@ -1,0 +1,86 @@
+"""Falcon: LayerNorm, both branches side by side, q, k and v in one stored matrix by KV head. Of 7B
+all heads share one of these; the newer ones have a norm for each branch. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import Heads, read_heads, read_plain_decoder
+from quire.families.rope_config import read_rope
+from quire.layer_plan import Activation, MlpPlan, NormPlaces, NormPlan
+from quire.spec import ModelSpec
+
+ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "relu": "relu"}
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads, biased = _heads(fields), fields.flag("bias", False)
+    width = fields.count("ffn_hidden_size", 4 * fields.count("hidden_size"))
+    activation = ACTIVATIONS[fields.word("activation", "gelu")]
+    return read_plain_decoder(
+        "falcon",
+        fields,
+        heads,
+        rope=read_rope(fields.under({}, max_position_embeddings=2048), heads.head_dim),
+        norm=NormPlan(fields.positive("layer_norm_epsilon", 1e-5), kind="layer", bias=True),
+        mlp=MlpPlan(width, activation, gated=False, bias=biased),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": _norms(fields)},
+        facts={"tied_embeddings": fields.flag("tie_word_embeddings", True)},
+    )
+
+
+def _heads(fields: Fields) -> Heads:
+    plain = read_heads(fields)
+    if fields.flag("new_decoder_architecture", False):
+        kv_heads = fields.count("num_kv_heads", plain.heads)
+        if plain.heads % kv_heads:
+            raise fields.wrong("num_kv_heads", f"a divisor of the {plain.heads} heads")
+        return Heads(plain.heads, kv_heads, plain.head_dim)
+    kv_heads = 1 if fields.flag("multi_query", True) else plain.heads
+    return Heads(plain.heads, kv_heads, plain.head_dim)
+
+
+def _norms(fields: Fields) -> NormPlaces:
+    """Of the newer kind, a norm for each branch unless the config says one."""
+    newer = fields.flag("new_decoder_architecture", False)
+    if not fields.flag("parallel_attn", True):
+        if newer:
+            raise fields.wrong("parallel_attn", "true where new_decoder_architecture is")
+        return "before"
+    count = fields.count("num_ln_in_parallel_attn", 2 if newer else 1, most=2)
+    if count == 2 and not newer:
+        raise fields.wrong("num_ln_in_parallel_attn", "1 where new_decoder_architecture is not")
+    return "parallel_two" if count == 2 else "parallel"
+
+
+NAMES = LayerNames(
+    qkv=(Name("self_attention.query_key_value", "attn_qkv"),),
+    qkv_by_group=True,
+    o=Name("self_attention.dense", "attn_output"),
+    up=Name("mlp.dense_h_to_4h", "ffn_up"),
+    down=Name("mlp.dense_4h_to_h", "ffn_down"),
+)
+FAMILY = Family(
+    name="falcon",
+    architectures=("FalconForCausalLM",),
+    model_types=("falcon",),
+    read=read,
+    outer_names=ModelNames(
+        layer=Name("transformer.h.{}", "blk.{}"),
+        embed=Name("transformer.word_embeddings", "token_embd"),
+        norm=Name("transformer.ln_f", "output_norm"),
+    ),
+    names=NAMES,
+    names_by_norms={
+        "parallel_two": replace(
+            NAMES, attn_norm=Name("ln_attn", "attn_norm_2"), mlp_norm=Name("ln_mlp", "attn_norm")
+        )
+    },
+    without_effect={"hidden_dropout": "training"},
+    # With alibi it has no rope, and biases on its scores.
+    only={"activation": tuple(ACTIVATIONS), "alibi": (False,)},
+)

@@ -1,0 +1,61 @@
+"""Gemma 2: norms of 1 + w before and behind both branches, a gate of gelu, scores and
+logits that are bounded, a window in every second layer, an embedding times the root of its width.
+No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+)
+from quire.layer_plan import MlpPlan, NormPlan
+from quire.spec import LogitsPlan, ModelSpec
+
+PERIOD = 2  # the last of so many layers sees everything
+
+
+def read(fields: Fields) -> ModelSpec:
+    window, biased = read_window(fields), fields.flag("attention_bias", False)
+    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
+    return read_plain_decoder(
+        "gemma2",
+        fields,
+        read_heads(fields, kv_heads=4, head_dim=256),
+        windows=windows_by_kind(fields, window) or usual,
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
+        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
+        scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
+        softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "both"},
+        facts={
+            "embedding_scale": fields.count("hidden_size") ** 0.5,
+            "logits": LogitsPlan(softcap=_softcap(fields, "final_logit_softcapping", 30.0)),
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+        },
+    )
+
+
+def _softcap(fields: Fields, key: str, unsaid: float) -> float | None:
+    """Null means none, absent the usual one."""
+    return fields.optional(key) if key in fields.values else unsaid
+
+
+FAMILY = Family(
+    name="gemma2",
+    architectures=("Gemma2ForCausalLM",),
+    model_types=("gemma2",),
+    read=read,
+    names=LayerNames(mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm")),
+    only={
+        "hidden_act": ("gelu_pytorch_tanh",),
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "use_bidirectional_attention": (False,),
+    },
+)

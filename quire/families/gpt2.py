@@ -1,0 +1,84 @@
+"""GPT-2: learned positions, LayerNorm, a feed-forward of gelu without gate, biases; matrices stored
+[in, out]. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import num_layers, read_decoder, read_heads
+from quire.layer_plan import Activation, AttentionPlan, LayerPlan, MlpPlan, NormPlan
+from quire.spec import LearnedPositions, ModelSpec
+
+# This family's words for what most configs have.
+WORDS = {
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "n_positions",
+}
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+
+
+def read(fields: Fields) -> ModelSpec:
+    said = fields.under(WORDS, max_position_embeddings=1024)
+    heads, max_len = read_heads(said), said.count("max_position_embeddings")
+    attention = AttentionPlan(
+        heads.heads,
+        heads.heads,
+        heads.head_dim,
+        scale=heads.head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0,
+        rope=None,
+        qkv_bias=True,
+        o_bias=True,
+    )
+    width = fields.count("n_inner", 4 * said.count("hidden_size"))
+    activation = ACTIVATIONS[fields.word("activation_function", "gelu_new")]
+    mlp = MlpPlan(width, activation, gated=False, bias=True)
+    norm = NormPlan(fields.positive("layer_norm_epsilon", 1e-5), kind="layer", bias=True)
+    return read_decoder(
+        "gpt2",
+        said,
+        [LayerPlan(attention, mlp, norm)] * num_layers(said),
+        max_len=max_len,
+        learned_positions=LearnedPositions(max_len),
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+    )
+
+
+FAMILY = Family(
+    name="gpt2",
+    architectures=("GPT2LMHeadModel",),
+    model_types=("gpt2",),
+    read=read,
+    outer_names=ModelNames(
+        layer=Name("transformer.h.{}", "blk.{}"),
+        embed=Name("transformer.wte", "token_embd"),
+        positions=Name("transformer.wpe", "position_embd"),
+        norm=Name("transformer.ln_f", "output_norm"),
+    ),
+    names=LayerNames(
+        attn_norm=Name("ln_1", "attn_norm"),
+        qkv=(Name("attn.c_attn", "attn_qkv", turned=True),),
+        o=Name("attn.c_proj", "attn_output", turned=True),
+        mlp_norm=Name("ln_2", "ffn_norm"),
+        up=Name("mlp.c_fc", "ffn_up", turned=True),
+        down=Name("mlp.c_proj", "ffn_down", turned=True),
+    ),
+    buffers=("attn.bias", "attn.masked_bias"),
+    without_effect={
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), "training"),
+        **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation"), "another head"),
+        **dict.fromkeys(("summary_proj_to_labels", "summary_first_dropout"), "another head"),
+        "reorder_and_upcast_attn": "how 16 bits are rounded; quire's sums are in 32",
+    },
+    only={
+        "activation_function": tuple(ACTIVATIONS),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+)

@@ -1,0 +1,71 @@
+"""GPT-NeoX, the family of Pythia: LayerNorm, both branches side by side with a norm each, a part of
+each head turned, q, k and v in one stored matrix head by head. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.rope_config import read_rope
+from quire.layer_plan import Activation, MlpPlan, NormPlan
+from quire.spec import ModelSpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads, biased = read_heads(fields), fields.flag("attention_bias", True)
+    parallel = fields.flag("use_parallel_residual", True)
+    activation = ACTIVATIONS[fields.word("hidden_act", "gelu")]
+    rope = read_rope(
+        fields,
+        heads.head_dim,
+        partial=True,
+        factor=fields.positive("rotary_pct", 0.25),
+        theta=fields.positive("rotary_emb_base", 10_000.0),
+    )
+    return read_plain_decoder(
+        "gpt_neox",
+        fields,
+        heads,
+        rope=rope,
+        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer", bias=True),
+        mlp=MlpPlan(fields.count("intermediate_size"), activation, gated=False, bias=True),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "parallel_two" if parallel else "before"},
+    )
+
+
+FAMILY = Family(
+    name="gpt_neox",
+    architectures=("GPTNeoXForCausalLM",),
+    model_types=("gpt_neox",),
+    read=read,
+    partial_rotary=True,
+    outer_names=ModelNames(
+        layer=Name("gpt_neox.layers.{}", "blk.{}"),
+        embed=Name("gpt_neox.embed_in", "token_embd"),
+        norm=Name("gpt_neox.final_layer_norm", "output_norm"),
+        head=Name("embed_out", "output"),
+    ),
+    names=LayerNames(
+        qkv=(Name("attention.query_key_value", "attn_qkv"),),
+        qkv_by_group=True,
+        o=Name("attention.dense", "attn_output"),
+        up=Name("mlp.dense_h_to_4h", "ffn_up"),
+        down=Name("mlp.dense_4h_to_h", "ffn_down"),
+    ),
+    buffers=("attention.bias", "attention.masked_bias"),
+    without_effect={
+        **dict.fromkeys(("hidden_dropout", "classifier_dropout"), "training"),
+        "is_decoder": "quire always runs it as one",
+    },
+    only={"hidden_act": tuple(ACTIVATIONS)},
+)

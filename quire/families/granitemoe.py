@@ -1,0 +1,55 @@
+"""Granite-MoE: the factors of its dense models, and experts in place of feed-forwards. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.mixtures import read_count, with_experts
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.spec import LogitsPlan, ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    spec = read_plain_decoder(
+        "granitemoe",
+        fields,
+        read_heads(fields),
+        scale=fields.positive("attention_multiplier", 1.0),
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"branch_scale": fields.positive("residual_multiplier", 1.0)},
+        facts={
+            "embedding_scale": fields.positive("embedding_multiplier", 1.0),
+            "logits": LogitsPlan(scale=1 / fields.positive("logits_scaling", 1.0)),
+        },
+    )
+    experts = ExpertsPlan(
+        read_count(fields, 8),
+        fields.count("num_experts_per_tok", 2),
+        MlpPlan(fields.count("intermediate_size")),
+        renormalise=True,
+    )
+    return with_experts(spec, fields, experts)
+
+
+INPUT = "block_sparse_moe.input_linear"
+FAMILY = Family(
+    name="granitemoe",
+    architectures=("GraniteMoeForCausalLM",),
+    model_types=("granitemoe",),
+    read=read,
+    names=LayerNames(
+        router=Name("block_sparse_moe.router.layer", "ffn_gate_inp"),
+        expert_gate_up=(
+            Name(INPUT, "ffn_gate_exps", stacked=True),
+            Name(INPUT, "ffn_up_exps", stacked=True),
+        ),
+        expert_down=Name("block_sparse_moe.output_linear", "ffn_down_exps", stacked=True),
+    ),
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+    },
+)

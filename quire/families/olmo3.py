@@ -1,0 +1,55 @@
+"""OLMo 3: norms behind the branches alone, q and k normed over all heads; three layers with a
+window to one without, which alone has a scaled rope. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+)
+from quire.families.rope_config import read_ropes_by_kind
+from quire.layer_plan import AttentionPlan, NormPlan
+from quire.spec import ModelSpec
+
+PERIOD = 4
+THETAS = {"full_attention": 500_000.0, "sliding_attention": 500_000.0}
+
+
+def read(fields: Fields) -> ModelSpec:
+    heads, window = read_heads(fields), read_window(fields)
+    biased = fields.flag("attention_bias", False)
+    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
+    ropes = read_ropes_by_kind(fields, heads.head_dim, THETAS, scaled="full_attention")
+    spec = read_plain_decoder(
+        "olmo3",
+        fields,
+        heads,
+        rope=ropes["full_attention"],
+        windows=windows_by_kind(fields, window) or usual,
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
+        qk_norm=True,
+        qk_norm_over="width",
+        qkv_bias=biased,
+        o_bias=biased,
+        layer={"norms": "after"},
+    )
+
+    def by_kind(one: AttentionPlan) -> AttentionPlan:
+        return one if one.window is None else replace(one, rope=ropes["sliding_attention"].rope)
+
+    return spec.with_attention(by_kind)
+
+
+FAMILY = Family(
+    name="olmo3",
+    architectures=("Olmo3ForCausalLM",),
+    model_types=("olmo3",),
+    read=read,
+)
