@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quire import (
     LLM,
@@ -21,6 +22,7 @@ from quire import (
     SamplingParams,
 )
 from tests.parity.families import make_pair
+from tests.parity.test_more_families import MORE, random_model
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
@@ -87,6 +89,30 @@ def test_new_weights_are_those_of_a_fresh_llm_and_of_the_trainer(name: str, tmp_
         assert drawn == answers(fresh, DRAWN)
     check_logprobs(oracle, after)
     check_logprobs(oracle, drawn)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "falcon, newer", "gpt neox", "granite moe, every factor and bias"]
+)
+def test_weights_that_are_cut_out_of_stored_tensors_are_exchanged_too(
+    name: str, tmp_path: Path
+) -> None:
+    """Matrices stored [in, out], q, k and v by head, all experts in one tensor: by the names and
+    shapes that files have, from memory and from other files."""
+    oracle = random_model(MORE[name])
+    oracle.save_pretrained(tmp_path / "old")
+    trained(oracle, 1).save_pretrained(tmp_path / "new")
+    with open_llm(tmp_path / "new", batch_invariant=True) as fresh:
+        expected = answers(fresh)
+    check_logprobs(oracle, expected)
+    stored = load_file(tmp_path / "new" / "model.safetensors")
+    with open_llm(tmp_path / "old", batch_invariant=True) as llm:
+        assert answers(llm) != expected
+        assert loader(llm)(stored.items()) == set(stored)
+        assert answers(llm) == expected
+    with open_llm(tmp_path / "old", batch_invariant=True) as llm:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "new")})
+        assert answers(llm) == expected
 
 
 @pytest.mark.parametrize(

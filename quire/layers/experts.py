@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.ops import ExpertsOp
@@ -21,21 +20,16 @@ class Router:
     on small differences."""
 
     def __init__(
-        self,
-        weight: Tensor,
-        plan: ExpertsPlan,
-        bias: Tensor | None = None,
-        choice_bias: Tensor | None = None,
+        self, product: Linear, plan: ExpertsPlan, choice_bias: Tensor | None = None
     ) -> None:
-        """float32: weight [E, H], and [E] what is added to the products, and to the scores where
-        the best are chosen."""
-        self._weight, self._plan = weight, plan
-        self._bias, self._choice_bias = bias, choice_bias
+        """`product` is of float32; `choice_bias` float32 [E] is added to the scores where the best
+        are chosen."""
+        self._product, self._plan, self._choice_bias = product, plan, choice_bias
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H] -> experts int64 [T, k] and their scores float32 [T, k]."""
         plan = self._plan
-        products = F.linear(x.float(), self._weight, self._bias)
+        products = self._product(x.float())
         scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
         by = scores if self._choice_bias is None else scores + self._choice_bias
         chosen = self._in_best_groups(by).topk(plan.per_token, -1).indices
@@ -59,14 +53,14 @@ class Router:
 class SharedExpert:
     """An expert that every token takes, as far as its gate is open, if it has one."""
 
-    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Tensor | None) -> None:
-        """gate float32 [1, H]"""
+    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Linear | None) -> None:
+        """The product of `gate`, of float32, is one number a token."""
         self.mlp, self._gate = mlp, gate
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._gate is None:
             return self.mlp(x)
-        return F.linear(x.float(), self._gate).sigmoid().to(x.dtype) * self.mlp(x)
+        return self._gate(x.float()).sigmoid().to(x.dtype) * self.mlp(x)
 
 
 class Experts:

@@ -176,9 +176,8 @@ class Parts:
         ups, downs = ([pair[side].multiply for pair in pairs] for side in (0, 1))
         shared = None
         if plan.shared is not None:
-            gate = (
-                self.tensor(f"{name}.shared_gate.weight", 1, hidden) if plan.shared_gate else None
-            )
+            is_gated = plan.shared_gate
+            gate = self.linear(f"{name}.shared_gate", 1, hidden, bias=False) if is_gated else None
             shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
         return Experts(
             self._router(name, plan),
@@ -189,15 +188,11 @@ class Parts:
         )
 
     def _router(self, name: str, plan: ExpertsPlan) -> Router:
-        biases = (("router", plan.router_bias), ("choice", plan.choice_bias))
-        return Router(
-            self.tensor(f"{name}.router.weight", plan.count, self.spec.hidden_size),
-            plan,
-            *(
-                self.tensor(f"{name}.{x}.bias", plan.count) if there else None
-                for x, there in biases
-            ),
-        )
+        """Its product is one of the kernels': a choice must not hang on who else is in a batch."""
+        hidden, biased = self.spec.hidden_size, plan.router_bias
+        product = self.linear(f"{name}.router", plan.count, hidden, bias=biased)
+        choice = self.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None
+        return Router(product, plan, choice)
 
     def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
         hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels
