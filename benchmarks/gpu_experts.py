@@ -19,10 +19,13 @@ import triton
 from torch import Tensor
 
 from quire.backends.experts import GroupedExperts
+from quire.backends.ops import HeadShape
 from quire.backends.triton.elementwise import gate_mul
 from quire.backends.triton.experts import ExpertWeights, FusedExperts, Tile, tile_for
+from quire.backends.triton.kernels import TritonKernels
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.layers.experts import Router
+from quire.layers.linear import Linear
 
 BYTES_A_SECOND, FLOPS = 4.3e12, 660e12
 TOKENS = (1, 4, 16, 64, 256, 512, 1024, 4096, 16384)
@@ -41,9 +44,9 @@ def main() -> None:
     e, h, i = given.experts, given.hidden, given.inner
     ups = torch.randn(e, 2 * i, h, device="cuda", dtype=torch.bfloat16) / h**0.5
     downs = torch.randn(e, h, i, device="cuda", dtype=torch.bfloat16) / i**0.5
-    router = Router(
-        torch.randn(e, h, device="cuda"), ExpertsPlan(e, given.per_token, MlpPlan(i), False)
-    )
+    kernels = TritonKernels(HeadShape(1, 1, 64, 16, torch.bfloat16))
+    product = Linear(kernels, torch.randn(e, h, device="cuda"))
+    router = Router(product, ExpertsPlan(e, given.per_token, MlpPlan(i)))
     with torch.inference_mode():
         for tokens in given.tokens:
             measure(router, ups, downs, tokens, sweep=given.sweep)

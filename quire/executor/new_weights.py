@@ -18,12 +18,12 @@ from quire.backends.ops import WeightRows
 from quire.errors import InvalidRequest
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
-from quire.weights.within import Within
 from quire.weights.names import weights_of
 from quire.weights.read_rows import in_order
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import BASES, is_of_a_tower, own_name
 from quire.weights.tied import head_name
+from quire.weights.within import Within
 
 # What checkpoints hold beside weights: computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")

@@ -14,8 +14,8 @@ from quire.families.family import Family, LayerNames, Name
 from quire.families.registry import family_named
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
-from quire.weights.within import WHOLE, Within
 from quire.weights.row_order import RowOrder, deinterleaved, ordered_by
+from quire.weights.within import WHOLE, Within
 
 AFTER = ("after", "both")  # the places of norms that stand behind the branches, too
 
@@ -144,8 +144,8 @@ class _LayerWeights:
             for group in range(kv_heads):
                 rows = heads * size
                 first = (group * (queries + 2) + before) * size
-                cuts = Within(first=first, of=total), Within(first=at, of=total)
-                part = Part("", "", rows, hf_within=withins[0], gguf_within=cuts[1])
+                places = Within(first=first, of=total), Within(first=at, of=total)
+                part = Part("", "", rows, hf_within=places[0], gguf_within=places[1])
                 made = _Stored(self._stored(name), part)
                 yield made if which == 2 else self._turned(made, heads, plan)
                 at += rows

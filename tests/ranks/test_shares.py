@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 from quire.backends.choose import kernels_for
 from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.accuracy import hidden_states
-from quire.families.registry import FAMILIES
+from quire.families.registry import BY_MODEL_TYPE, FAMILIES
 from quire.layer_plan import AttentionPlan, Rope
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -32,8 +32,8 @@ TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
 
 def spec_of(config: PretrainedConfig) -> ModelSpec:
-    kind = type(config).__name__.removesuffix("Config").removesuffix("Text")
-    return spec_from_hf({**config.to_dict(), "architectures": [f"{kind}ForCausalLM"]})
+    architecture = BY_MODEL_TYPE[config.model_type].architectures[0]
+    return spec_from_hf({**config.to_dict(), "architectures": [architecture]})
 
 
 def random_weights(spec: ModelSpec) -> dict[str, Tensor]:
