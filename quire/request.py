@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,52 @@ class Choices:
     longer: tuple[tuple[int, ...], ...]
 
 
+# What an encoder reads of one item, by name: pixels as bytes, sizes, samples.
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class Features(Protocol):
+    """What an encoder reads of one item, prepared ahead of the engine."""
+
+    def arrays(self) -> Arrays:
+        """At once where they are there; prepared again where they were dropped."""
+
+    def encoded(self) -> None:
+        """A plan took them: they may be dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class MediaItem:
+    """An image, a clip or a video: its encoder makes `count` rows of it.
+
+    `grid` (time, height, width) says how its rows lie where positions have three coordinates."""
+
+    serial: int
+    kind: str
+    count: int
+    features: Features
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Where an item stands in a prompt: token places[i] takes row i of its encoder. What lies
+    between is ordinary tokens. `two_way`: tokens from start to end see each other."""
+
+    item: MediaItem
+    places: Ints
+    two_way: bool = False
+
+    @property
+    def start(self) -> int:
+        return int(self.places[0])
+
+    @property
+    def end(self) -> int:
+        """Behind its last token."""
+        return int(self.places[-1]) + 1
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt with its parameters, checked and complete.
@@ -48,6 +94,13 @@ class Request:
 
     A request with `hidden` draws nothing either: these hidden states of its prompt are its answer.
     `whole`: the model computes the prompt in one pass or not at all.
+
+    `media` are the items of its prompt, in order. In `prompt_ids` a token of an item is minus the
+    item's serial: that names one content for as long as an engine lives, so that equal ids mean
+    equal content wherever ids are compared (prefix cache, prefix tree, duplicates). In `plain_ids`
+    it is the placeholder's own, and that is what is read as vocabulary.
+    `coordinates` [3, tokens] are those of the prompt where positions have three of them, and
+    `delta` is what is added to a later position to go on from them.
 
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
     the `background` yields to those that are not.
@@ -73,6 +126,15 @@ class Request:
     background: bool = False
     hidden: HiddenKind | None = None
     whole: bool = False
+    media: tuple[Span, ...] = ()
+    with_placeholders: Ints | None = None  # the prompt's ids where some are negative
+    coordinates: Ints | None = None
+    delta: int = 0
+
+    @property
+    def plain_ids(self) -> Ints:
+        """The prompt in ids of the vocabulary."""
+        return self.prompt_ids if self.with_placeholders is None else self.with_placeholders
 
     @property
     def num_prompt(self) -> int:

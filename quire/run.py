@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from quire.engine import Engine
@@ -50,11 +51,20 @@ class Compiling(Protocol):
     def result(self) -> Grammar: ...
 
 
+class Preparing(Protocol):
+    """Media that are being prepared; `result` raises InvalidRequest where one cannot be read."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> object: ...
+
+
+LOOKED_AT = 256  # requests that wait for grammars or media, in a step
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     """A request in the engine, and who gets its answer: itself, and requests that are equal."""
 
@@ -62,6 +72,25 @@ class _Pending:
     num_left: int
     receivers: list[_Receiver]
     grammar: Compiling | None = None  # being compiled: the request is not in the engine yet
+    media: Preparing | None = None  # being prepared, likewise
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.grammar is not None or self.media is not None
+
+    @property
+    def is_ready(self) -> bool:
+        return all(one is None or one.done() for one in (self.grammar, self.media))
+
+    def finish_waiting(self) -> None:
+        """Wait, and take what was waited for; InvalidRequest where there is none of it."""
+        grammar, media = self.grammar, self.media
+        self.grammar = self.media = None
+        if media is not None:
+            media.result()
+        if grammar is not None:
+            for sequence in self.samples:
+                sequence.guide = grammar.result().matcher()
 
     @property
     def number(self) -> int:
@@ -89,6 +118,7 @@ class Run:
         results: Results,
         *,
         compile_grammar: Callable[[SamplingParams], Compiling | None] = lambda params: None,
+        prepare_media: Callable[[Request], Preparing | None] = lambda request: None,
         between_steps: Callable[[], None] = lambda: None,
         on_finished: Callable[[RequestOutput], None] = lambda output: None,
     ) -> None:
@@ -96,7 +126,8 @@ class Run:
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._on_finished = compile_grammar, on_finished
-        self._compiling: deque[_Pending] = deque()
+        self._prepare_media = prepare_media
+        self._not_ready: deque[_Pending] = deque()
         self._pending: dict[int, _Pending] = {}  # by the number of each request in it
         self._cancelled: list[Result] = []
         self._num_seen = 0
@@ -121,13 +152,13 @@ class Run:
                     if not window:  # nothing yet: go on with what is there
                         break
                     yield from self._enter(window)
-                yield from self._compiled(wait=self._engine.idle)
+                yield from self._made_ready(wait=self._engine.idle)
                 if not self._engine.idle:
                     report = self._step()
                     yield from self._grown(report.grown)
                     for sequence in report.ended:
                         yield from self._ended(sequence)
-                elif exhausted and not self._compiling and not self._cancelled:
+                elif exhausted and not self._not_ready and not self._cancelled:
                     return
                 self._between_steps()
                 while self._cancelled:
@@ -147,8 +178,8 @@ class Run:
         if len(pending.receivers) > 1:  # others wait for the same answer
             self._cancelled += self._take_out(pending, number)
             return
-        if pending.grammar is not None:
-            self._compiling.remove(pending)
+        if pending.is_waiting:
+            self._not_ready.remove(pending)
         self._engine.abort(pending.samples)
         lead = pending.samples[0]
         if lead.tree is None and lead.request.hidden is None:
@@ -193,12 +224,13 @@ class Run:
             len(samples) if tree is None else len(tree.paths),
             [_Receiver(index, request, Shown(request))],
             self._compile_grammar(request.params) if tree is None else None,
+            self._prepare_media(request) if request.media else None,
         )
         self._pending[request.number] = pending
-        if pending.grammar is None:
-            self._engine.add(samples)
+        if pending.is_waiting:
+            self._not_ready.append(pending)
         else:
-            self._compiling.append(pending)
+            self._engine.add(samples)
 
     def _samples(self, request: Request, order: int) -> list[Sequence]:
         if request.continuations:
@@ -210,21 +242,21 @@ class Run:
             for sample in range(request.params.n)
         ]
 
-    def _compiled(self, *, wait: bool) -> Iterator[Result]:
-        """Queue the requests whose grammar is ready; those whose grammar is refused are done.
+    def _made_ready(self, *, wait: bool) -> Iterator[Result]:
+        """Queue the requests whose grammar and media are ready; those of which one is refused are
+        done.
 
         `wait`: the engine has nothing else to do, so wait for the oldest.
         """
-        for _ in range(len(self._compiling)):
-            pending = self._compiling.popleft()
-            grammar = pending.grammar
-            if grammar is None or not (grammar.done() or wait):
-                self._compiling.append(pending)
+        # Both are made in this order: further back there is little to be found.
+        for pending in list(islice(self._not_ready, LOOKED_AT)):
+            known = self._pending.get(pending.number) is pending  # or cancelled meanwhile
+            if not known or not (wait or pending.is_ready):
                 continue
-            wait, pending.grammar = False, None
+            wait = False
+            self._not_ready.remove(pending)
             try:
-                for sequence in pending.samples:
-                    sequence.guide = grammar.result().matcher()
+                pending.finish_waiting()
             except InvalidRequest as error:
                 for sequence in pending.samples:
                     index = pending.receivers[0].index
@@ -298,7 +330,7 @@ class Run:
         """Leave nothing of this run in the engine, whatever state it is in."""
         pending = [sample for one in self._pending.values() for sample in one.samples]
         self._pending.clear()
-        self._compiling.clear()
+        self._not_ready.clear()
         try:
             self._engine.abort(pending)
             self._engine.drain()

@@ -2,11 +2,12 @@
 
 Plain frozen data, numbers and numpy arrays that are not written after they are made, so that both
 can go to another process or into a file (steps/codec.py). What cannot is named by a number and
-found in the executor's Handles. The executor runs plans in the order it got them, so a block freed
-in plan i may be taken in plan i + 1.
-Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, then the
-forward pass. In the pass every slice and decode row writes its KV before any of them reads, so a
-slice may read blocks that an earlier slice of the same plan fills.
+found in the executor's Handles. Plans run in their order: a block freed in plan i may be taken in
+plan i + 1.
+Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, encoded media
+(those `forgotten` first), then the forward pass. In the pass every slice and decode row writes its
+KV before any of them reads, so a slice may read blocks that an earlier slice of the same plan
+fills.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class RowStart:
     request: int = -1
     has_processors: bool = False
     paced: bool = False
+    delta: int = 0  # added to its positions where heads are turned, once its prompt is computed
 
     @property
     def freezing_ids(self) -> Ints:
@@ -139,6 +141,26 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class Encode:
+    """An item that a plan has encoded before its pass; the rows stay under its serial."""
+
+    serial: int
+    kind: str
+    count: int
+    arrays: dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """Tokens of a slice that take rows of an item for their embedding: the one at offsets[i] takes
+    row first + i."""
+
+    serial: int
+    first: int
+    offsets: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """Tokens of one row to compute: positions start .. start + len(token_ids).
 
@@ -159,6 +181,9 @@ class Slice:
     targets: Targets | None = None
     num_guessed: int = 0
     hidden: HiddenKind | None = None
+    media: tuple[MediaPart, ...] = ()
+    coordinates: Ints | None = None  # [3, tokens], where positions have three
+    key_limits: Ints | None = None  # of each token: the first position that it does not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +263,8 @@ class StepPlan:
     searched: Ints = field(default_factory=no_ints)
     num_candidates: int = 0
     single: Ints = field(default_factory=no_ints)
+    forgotten: Ints = field(default_factory=no_ints)
+    encode: tuple[Encode, ...] = ()
 
     @property
     def num_tokens(self) -> int:

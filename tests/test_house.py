@@ -118,6 +118,7 @@ MAY_CATCH_ANYTHING = {
     "quire/cli/exits.py",
     "quire/grammar/child.py",
     "quire/jobs/supervise/ahead.py",
+    "quire/inputs/media/images.py",
     "quire/jobs/input/arrow_values.py",
     "quire/jobs/child/requests.py",
     "quire/jobs/input/work.py",

@@ -17,6 +17,7 @@ from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, 
 from quire.options import OPTIONS, DeviceFacts, EngineArgs, Options, parse_options, resolve
 from quire.params.structured import StructuredOutputsConfig
 from quire.spec import ModelSpec, plain_decoder
+from tests.media import options
 
 NAN, INF = float("nan"), float("inf")
 GIB = 1 << 30
@@ -112,6 +113,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "batch_invariant": [(True, True)],
     "data_parallel_size": [(1, 1), (4, 4)],
     "distributed_executor_backend": [("mp", "mp"), ("uni", "uni")],
+    **options.TAKEN,
 }
 # ... and values that are not.
 BAD: dict[str, list[Any]] = {
@@ -167,6 +169,7 @@ BAD: dict[str, list[Any]] = {
     "batch_invariant": [1],
     "data_parallel_size": [0, 257, "2", True],
     "distributed_executor_backend": ["gloo", 3],
+    **options.BAD,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from typing import Any
 
@@ -21,9 +21,9 @@ from quire.inputs.tokenizer import check_text
 from quire.request import Ints
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-_MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
+_MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 _REFUSED = {
-    **dict.fromkeys(_MEDIA_KEYS, "quire reads text only; leave it out"),
+    **dict.fromkeys(_MEDIA_KEYS, "text alone is read here; leave it out"),
     "token_type_ids": "decoder-only models have no token types; leave it out",
     "prompt_embeds": "pass the prompt as text or as token ids",
     "encoder_prompt": "quire runs decoder-only models; pass one prompt",
@@ -34,6 +34,15 @@ _REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
+class GivenMedia:
+    """Media beside a prompt, as the caller wrote them."""
+
+    data: Mapping[Any, Any]
+    uuids: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedPrompt:
     """One prompt as given: token ids, or text that is still to be encoded."""
 
@@ -41,6 +50,7 @@ class ParsedPrompt:
     token_ids: Ints | None
     cache_salt: str = ""
     literal: frozenset[int] = frozenset()  # where no special token begins
+    media: GivenMedia | None = None
 
     @property
     def chat_text(self) -> ChatText:
@@ -112,14 +122,17 @@ def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
     ]
 
 
-def parse_prompt(given: Any, vocab_size: int) -> ParsedPrompt:
-    """One prompt, checked in everything that needs no tokenizer."""
+def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> ParsedPrompt:
+    """One prompt, checked in everything that needs no tokenizer. Media beside it are refused,
+    unless `with_media`."""
     if isinstance(given, str):
         return ParsedPrompt(_checked_text(given), None)
     if isinstance(given, ChatText):
         return ParsedPrompt(_checked_text(given.text), None, literal=given.literal)
     if isinstance(given, Mapping):
-        return _from_mapping(given, vocab_size)
+        media = _media_of(given) if with_media else None
+        rest = {k: v for k, v in given.items() if k not in _MEDIA_KEYS} if with_media else given
+        return replace(_from_mapping(rest, vocab_size), media=media)
     if isinstance(given, np.ndarray | list | tuple) or (
         isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
     ):
@@ -163,6 +176,20 @@ def _from_mapping(given: Mapping[Any, Any], vocab_size: int) -> ParsedPrompt:
     if token_ids is not None:
         return ParsedPrompt(text, _checked_ids(token_ids, vocab_size), salt or "")
     return ParsedPrompt(_checked_text(text), None, salt or "")
+
+
+def _media_of(given: Mapping[Any, Any]) -> GivenMedia | None:
+    data, uuids, options = (given.get(key) for key in _MEDIA_KEYS)
+    for key, value in (("multi_modal_data", data), ("mm_processor_kwargs", options)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidPrompt(
+                f'"{key}" is a {type(value).__name__}; it should be a dict, such as '
+                '{"image": ...}',
+                parameter=key,
+            )
+    if not data or all(_is_empty(value) or value is None for value in data.values()):
+        return None
+    return GivenMedia(data, uuids, dict(options or {}))
 
 
 def _is_empty(value: object) -> bool:

@@ -7,7 +7,6 @@ keeps the others from passing.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +22,14 @@ from quire.errors import (
     PromptTooLong,
     QuireError,
 )
+from quire.inputs.bad_words import bad_word_ids
 from quire.inputs.choices import ChoiceReader
+from quire.inputs.media.expanding import Grown, PlacedItem
+from quire.inputs.media.reader import MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
 from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
+from quire.inputs.tokenization import Encoding, read_tokenization
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
@@ -41,17 +44,19 @@ __all__ = [
     "split_prompts",
 ]
 
-_TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
-    """How prompts become token ids: `tokenization_kwargs`, checked."""
+class PromptWithMedia(ParsedPrompt):
+    """A prompt whose text, if it has one, has grown by what stands for its media."""
 
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    keep_start: bool = False
+    grown_text: str = ""
+    items: tuple[PlacedItem, ...] = ()
+
+    @property
+    def chat_text(self) -> ChatText:
+        return ChatText(self.grown_text, self.literal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ class RequestMaker:
     `pool_tokens` is what the whole KV pool holds. `eos_ids` end an answer without a stop reason;
     `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
     `processors` says which functions edit a request's logits; its own where nobody else does.
-    `edits_logits`: the LLM has processors for every row beside them.
+    `edits_logits`: the LLM has processors for every row beside them. `media` reads those of
+    prompts; None: text alone is read.
     """
 
     def __init__(
@@ -85,8 +91,9 @@ class RequestMaker:
         max_logprobs: int = -1,
         processors: Callable[[SamplingParams], tuple[Callable[..., Any], ...]] | None = None,
         edits_logits: bool = False,
+        media: MediaReader | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._media = tokenizer, media
         self._processors = processors or _own_processors
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
@@ -119,9 +126,7 @@ class RequestMaker:
         """
         encoding = read_tokenization(tokenization_kwargs)
         parsed = [
-            given
-            if isinstance(given, QuireError)
-            else self._attempt(parse_prompt, given, self._vocab_size)
+            given if isinstance(given, QuireError) else self._attempt(self._parse, given)
             for given in prompts
         ]
         resolved: dict[int, _Resolved | QuireError] = {}
@@ -150,6 +155,24 @@ class RequestMaker:
         except (InvalidRequest, NotSupported) as error:
             return error
 
+    def _parse(self, given: Any) -> ParsedPrompt:
+        media = self._media
+        prompt = parse_prompt(given, self._vocab_size, with_media=media is not None)
+        if media is None or prompt.media is None:
+            return prompt
+        items = tuple(media.read(prompt.media))
+        text = prompt.chat_text
+        if prompt.token_ids is None:
+            text = media.grow_text(text, items)
+        return PromptWithMedia(
+            prompt.text,
+            prompt.token_ids,
+            prompt.cache_salt,
+            text.literal,
+            grown_text=text.text,
+            items=items,
+        )
+
     def _resolve(self, params: SamplingParams) -> _Resolved:
         check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
         if self._tokenizer is None:
@@ -163,7 +186,7 @@ class RequestMaker:
                     )
             params.detokenize = False
         elif params.bad_words:
-            params._bad_words_token_ids = _bad_word_ids(
+            params._bad_words_token_ids = bad_word_ids(
                 self._tokenizer, params.bad_words, self._vocab_size
             )
         stop_ids = frozenset(params.stop_token_ids or ())
@@ -225,8 +248,11 @@ class RequestMaker:
         priority: int,
         arrival: float,
     ) -> Request:
+        grown = self._grown(prompt, ids) if isinstance(prompt, PromptWithMedia) else None
+        if grown is not None:
+            ids = grown.prompt_ids
         ids = self._truncated(prompt, ids, params, encoding)
-        self._check_length(len(ids))
+        self._check_length(len(ids), grown)
         check_prompt_logprobs(len(ids), params, self._vocab_size)
         processors = self._processors(params)
         choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
@@ -247,7 +273,12 @@ class RequestMaker:
             processors=processors,
             continuations=() if choices is None else choices.token_ids,
             choices=choices,
+            media=() if grown is None else grown.spans,
+            with_placeholders=None if grown is None else grown.plain_ids,
         )
+
+    def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:
+        return None if self._media is None else self._media.grow_ids(ids, prompt.items)
 
     def _truncated(
         self, prompt: ParsedPrompt, ids: Ints, params: SamplingParams, encoding: Encoding
@@ -262,6 +293,13 @@ class RequestMaker:
             keep = self._max_model_len - answer
         if len(ids) <= keep:
             return ids
+        if isinstance(prompt, PromptWithMedia):
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens with its media, and truncate_prompt_tokens "
+                f"keeps {keep}; media are not cut. Shorten the text, or pass smaller media",
+                parameter="truncate_prompt_tokens",
+                value=keep,
+            )
         if encoding.keep_start:
             return ids[:keep]
         bos = self._tokenizer.bos_id if self._tokenizer is not None else None
@@ -269,10 +307,12 @@ class RequestMaker:
             return np.concatenate([ids[:1], ids[len(ids) - keep + 1 :]])
         return ids[-keep:]
 
-    def _check_length(self, count: int) -> None:
+    def _check_length(self, count: int, grown: Grown | None) -> None:
+        has = f"the prompt has {count} tokens"
+        has += f" ({grown.num_media} of them of media)" if grown is not None else ""
         if count >= self._max_model_len:
             raise PromptTooLong(
-                f"the prompt has {count} tokens; the model takes {self._max_model_len} with the "
+                f"{has}; the model takes {self._max_model_len} with the "
                 f"answer (max_model_len), so at most {self._max_model_len - 1} here. Shorten it, "
                 f"or set truncate_prompt_tokens={self._max_model_len - 1} to keep its end",
                 parameter="prompt",
@@ -280,7 +320,7 @@ class RequestMaker:
             )
         if count > self._pool_tokens:
             raise PromptTooLong(
-                f"the prompt has {count} tokens; the KV cache has room for {self._pool_tokens} in "
+                f"{has}; the KV cache has room for {self._pool_tokens} in "
                 "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
                 parameter="prompt",
                 value=count,
@@ -296,53 +336,3 @@ def _at(result: Request | QuireError, index: int) -> Request | QuireError:
     if isinstance(result, InvalidRequest):
         return result.at(index)
     return NotSupported(f"prompt {index}: {result}") if isinstance(result, NotSupported) else result
-
-
-def _bad_word_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -> list[list[int]]:
-    """The token sequences that write a bad word: at the start of a text, and after a space."""
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip() or word
-        for text in (bare, f" {bare}"):
-            ids = tuple(tokenizer.encode(text, add_special_tokens=False).tolist())
-            if ids and max(ids) >= vocab_size:
-                raise InvalidParams(
-                    f"bad_words has {word!r}, whose token {max(ids)} the model does not have "
-                    f"(it has {vocab_size})",
-                    parameter="bad_words",
-                    value=word,
-                )
-            if ids:
-                found[ids] = None
-    return [list(ids) for ids in found]
-
-
-def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
-    if given is None:
-        return Encoding()
-    for name in given:
-        if name not in _TOKENIZATION:
-            near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_TOKENIZATION)}"
-            raise InvalidRequest(
-                f"tokenization_kwargs has no {name!r}; {meant}",
-                parameter="tokenization_kwargs",
-                value=name,
-            )
-    add, keep, side = (given.get(name) for name in _TOKENIZATION)
-    rules = {
-        "add_special_tokens": (isinstance(add, bool), "True or False"),
-        "truncate_prompt_tokens": (
-            isinstance(keep, int) and not isinstance(keep, bool) and (keep > 0 or keep == -1),
-            "at least 1, or -1 for as many as fit",
-        ),
-        "truncation_side": (side in ("left", "right"), "'left' (keeps the end) or 'right'"),
-    }
-    for name, (good, rule) in rules.items():
-        if given.get(name) is not None and not good:
-            raise InvalidRequest(
-                f"tokenization_kwargs[{name!r}] is {rule}, not {given[name]!r}",
-                parameter="tokenization_kwargs",
-                value=given[name],
-            )
-    return Encoding(True if add is None else add, keep, side == "right")

@@ -12,6 +12,7 @@ from quire.layer_plan import QueryGrowth, WholeHeads
 from quire.layers.batch import Batch
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
+from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
@@ -40,13 +41,14 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, their turns by each
-    rope of the model, for each group of layers the slots their KV goes to, and by kind the
-    attention of the pass."""
+    rope of the model, for each group of layers the slots their KV goes to, by kind the attention of
+    the pass, and what of media stands in it."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
     slots: tuple[Tensor, ...]
     attention: dict[Kind, AttentionStep]
+    overlay: Overlay | None = None
 
 
 def unchanged(qk: Tensor) -> Tensor:

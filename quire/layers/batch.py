@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.layers.logit_tokens import logit_tokens_of
+from quire.layers.overlay import Overlay
 from quire.request import Ints
 from quire.step import PrefixGroup, Slice
 
@@ -61,6 +62,7 @@ class Batch:
     fresh_blocks: Tensor
     longest_query: int = 0
     longest_context: int = 0
+    overlay: Overlay | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -75,12 +75,15 @@ class Decoder:
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
         turns = self.rotary(batch.positions)
-        shared = Pass(batch.positions, turns, batch.slots.unbind(), attention)
+        slots = batch.slots.unbind()
+        shared = Pass(batch.positions, turns, slots, attention, batch.overlay)
         return self.compute(batch.token_ids, shared, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before."""
         residual = self.embedding(token_ids, shared.positions)
+        if shared.overlay is not None:
+            shared.overlay.write(residual)
         normed = self.first_norm(residual)
         for layer, (keys, values) in zip(self.layers, cache, strict=True):
             normed = layer(normed, residual, shared, keys, values)

@@ -164,14 +164,8 @@ MOOT: dict[str, dict[str, Any]] = {
         "gdn_prefill_backend": None,
         "kda_prefill_backend": None,
     },
-    "It only matters with media, and a prompt with media is refused.": {
-        "allowed_local_media_path": "",
-        "allowed_media_domains": None,
-        "limit_mm_per_prompt": {},
-        "language_model_only": False,
-        "interleave_mm_strings": False,
+    "Of media it changes how fast they are prepared or encoded, or how memory is set aside.": {
         "media_io_kwargs": {},
-        "mm_processor_kwargs": None,
         "mm_processor_cache_gb": 4,
         "mm_processor_cache_type": "lru",
         "disable_mm_preprocessor_cache": False,

@@ -66,6 +66,12 @@ class Options:
     batch_invariant: bool | None = None
     data_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    limit_mm_per_prompt: dict[str, int] | None = None
+    language_model_only: bool = False
+    allowed_local_media_path: str | None = None
+    allowed_media_domains: tuple[str, ...] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    interleave_mm_strings: bool = False
 
     def __repr__(self) -> str:
         """Only what was set, and never the token."""

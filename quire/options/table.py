@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from quire.options import checks
 from quire.options.checks import Check
+from quire.options.media import MEDIA
 from quire.options.moot import MOOT
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.pooler import pooler_config
@@ -310,6 +311,7 @@ HONOURED: tuple[Option, ...] = (
         ),
         '"mp" (the default) starts processes where there are replicas; "uni" allows none.',
     ),
+    *(_honoured(name, *facts) for name, facts in MEDIA.items()),
 )
 
 # Values of other options that ask for nothing new, and options whose values are still checked.

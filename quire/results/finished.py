@@ -55,7 +55,7 @@ class Results:
         return RequestOutput(
             str(request.number),
             request.prompt,
-            request.prompt_ids,
+            request.plain_ids,
             self._prompt_logprobs(first),
             [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
             True,
@@ -88,7 +88,7 @@ class Results:
         return RequestOutput(
             str(request.number),
             request.prompt,
-            request.prompt_ids,
+            request.plain_ids,
             None,
             [self._completion(a, text) for a, text in zip(answers, texts, strict=True)],
             True,
@@ -109,7 +109,7 @@ class Results:
         return RequestOutput(
             str(request.number),
             request.prompt,
-            request.prompt_ids,
+            request.plain_ids,
             None,
             answers,
             False,
@@ -144,7 +144,7 @@ class Results:
             for sample in range(request.params.n)
         ]
         return RequestOutput(
-            str(request.number), request.prompt, request.prompt_ids, None, answers, True
+            str(request.number), request.prompt, request.plain_ids, None, answers, True
         )
 
     def _texts(self, samples: Many[Sequence]) -> list[str]:
@@ -155,7 +155,7 @@ class Results:
             return [s.watch.text() for s in samples if isinstance(s.watch, StopWatch)]
         return completion_texts(
             tokenizer,
-            [(s.request.prompt_ids, _shown_ids(s)) for s in samples],
+            [(s.request.plain_ids, _shown_ids(s)) for s in samples],
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
@@ -190,7 +190,7 @@ class Results:
             # Some models mark calls and reasoning by tokens that a text leaves out.
             marked = completion_text(
                 tokenizer,
-                sequence.request.prompt_ids,
+                sequence.request.plain_ids,
                 ids,
                 skip_special_tokens=False,
                 spaces_between_special_tokens=False,
@@ -204,7 +204,7 @@ class Results:
         params = sequence.request.params
         if params.prompt_logprobs is None:
             return None
-        ids = sequence.request.prompt_ids
+        ids = sequence.request.plain_ids
         tokens = self._scored(sequence, tuple(sequence.scores), ids, first=1)
         return UnreadLogprobs(tokens, params.flat_logprobs, begins_blank=True)
 
@@ -218,7 +218,7 @@ class Results:
         request = sequence.request
         if request.params.num_logprobs is None:
             return None
-        tail = request.prompt_ids[-CONTEXT:]
+        tail = request.plain_ids[-CONTEXT:]
         ids = np.concatenate([tail, output_ids])
         ranked = request.params.logprob_token_ids is None
         tokens = self._scored(sequence, parts, ids, first=len(tail), ranked=ranked)
@@ -237,7 +237,7 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
     return RequestOutput(
         str(request.number),
         None,
-        request.prompt_ids,
+        request.plain_ids,
         None,
         [],
         True,
@@ -254,7 +254,7 @@ def _hidden_output(request: Request, kind: HiddenKind, sequence: Sequence) -> Re
     return RequestOutput(
         str(request.number),
         request.prompt,
-        request.prompt_ids,
+        request.plain_ids,
         None,
         [],
         True,

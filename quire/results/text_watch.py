@@ -25,7 +25,7 @@ class StopWatch:
         self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
         self._text = Detokenizer(
             tokenizer,
-            request.prompt_ids,
+            request.plain_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )

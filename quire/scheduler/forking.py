@@ -41,3 +41,27 @@ class Forking:
         sibling.timings.scheduled = self._clock()
         unfold(sibling)
         return self._placements.fork(lead, sibling, self._expected_output(sibling.request), draft)
+
+    def fork_all(self, lead: int, draft: Draft) -> list[int]:
+        """Rows for the siblings that leave here; those that find none queue by themselves."""
+        forked = []
+        while self.leaves_here(lead) and self._rows.num_free:
+            forked.append(self.fork(lead, draft))
+        # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
+        if self._rows.sequence(lead).tree is None or len(self._rows.running) == 1:
+            self.queue(lead)
+        self._count_siblings(lead)
+        return forked
+
+    def fork_late(self, lead: int, draft: Draft, plan_chunk: Callable[[int, Draft], None]) -> None:
+        """Paths that found no row before, each with its first tokens."""
+        rows, pool = self._rows, self._placements.pool
+        while self.leaves_here(lead) and rows.num_free and pool.fits(1) and draft.budget:
+            plan_chunk(self.fork(lead, draft), draft)
+        if len(rows.running) == 1 and draft.budget > 0:
+            self.queue(lead)  # nobody else will leave a row or a block
+            plan_chunk(lead, draft)
+        self._count_siblings(lead)
+
+    def _count_siblings(self, lead: int) -> None:
+        self._rows.num_siblings[lead] = len(self._rows.sequence(lead).siblings)

@@ -19,9 +19,10 @@ class Limits:
     prefix_groups: bool = True
     speculation: Speculation | None = None
     pacing: Pacing = Pacing()
+    shelf_rows: int = 0  # of encoded media that are kept; one item may be larger
 
     @staticmethod
-    def in_engine(config: EngineConfig) -> Limits:
+    def in_engine(config: EngineConfig, shelf_rows: int = 0) -> Limits:
         return Limits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -30,4 +31,5 @@ class Limits:
             prefix_groups=config.prefix_groups,
             speculation=config.speculation,
             pacing=Pacing.in_engine(config),
+            shelf_rows=shelf_rows,
         )

@@ -323,22 +323,22 @@ class Placements:
         request = sequence.request
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
-            ids = request.prompt_ids, sequence.output_ids
-            return RowStart(
-                row, _IN_VAIN, 0, sequence.sample, *ids, no_ints(), max_tokens=UNLIMITED
-            )
+            ids = request.plain_ids, sequence.output_ids, no_ints()
+            how = row, _IN_VAIN, 0, sequence.sample
+            return RowStart(*how, *ids, max_tokens=UNLIMITED, delta=request.delta)
         return RowStart(
             row=row,
             sampling=self._sampling(request.params),
             noise_key=request.noise_key,
             sample=sequence.sample,
-            prompt_ids=request.prompt_ids,
+            prompt_ids=request.plain_ids,
             output_ids=sequence.output_ids,
             stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
             max_tokens=request.max_tokens,
             request=request.number,
             has_processors=bool(request.processors),
             paced=bool(self.rows.paced[row]),
+            delta=request.delta,
         )
 
     def _sampling(self, params: SamplingParams) -> RowSampling:

@@ -47,6 +47,7 @@ class Rows:
         self.capacity, self._pacing = capacity, pacing or Pacing()
         self.sequences: list[Sequence | None] = [None] * capacity
         self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
+        self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary
         self.pasts: list[Past] = [""] * capacity  # serial of the last published block
         self.placement = np.zeros(capacity, np.int64)  # 0 = free
         self.num_prompt, self.known = ints(), ints()
@@ -98,7 +99,7 @@ class Rows:
         self.sequences[row], self.placement[row] = sequence, self._last_placement
         self.num_prompt[row] = request.num_prompt
         self.known[row] = self.planned[row] = sequence.num_tokens
-        self.token_ids[row] = sequence.token_ids
+        self._keep_ids(row, sequence)
         self.computed[row] = 0
         self.drawn[row] = False
         self.num_siblings[row] = len(sequence.siblings)
@@ -129,10 +130,15 @@ class Rows:
         self._entered = np.append(before, np.int32(row))
         return row
 
+    def _keep_ids(self, row: int, sequence: Sequence) -> None:
+        self.token_ids[row] = self.fed_ids[row] = sequence.token_ids
+        if sequence.request.media:
+            self.fed_ids[row] = sequence.fed_ids
+
     def leave(self, row: int) -> None:
         """Free the row; its blocks were released, its tokens taken, before."""
         self.sequences[row], self.placement[row] = None, 0
-        self.token_ids[row] = np.empty(0, np.int32)
+        self.token_ids[row] = self.fed_ids[row] = np.empty(0, np.int32)
         self.clear_blocks(row)
         self._free.append(row)
         self._some_left = True
@@ -152,7 +158,7 @@ class Rows:
     def known_tokens(self, row: int) -> Ints:
         """Its prompt and all that it has drawn."""
         prompt, known = int(self.num_prompt[row]), int(self.known[row])
-        came = self.token_ids[row]
+        came = self.fed_ids[row]
         drawn = self.outputs[row, len(came) - prompt : known - prompt]
         return np.concatenate([came, drawn])
 
@@ -219,7 +225,7 @@ class Rows:
         self.planned[row] = self.known[row]
         sequence = self.sequence(row)
         sequence.output_ids = self.output_ids(row)
-        self.token_ids[row] = sequence.token_ids
+        self._keep_ids(row, sequence)
         self.drawn[row] = False
 
     def append_outputs(self, rows: Ints, tokens: Ints, kept: Ints) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from quire.cache.pool import BlockPool
+from quire.errors import InvalidRequest
 from quire.request import Ints, Request
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
@@ -30,6 +31,7 @@ from quire.scheduler.hidden import hidden_of
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
 from quire.scheduler.masking import MakeMasks, masks_of
+from quire.scheduler.media import MediaPlans
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Draft, Placements
 from quire.scheduler.preemption import Preemption, does_not_fit
@@ -80,6 +82,7 @@ class Scheduler:
         )
         self._groups = PrefixGroups(self.rows, pool)
         self._past_windows = PastWindows(self._placements)
+        self.media = MediaPlans(self.rows, limits.shelf_rows, limits.max_num_batched_tokens)
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
@@ -136,6 +139,7 @@ class Scheduler:
         budget = self.limits.max_num_batched_tokens
         self._past_windows.give_back()
         self._make_way(budget)
+        self.media.begin()
         spare = self.lanes.spare(budget)
         while True:
             draft = Draft(budget, spare)
@@ -175,6 +179,7 @@ class Scheduler:
         most = self.limits.max_repeat if is_long else 1
         repeat = plan_repeat(self._placements, at, most, draft, awaited=len(self.waiting) > 0)
         searched = self._beams.searched(draft, at)
+        forgotten, encode = self.media.take()
         plan = StepPlan(
             starts=tuple(draft.starts),
             ends=np.array(self._placements.ended, np.int32),
@@ -190,6 +195,8 @@ class Scheduler:
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
             single=at[rows.paced[at]],
+            forgotten=forgotten,
+            encode=encode,
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
@@ -238,7 +245,7 @@ class Scheduler:
         those of its further beams."""
         rows, at = self.rows, row
         if self._scoring.is_waiting(row):
-            return self._fork_late(row, draft)
+            return self._forking.fork_late(row, draft, self._plan_chunk)
         while True:
             free = self.pool.num_free // self.pool.num_groups
             spare = free - self._placements.num_shared_tails(at)
@@ -246,12 +253,23 @@ class Scheduler:
             left = int(rows.planned[at] - rows.computed[at])
             budget = draft.spare if rows.background[at] else draft.budget
             chunk = min(left, budget, room - int(rows.computed[at]))
-            if chunk <= 0 or spare < 0:
+            if chunk <= 0 or spare < 0 or (chunk := self._with_media(at, chunk)) <= 0:
                 return
             self._plan_slice(at, chunk, draft)
             if chunk < left or (following := self._beams.begin_next(at, draft)) is None:
                 return
             at = following
+
+    def _with_media(self, row: int, chunk: int) -> int:
+        """As many of these tokens as have the media that stand among them."""
+        request, start = self.rows.sequence(row).request, int(self.rows.computed[row])
+        if not request.media:
+            return chunk
+        try:
+            return self.media.reach(request, start, start + chunk) - start
+        except InvalidRequest as error:
+            self._committer.fail(self._beams.take_out(row), error)
+            return 0
 
     def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
         """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
@@ -272,38 +290,18 @@ class Scheduler:
         drawing: tuple[int, ...] = ()
         if sequence.tree is not None:
             if end == leaving:
-                self._fork_siblings(row, draft)  # each goes on by itself
+                self._forking.fork_all(row, draft)  # each goes on by itself
         elif end == rows.planned[row] and sequence.request.hidden is None:
-            drawing = (row, *self._fork_siblings(row, draft))
+            drawing = (row, *self._forking.fork_all(row, draft))
             rows.planned[list(drawing)] += 1
             rows.drawn[list(drawing)] = True
         targets = targets_of(sequence, start, end)
         hidden = hidden_of(sequence.request, start, end)
-        draft.prefill.append(Slice(row, start, known[start:end], drawing, targets, hidden=hidden))
+        fed = rows.fed_ids[row][start:end]
+        one = Slice(row, start, fed, drawing, targets, hidden=hidden)
+        draft.prefill.append(self.media.shown_in(one, sequence.request))
         draft.budget -= end - start
         draft.spare = min(draft.spare - (end - start) * int(rows.background[row]), draft.budget)
-
-    def _fork_siblings(self, lead: int, draft: Draft) -> list[int]:
-        """Rows for the siblings that leave here; those that find none queue by themselves."""
-        sequence = self.rows.sequence(lead)
-        forked = []
-        while self._forking.leaves_here(lead) and self.rows.num_free:
-            forked.append(self._forking.fork(lead, draft))
-        # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
-        if sequence.tree is None or self.num_running == 1:
-            self._forking.queue(lead)
-        self.rows.num_siblings[lead] = len(sequence.siblings)
-        return forked
-
-    def _fork_late(self, lead: int, draft: Draft) -> None:
-        """Paths that found no row before, each with its first tokens."""
-        rows, pool = self.rows, self.pool
-        while self._forking.leaves_here(lead) and rows.num_free and pool.fits(1) and draft.budget:
-            self._plan_chunk(self._forking.fork(lead, draft), draft)
-        if self.num_running == 1 and draft.budget > 0:
-            self._forking.queue(lead)  # nobody else will leave a row or a block
-            self._plan_chunk(lead, draft)
-        self.rows.num_siblings[lead] = len(self.rows.sequence(lead).siblings)
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
@@ -319,6 +317,9 @@ class Scheduler:
             readable = self._scoring.readable(sequence, len(cached))
             if readable < len(cached):
                 cached = self._admission.cached_blocks(sequence, most=readable)
+            first = len(cached) * self.pool.block_size
+            if not self.media.can_begin(sequence.request, first, budget):
+                return
             if not self._admission.has_room(sequence, cached, budget):
                 if not self.num_running and not self._sent:
                     self.waiting.remove(sequence)
@@ -328,7 +329,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             if not sequence.timings.scheduled:
                 sequence.timings.scheduled = self._clock()
-                sequence.num_cached = len(cached) * self.pool.block_size
+                sequence.num_cached = first
             expected = self._expected_output(sequence.request)
             row = self._placements.begin(sequence, cached, expected, draft)
             self._scoring.begin(row)

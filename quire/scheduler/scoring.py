@@ -91,7 +91,7 @@ def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
         return None
     offsets = np.arange(first - start, last - start, dtype=np.int32)
     num_top = request.params.prompt_logprobs or 0
-    return Targets(offsets, request.prompt_ids[first + 1 : last + 1], num_top)
+    return Targets(offsets, request.plain_ids[first + 1 : last + 1], num_top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,17 @@ class Sequence:
 
     @property
     def token_ids(self) -> Ints:
+        """All its tokens, as they are compared."""
         if not len(self.output_ids):
             return self.request.prompt_ids
         return np.concatenate([self.request.prompt_ids, self.output_ids])
+
+    @property
+    def fed_ids(self) -> Ints:
+        """The same in ids of the vocabulary, which is what is computed."""
+        if self.request.with_placeholders is None:
+            return self.token_ids
+        return np.concatenate([self.request.plain_ids, self.output_ids])
 
     @property
     def num_tokens(self) -> int:

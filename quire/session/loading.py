@@ -31,6 +31,8 @@ from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
+from quire.session.media import ModelMedia
+from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
 
@@ -67,6 +69,7 @@ class LoadedModel:
     stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
     head: Head | None = None  # what makes embeddings and classes of its states
     no_text: str | None = None  # why it writes no text, where it does not
+    media: ModelMedia | None = None  # how it sees, where it does
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -117,15 +120,17 @@ def load(model: str, options: Options) -> LoadedModel:
     pooler = choose_pooler(files, said, options, encoder)
     generation_config = _generation_config(files, options)
     # The tokenizer is built by Rust and Python while the weights are read by torch.
+    media = ModelMedia.of(files, said, options)
     with ThreadPoolExecutor(1) as aside:
-        reading = aside.submit(_tokenizer, files, options)
+        reading = aside.submit(load_tokenizer, files, options)
         planned: AnySpec | FallbackPlan
         if encoder is not None:
             no_text: str | None = NO_TEXT
             planned, config, executor = load_encoder(files, said, encoder, pooler, options)
         else:
             planned, no_text = decoder_plan(files, pooler, options)
-            config, executor = _executor(files, planned, options)
+            media = media if isinstance(planned, ModelSpec) else None
+            config, executor = _executor(files, planned, options, media)
         facts = executor.start()
         tokenizer = reading.result()
     spec = planned if isinstance(planned, ModelSpec | EncoderSpec) else planned.spec
@@ -147,6 +152,7 @@ def load(model: str, options: Options) -> LoadedModel:
         partial(_stored, model, planned, options),
         head,
         no_text,
+        media,
     )
 
 
@@ -180,7 +186,7 @@ def read_parts(model: str, options: Options) -> ModelParts:
     spec = files.spec(options.hf_overrides)
     hf_config = {**(files.config or config_of(spec)), **(options.hf_overrides or {})}
     return ModelParts(
-        spec, _tokenizer(files, options), _generation_config(files, options), hf_config
+        spec, load_tokenizer(files, options), _generation_config(files, options), hf_config
     )
 
 
@@ -240,7 +246,10 @@ def _check_name(model: object) -> None:
 
 
 def _executor(
-    files: ModelFiles, planned: ModelSpec | FallbackPlan, options: Options
+    files: ModelFiles,
+    planned: ModelSpec | FallbackPlan,
+    options: Options,
+    media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     if not isinstance(planned, ModelSpec):
         return _fallback_executor(files, planned, options)
@@ -254,8 +263,8 @@ def _executor(
 
         facts = device_facts(options.device)
         if facts.device == "cpu":
-            return _cpu_executor(files, spec, options, facts)
-        made = _gpu_executor(files, spec, options, facts, compiling)
+            return _cpu_executor(files, spec, options, facts, media)
+        made = _gpu_executor(files, spec, options, facts, compiling, media)
         unwanted.pop_all()  # from here on the executor ends it
         return made
 
@@ -282,6 +291,7 @@ def _gpu_executor(
     options: Options,
     facts: DeviceFacts,
     compiling: Compiling | None,
+    media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     config = resolve(options, spec, facts)
     hashing = hash_triton()
@@ -292,11 +302,16 @@ def _gpu_executor(
     check_fp8(config)
     warmup = Warmup(config, spec, compiling, hashing)
     read = partial(load_gpu_weights, files, spec, config)
-    return config, CudaExecutor(config, spec, read(), warmup, read_again=read)
+    tower = None if media is None else partial(media.tower, config)
+    return config, CudaExecutor(config, spec, read(), warmup, read_again=read, tower=tower)
 
 
 def _cpu_executor(
-    files: ModelFiles, spec: ModelSpec, options: Options, facts: DeviceFacts
+    files: ModelFiles,
+    spec: ModelSpec,
+    options: Options,
+    facts: DeviceFacts,
+    media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     from quire.executor.cpu.local import LocalExecutor
     from quire.session.cpu_weights import load_cpu_weights, with_kernels
@@ -307,29 +322,8 @@ def _cpu_executor(
     config = resolve(options, spec, facts, int8_fits=default.why)
     weights = load_cpu_weights(files, spec, config, at_hand=default.weights)
     read_again = partial(load_cpu_weights, files, spec, config)
-    return config, LocalExecutor(config, spec, weights, read_again=read_again)
-
-
-def _tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
-    from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
-    from quire.inputs.hf_tokenizer import load_hf_tokenizer
-
-    if options.skip_tokenizer_init:
-        return None
-    if options.tokenizer is not None and options.tokenizer != files.name:
-        files = locate(
-            options.tokenizer,
-            revision=options.tokenizer_revision,
-            download_dir=options.download_dir,
-            token=options.hf_token,
-            weights=False,
-        )
-    if files.kind == "gguf":
-        tokenizer = load_gguf_tokenizer(files.gguf.metadata)
-    else:
-        tokenizer = load_hf_tokenizer(files.path)
-    tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
-    return tokenizer
+    tower = None if media is None else partial(media.tower, config)
+    return config, LocalExecutor(config, spec, weights, read_again=read_again, tower=tower)
 
 
 def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:

@@ -35,12 +35,13 @@ from quire.session.hf_config import config_object
 from quire.session.intake import Intake, Params
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.loading import LoadedModel, load
+from quire.session.media import SessionMedia
 from quire.session.metrics import Metric, Metrics
+from quire.session.observing import observe_step
 from quire.session.pooling import make_pooling
 from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
-from quire.step import StepPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ class Session:
             model.executor,
             depth=config.depth,
             # Not a method of this object: a cycle would keep it all until a full collection.
-            observe=partial(_observe_step, self._times, self._metrics),
+            observe=partial(observe_step, self._times, self._metrics),
         )
         self._planner = Planner(
             config,
@@ -76,6 +77,7 @@ class Session:
         )
         self._results = Results(model.tokenizer)
         self.pooling = make_pooling(model)
+        self._media = SessionMedia(self.model.media, self.model.tokenizer)
         self.intake = Intake(
             self._make_maker(),
             model.default_params,
@@ -120,9 +122,10 @@ class Session:
             caching=config.enable_prefix_caching,
             windows=self.model.facts.windows,
         )
+        kept = self.model.facts.num_blocks * config.block_size  # a few per cent of the KV
         return Scheduler(
             pool,
-            Limits.in_engine(config),
+            Limits.in_engine(config, shelf_rows=kept),
             expected_output=self._lengths.expected,
             make_masks=self._guides.make_masks,
         )
@@ -140,6 +143,7 @@ class Session:
             max_logprobs=config.max_logprobs,
             processors=RequestProcessors(config, model.spec.vocab_size).of,
             edits_logits=bool(config.batch_processors),
+            media=self._media.reader,
         )
 
     def turn(self) -> AbstractContextManager[None]:
@@ -163,6 +167,7 @@ class Session:
             self._lengths,
             self._results,
             compile_grammar=self._guides.compile,
+            prepare_media=self._media.prepare,
             between_steps=between_steps,
             on_finished=self._metrics.count,
         )
@@ -267,6 +272,7 @@ class Session:
             self.engine.scheduler = self._make_scheduler()
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
+            self._media = SessionMedia(self.model.media, self.model.tokenizer)
             self.intake.use(self._make_maker(), made)
 
     def sleep(self, level: int) -> None:
@@ -282,6 +288,7 @@ class Session:
             # Marked first: whatever fails on the way down, waking puts it in order.
             self._turns.asleep |= {*PARTS}
             self.engine.scheduler.pool.forget_cache()
+            self.engine.scheduler.media.clear()
             self.model.executor.sleep(keep_weights=level == 1)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
@@ -311,6 +318,7 @@ class Session:
             if "weights" in self._turns.asleep:
                 raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
             self.engine.scheduler.pool.forget_cache()
+            self.engine.scheduler.media.clear()
             return self.model.executor.load_weights(named)
 
     @property
@@ -327,15 +335,4 @@ class Session:
             self._turns.closed = True
             self.model.executor.close()
             self._guides.close()
-
-
-def _observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: float) -> None:
-    starts = plan.decode.positions.astype("int64")
-    context = int(starts.sum() + len(starts)) * plan.repeat
-    tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
-    for s in plan.prefill:
-        length = len(s.token_ids)
-        tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
-        context += length * s.start + length * (length + 1) // 2
-    times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
-    metrics.count_step(tokens, plan.repeat)
+            self._media.close()

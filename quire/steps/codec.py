@@ -21,7 +21,9 @@ from quire.step import (
     Chosen,
     DecodeRows,
     DrawnScores,
+    Encode,
     Masks,
+    MediaPart,
     PrefixGroup,
     RowSampling,
     RowStart,
@@ -48,6 +50,8 @@ CLASSES: tuple[type[Any], ...] = (
     Scores,
     DrawnScores,
     Candidates,
+    Encode,
+    MediaPart,
 )
 DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))
 MOST_DEPTH = 16  # of values inside values; a plan has 5

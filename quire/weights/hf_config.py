@@ -15,6 +15,8 @@ from typing import Any
 from quire.errors import ModelNotFound, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
+from quire.families.media.registry import media_family
+from quire.families.media.text_defaults import text_defaults
 from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
 from quire.families.rope_config import overridden
 from quire.spec import ModelSpec
@@ -61,6 +63,17 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
     return read_json(checked_file(directory, "generation_config.json"))
 
 
+def read_processor_config(directory: Path) -> dict[str, Any]:
+    """How images are prepared: preprocessor_config.json of a model directory, or the part of
+    processor_config.json that newer ones have instead; empty where there is neither."""
+    if (directory / "preprocessor_config.json").exists():
+        return read_json(checked_file(directory, "preprocessor_config.json"))
+    if (directory / "processor_config.json").exists():
+        inner = read_json(checked_file(directory, "processor_config.json")).get("image_processor")
+        return inner if isinstance(inner, dict) else {}
+    return {}
+
+
 def spec_from_hf(
     config: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
@@ -86,6 +99,10 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     around = ("architectures", "model_type", "quantization_config", "eos_token_id")
     said = {key: config[key] for key in around if config.get(key) is not None}
     said["text_model_type"] = text.get("model_type")
+    if media_family(config) is not None and not any(map(family_of, config["architectures"])):
+        # Another model's text, read as that model's own config.
+        said = {**said, "architectures": None, "model_type": text.get("model_type", "llama")}
+        text = {**text_defaults(said["model_type"]), **text}
     return {**{key: value for key, value in config.items() if key != "text_config"}, **text, **said}
 
 

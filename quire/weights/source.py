@@ -53,6 +53,11 @@ class ModelFiles:
     def generation_config(self) -> Mapping[str, Any]:
         return hf_config.read_generation_config(self.path) if self.kind == "hf" else {}
 
+    @cached_property
+    def processor_config(self) -> Mapping[str, Any]:
+        """What prepares images for it; empty where no file says."""
+        return hf_config.read_processor_config(self.path) if self.kind == "hf" else {}
+
     def spec(self, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
         with refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}")):
             if self.kind == "gguf":

@@ -13,10 +13,14 @@ from quire.families.registry import FAMILIES
 # What families put before the names of a model that has a head.
 BASES = tuple(dict.fromkeys(f"{family.outer_names.layer.hf.split('.')[0]}." for family in FAMILIES))
 # What may stand where one of these stands, and where nothing does.
-_INNER = ("", "language_model.model.", "model.language_model.")
+_TEXTS = ("language_model.model.", "model.language_model.", "model.text_model.")
+_INNER = ("", *_TEXTS)
 _OUTER = ("", "language_model.")
 # Towers and what joins them to the text: not read.
-_TOWERS = ("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.")
+_TOWERS = (
+    *("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "visual."),
+    *("vision_model.", "connector.", "image_newline"),
+)
 
 
 def stored_name(name: str, stored: Container[str]) -> str:
@@ -28,7 +32,7 @@ def stored_name(name: str, stored: Container[str]) -> str:
 
 def own_name(stored: str) -> str:
     """The name of a stored tensor without what stands before it; the other way round."""
-    for start in ("language_model.model.", "model.language_model."):
+    for start in _TEXTS:
         if stored.startswith(start):
             return "model." + stored.removeprefix(start)
     return stored.removeprefix("language_model.")

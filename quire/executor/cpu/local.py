@@ -29,6 +29,7 @@ from quire.executor.memory import (
 from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import sampler_for
+from quire.executor.shelf import Shelf, Tower
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -68,15 +69,17 @@ class LocalExecutor:
         weights: Weights | LoadedModule,
         *,
         read_again: Callable[[], Weights | LoadedModule] | None = None,
+        tower: Callable[[], Tower] | None = None,
     ) -> None:
-        """`read_again` reads the same weights once more, after a sleep that dropped them."""
+        """`read_again` reads the same weights once more, after a sleep that dropped them; `tower`
+        makes what encodes media, when the first comes."""
         if config.kv_cache_dtype not in ("auto", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}). Leave it at 'auto'."
             )
         self.config, self.spec, self._read_again = config, spec, read_again
-        self.handles = Handles()
+        self.handles, self.shelf = Handles(), Shelf(tower)
         self._weights: Weights | LoadedModule | None = weights
         self._model: Model | None = None
         self._runner: Runner | None = None
@@ -139,6 +142,7 @@ class LocalExecutor:
             handles=self.handles,
             groups=groups,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
+            shelf=self.shelf,
         )
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -147,6 +151,7 @@ class LocalExecutor:
         self._runner = None
         if not keep_weights:
             self._model = None
+            self.shelf.drop_tower()
 
     def wake_up(self, part: Part) -> None:
         if self._model is None:
@@ -175,10 +180,12 @@ class LocalExecutor:
         """End every row; the model and the KV cache stay."""
         if self._runner is not None:
             self._runner.end_rows(np.arange(self.config.max_num_seqs, dtype=np.int32))
+        self.shelf.clear()
 
     def close(self) -> None:
         """Drop the model and the KV cache; their memory goes back at once."""
         self._runner = self._model = self._weights = None
+        self.shelf.drop_tower()
 
 
 def limit_threads() -> None:

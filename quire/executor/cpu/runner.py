@@ -8,6 +8,7 @@ neither what a row wants from sampling nor why a plan is as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.memory import caches_by_layer, windows_of
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
+from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
 from quire.layers.batch import Batch, make_batch
 from quire.models.model import Model
@@ -68,6 +70,7 @@ class Runner:
         handles: Handles,
         groups: Sequence[KVGroup] = (),
         scores_as_logits: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
         """`groups` of layers, whose blocks `cache` holds; none given: one of all. Where some have
         a window, the last block is nobody's: it stays zeros, for kernels that read whole tiles of
@@ -81,6 +84,7 @@ class Runner:
         if any(window is not None for window in self._windows):
             cache[:, :, self._zeros] = 0
         self.block_size, self.handles = block_size, handles
+        self.shelf = shelf or Shelf(None)
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
         # until a full collection.
@@ -121,7 +125,8 @@ class Runner:
                 windows=self._windows,
                 zeros=self._zeros,
             )
-            hidden = self._forward(batch)
+            overlay = self.shelf.overlay(prefill, batch.query_starts.tolist()) if prefill else None
+            hidden = self._forward(batch if overlay is None else replace(batch, overlay=overlay))
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()
                 made.scored = self.scorer.score(plan.prefill, starts, hidden)
@@ -149,6 +154,7 @@ class Runner:
         if plan.copies:
             self.model.kernels.copy_blocks(self.cache, plan.copies)
         self.rows.choose(plan.chosen)
+        self.shelf.change(plan)
 
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.fresh_blocks):

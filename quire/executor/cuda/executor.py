@@ -27,6 +27,7 @@ from quire.executor.memory import groups_of, longest_sequence, make_cache, windo
 from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import sampler_for
+from quire.executor.shelf import Shelf, Tower
 from quire.layer_plan import mlp_of
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -72,16 +73,18 @@ class CudaExecutor:
         warmup: Warmup | None = None,
         *,
         read_again: Callable[[], Weights | LoadedModule] | None = None,
+        tower: Callable[[], Tower] | None = None,
     ) -> None:
         """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
-        the same weights once more, after a sleep that dropped them."""
+        the same weights once more, after a sleep that dropped them; `tower` makes what encodes
+        media."""
         if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
             )
         self.config, self.spec, self._read_again = config, spec, read_again
-        self.handles = Handles()
+        self.handles, self.shelf = Handles(), Shelf(tower)
         self.handles.new_masks = pinned_masks
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._weights: Weights | LoadedModule | None = weights
@@ -99,6 +102,7 @@ class CudaExecutor:
         config, dtype = self.config, DTYPES[self.config.dtype]
         with self._errors("while starting"):
             self._model = model = self._build(weights)
+            self.shelf.load()  # before what is left is counted
             if isinstance(model, Decoder):
                 _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
@@ -106,6 +110,7 @@ class CudaExecutor:
             torch.cuda.synchronize(self._device)
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
+            free -= self.shelf.reserved_bytes(config.max_num_batched_tokens)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
             self._num_blocks = count
             self._runner = self._make_runner(model)
@@ -136,6 +141,7 @@ class CudaExecutor:
         if self._runner is not None:
             with self._errors("in a reset"):
                 self._runner.end_all()
+        self.shelf.clear()
 
     def close(self) -> None:
         """Drop everything on the device; its memory goes back at once."""
@@ -144,6 +150,7 @@ class CudaExecutor:
         if self._runner is not None:
             self._runner.close()
         self._runner = self._model = self._weights = self._on_host = None
+        self.shelf.drop_tower()
         self._give_back()
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -153,6 +160,7 @@ class CudaExecutor:
             if self._runner is not None:
                 self._runner.close()
             self._runner = None
+            self.shelf.drop_tower()  # its files are read again
             if not keep_weights:
                 self._model = self._on_host = None
             elif self._model is not None and self._on_host is None:
@@ -168,6 +176,7 @@ class CudaExecutor:
                 if self._read_again is None:
                     raise EngineClosed("the weights were dropped, and nothing can read them.")
                 self._model = self._build(self._read_again())
+            self.shelf.load()
             if part == "kv_cache" and self._runner is None:
                 self._runner = self._make_runner(self._model)
 
@@ -243,6 +252,7 @@ class CudaExecutor:
             groups=groups,
             few_rows=few_rows,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
+            shelf=self.shelf,
         )
 
     @contextmanager

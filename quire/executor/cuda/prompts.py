@@ -22,6 +22,7 @@ from quire.executor.cuda.device_rows import NOWHERE
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
 from quire.executor.cuda.upload import Upload
+from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
 from quire.step import StepPlan
@@ -101,7 +102,7 @@ class Prompts:
         rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
-        if num_tokens <= self.captured_tokens:
+        if num_tokens <= self.captured_tokens and not any(s.media for s in plan.prefill):
             bucket = bucket_for(num_tokens, len(plan.prefill), self._most_tokens)
         if bucket is not None and bucket not in self._seen:
             self._seen.add(bucket)
@@ -120,11 +121,16 @@ class Prompts:
         return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
 
     def run(
-        self, laid_out: LaidOut, upload: Upload, bring_masks: Callable[[], None], looks: LogitsUses
+        self,
+        laid_out: LaidOut,
+        upload: Upload,
+        bring_masks: Callable[[], None],
+        looks: LogitsUses,
+        shelf: Shelf,
     ) -> Computed:
         """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
-        batch = work.batch(parts.columns)
+        batch = work.with_media(work.batch(parts.columns), shelf)
         hidden = self._layers(batch, laid_out.bucket)
         rows = upload.take("sampled rows")
         if not len(rows):

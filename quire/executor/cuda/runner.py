@@ -37,6 +37,7 @@ from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import caches_by_layer
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
+from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
 from quire.models.model import Model
 from quire.sampling.holding import HoldingSampler
@@ -64,6 +65,7 @@ class CudaRunner:
         groups: Sequence[KVGroup] = (),
         few_rows: SmallBatchRows | None = None,
         scores_as_logits: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
         """A plan has at most `max_tokens`; of passes over prompts those of at most
         `captured_tokens` are captured, if anything is. `groups` of layers, whose blocks `cache`
@@ -75,7 +77,7 @@ class CudaRunner:
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         caches = caches_by_layer(cache, groups)
         parts = Parts(model, caches, columns, ops, self.graphs, block_size, few_rows)
-        self._layer_caches = caches
+        self._layer_caches, self.shelf = caches, shelf or Shelf(None)
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
             parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
@@ -120,7 +122,7 @@ class CudaRunner:
             blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
             self._send_entries(seated.asking, upload, self._decoding.entries(seated), extras)
         if laid_out is not None:
-            made = self._prompts.run(laid_out, upload, bring_masks, drawn)
+            made = self._prompts.run(laid_out, upload, bring_masks, drawn, self.shelf)
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
@@ -167,6 +169,7 @@ class CudaRunner:
         if plan.copies:
             self.ops.copy_blocks(self.cache, upload.take("copies").view(-1, 2))
         self._beams.choose(plan, upload)
+        self.shelf.change(plan)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return self.model.logits(hidden.index_select(0, positions))

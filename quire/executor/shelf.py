@@ -1,0 +1,99 @@
+"""Shelf: encoded media on the device, by serial. The scheduler says what comes and what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.errors import EngineError
+from quire.layers.overlay import Overlay
+from quire.step import Encode, Slice, StepPlan
+
+# Activations of a tower over the images of one call: a few thousand patches, a few layers' worth.
+ENCODING_BYTES = 1 << 30
+ROW_COPIES = 3
+
+
+class Tower(Protocol):
+    """What encodes media."""
+
+    hidden_size: int  # of the stream that its rows join
+
+    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+        """The rows of each item [count, H], or [count, (1 + layers) * H]."""
+
+
+class Shelf:
+    """Encodes what plans list, and finds it for their slices."""
+
+    def __init__(self, load: Callable[[], Tower] | None) -> None:
+        """`load` makes the tower when the first item comes; None: there is none."""
+        self._load = load
+        self._tower: Tower | None = None
+        self._rows: dict[int, Tensor] = {}
+        self.num_encoded = 0
+
+    @property
+    def tower(self) -> Tower:
+        if self._tower is None:
+            if self._load is None:
+                raise EngineError("a plan with media for a model that has no tower.")
+            self._tower = self._load()
+        return self._tower
+
+    def load(self) -> None:
+        """Make the tower now, where there is one."""
+        if self._load is not None:
+            _ = self.tower
+
+    def reserved_bytes(self, max_tokens: int) -> int:
+        """What encoding takes beside the tower's weights: rows of one plan, on the shelf and on
+        their way, and the tower's own activations."""
+        if self._load is None:
+            return 0
+        return ENCODING_BYTES + ROW_COPIES * 4 * max_tokens * self.tower.hidden_size
+
+    def change(self, plan: StepPlan) -> None:
+        """What a plan says of media before its pass."""
+        for serial in plan.forgotten.tolist():
+            self._rows.pop(serial, None)
+        if plan.encode:
+            self.num_encoded += len(plan.encode)
+            made = self.tower.encode(plan.encode)
+            for one, rows in zip(plan.encode, made, strict=True):
+                if len(rows) != one.count:
+                    raise EngineError(
+                        f"the tower made {len(rows)} rows of an {one.kind} that has {one.count} "
+                        "tokens. This is a bug."
+                    )
+                self._rows[one.serial] = rows
+
+    def overlay(self, prefill: Sequence[Slice], query_starts: Sequence[int]) -> Overlay | None:
+        """What stands where in the pass of these slices; None where no slice has media."""
+        if not any(one.media for one in prefill):
+            return None
+        places, rows = [], []
+        for one, first in zip(prefill, query_starts, strict=False):
+            for part in one.media:
+                count = len(part.offsets)
+                places.append(part.offsets.astype(np.int64) + first)
+                rows.append(self._rows[part.serial][part.first : part.first + count])
+        found = torch.cat(rows)
+        at = torch.from_numpy(np.concatenate(places)).to(found.device)
+        width = self.tower.hidden_size
+        if found.shape[1] == width:
+            return Overlay(at, found)
+        parts = found.view(len(found), -1, width).transpose(0, 1)
+        return Overlay(at, parts[0], parts[1:])
+
+    def clear(self) -> None:
+        self._rows.clear()
+
+    def drop_tower(self) -> None:
+        """With the weights; it is made again when an item comes."""
+        self.clear()
+        self._tower = None

@@ -1,0 +1,65 @@
+"""What a family of models that see says of itself, and the files that its rules are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.families.fields import Fields
+from quire.families.media.rules import ImageRules
+
+
+@dataclass(frozen=True, slots=True)
+class MediaConfig:
+    """A model's config.json and its processor's, with what callers said over it; `token_text`
+    gives the text of a token id, None where there is no tokenizer."""
+
+    model: Fields
+    processor: Fields
+    token_text: Callable[[int], str | None]
+
+    @classmethod
+    def of(
+        cls,
+        model: Mapping[str, Any],
+        processor: Mapping[str, Any],
+        said: Mapping[str, Any],
+        token_text: Callable[[int], str | None],
+    ) -> MediaConfig:
+        return cls(
+            Fields(model, "config.json"),
+            Fields({**processor, **said}, "the processor's config"),
+            token_text,
+        )
+
+    def token(self, *keys: str, unsaid: str) -> str:
+        """The token whose id the config has under one of these keys."""
+        for key in keys:
+            if self.model.values.get(key) is not None:
+                (found,) = self.model.ids(key)[:1]
+                return self.token_text(found) or unsaid
+        return unsaid
+
+    def side(self, key: str, unsaid: int) -> int:
+        """The side of a square, or the shortest edge, that a processor's config has there."""
+        value = self.processor.values.get(key)
+        if value is None:
+            return unsaid
+        if isinstance(value, Mapping):
+            inner = Fields(value, f"{self.processor.source}, {key}")
+            names = ("shortest_edge", "height", "width", "longest_edge")
+            named = next((name for name in names if value.get(name) is not None), "height")
+            return inner.count(named)
+        return self.processor.count(key)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFamily:
+    """One family of models that see."""
+
+    name: str
+    architectures: tuple[str, ...]
+    read: Callable[[MediaConfig], ImageRules]
+    module: str  # the class of Transformers whose tower and projector encode for it
+    options: tuple[str, ...] = ()  # of its processor, that callers may set

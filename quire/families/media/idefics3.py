@@ -1,0 +1,140 @@
+"""Idefics3 and SmolVLM: an image is enlarged, cut into square tiles, and shown once more as a
+whole; tokens name the row and column of each tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.pixels import LANCZOS, pixels_of, resized
+from quire.families.media.rules import Normalised, Placed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST = 4096  # no side is made longer
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+
+
+@dataclass(frozen=True, slots=True)
+class TiledImages:
+    """`edge`: what the longer side is made; `tile`: the side of a square, `count` its rows."""
+
+    pad: str
+    edge: int
+    tile: int
+    count: int
+    splits: bool
+    resample: int
+    normalised: Normalised
+    two_way: bool = False
+
+    @property
+    def placeholder(self) -> str:
+        return self.pad
+
+    def sizes(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What an image is made first, and then, so that tiles fill it: (width, height) each."""
+        first = _below(*_with_longer(width, height, self.edge), LARGEST)
+        if not self.splits:
+            return first, (self.tile, self.tile)
+        wide, high = first
+        ratio, tile = wide / high, self.tile
+        if wide >= high:
+            wide = ceil(wide / tile) * tile
+            high = ceil(int(wide / ratio) / tile) * tile
+        else:
+            high = ceil(high / tile) * tile
+            wide = ceil(int(high * ratio) / tile) * tile
+        return first, (wide, high)
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles; none where the whole is one."""
+        _, (wide, high) = self.sizes(width, height)
+        if wide <= self.tile and high <= self.tile:
+            return 0, 0
+        return high // self.tile, wide // self.tile
+
+    def place(self, width: int, height: int, *, together: int) -> Placed:
+        rows, columns = self.grid(width, height)
+        text = ""
+        for row in range(rows):
+            for column in range(columns):
+                text += f"{AROUND}<row_{row + 1}_col_{column + 1}>{self.pad}"
+            text += "\n"
+        text += "\n" if rows else ""
+        text += f"{AROUND}{WHOLE}{self.pad}{AROUND}"
+        return Placed(text, (self.count,) * (rows * columns + 1))
+
+    def num_bytes(self, width: int, height: int, *, together: int) -> int:
+        rows, columns = self.grid(width, height)
+        return 3 * self.tile**2 * (rows * columns + 1)
+
+    def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        rows, columns = self.grid(*image.size)
+        first, second = self.sizes(*image.size)
+        for size in (first, second):
+            image = resized(image, *size, self.resample)
+        if not rows:
+            return {"pixels": pixels_of(image)[None]}
+        tile, pixels = self.tile, pixels_of(image)
+        cut = pixels.reshape(3, rows, tile, columns, tile).transpose(1, 3, 0, 2, 4)
+        whole = pixels_of(resized(image, tile, tile, self.resample))
+        return {"pixels": np.concatenate([cut.reshape(-1, 3, tile, tile), whole[None]])}
+
+
+def _with_longer(width: int, height: int, edge: int) -> tuple[int, int]:
+    """The longer side so long, the other in proportion and even."""
+    ratio = width / height
+    if width >= height:
+        shorter = int(edge / ratio)
+        return edge, max(shorter + shorter % 2, 1)
+    shorter = int(edge * ratio)
+    return max(shorter + shorter % 2, 1), edge
+
+
+def _below(width: int, height: int, most: int) -> tuple[int, int]:
+    ratio = width / height
+    if width >= height and width > most:
+        width, height = most, int(most / ratio)
+    elif height > width and height > most:
+        width, height = int(most * ratio), most
+    return max(width, 1), max(height, 1)
+
+
+def read(config: MediaConfig) -> TiledImages:
+    said, vision = config.processor, config.model.inner("vision_config")
+    tile = config.side("max_image_size", 364)
+    patches = vision.count("image_size", tile) // vision.count("patch_size", 32)
+    scale = config.model.count("scale_factor", 2)
+    return TiledImages(
+        pad=config.token("image_token_id", unsaid="<image>"),
+        edge=config.side("size", 4 * tile),
+        tile=tile,
+        count=patches**2 // scale**2,
+        splits=said.flag("do_image_splitting", True),
+        resample=said.values.get("resample") or LANCZOS,
+        normalised=Normalised.of(said.values, 0.5, 0.5),
+    )
+
+
+OPTIONS = ("do_image_splitting", "size", "max_image_size")
+FAMILY = MediaFamily(
+    name="idefics3",
+    architectures=("Idefics3ForConditionalGeneration",),
+    read=read,
+    module="Idefics3Model",
+    options=OPTIONS,
+)
+SMOLVLM = MediaFamily(
+    name="smolvlm",
+    architectures=("SmolVLMForConditionalGeneration",),
+    read=read,
+    module="SmolVLMModel",
+    options=OPTIONS,
+)

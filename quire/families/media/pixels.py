@@ -1,0 +1,61 @@
+"""Images made larger, smaller and square, by Pillow, in bytes. What comes out has the bits that
+Transformers' own Pillow processors give."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.families.media.rules import Bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # Pillow's numbers for them
+
+
+def pixels_of(image: Image) -> Bytes:
+    """[3, height, width]"""
+    return np.asarray(image, np.uint8).transpose(2, 0, 1)
+
+
+def resized(image: Image, width: int, height: int, resample: int) -> Image:
+    from PIL.Image import Resampling
+
+    return image.resize((width, height), Resampling(resample))
+
+
+def with_shortest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    """The size with its shorter side so long, the other in proportion."""
+    if width <= height:
+        return edge, int(edge * height / width)
+    return int(edge * width / height), edge
+
+
+def centre_cropped(pixels: Bytes, width: int, height: int) -> Bytes:
+    """The middle of an image, zeros around it where it is smaller."""
+    _, have_height, have_width = pixels.shape
+    top, left = (have_height - height) // 2, (have_width - width) // 2
+    if top < 0 or left < 0:
+        tall, wide = max(height, have_height), max(width, have_width)
+        first_row, first_column = ceil((tall - have_height) / 2), ceil((wide - have_width) / 2)
+        padded = np.zeros((3, tall, wide), np.uint8)
+        rows = slice(first_row, first_row + have_height)
+        padded[:, rows, first_column : first_column + have_width] = pixels
+        pixels, top, left = padded, max(top + first_row, 0), max(left + first_column, 0)
+    return pixels[:, top : top + height, left : left + width]
+
+
+def squared(image: Image, colour: tuple[int, ...]) -> Image:
+    """In the middle of a square of one colour, as large as its longer side."""
+    from PIL import Image as images
+
+    width, height = image.size
+    if width == height:
+        return image
+    side = max(width, height)
+    square = images.new("RGB", (side, side), colour)
+    square.paste(image, ((side - width) // 2, (side - height) // 2))
+    return square

@@ -1,0 +1,91 @@
+"""What a family's file says of its images: what they become, and what stands for them in a prompt.
+
+Counts follow from width and height alone, so that prompts can be planned before a pixel is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What stands in a prompt for one item.
+
+    `text` has one pad token for each run of rows of the encoder, and `runs` say how many each
+    stands for: "<row><pad><end>", (4,) is one run of four."""
+
+    text: str
+    runs: tuple[int, ...]
+    grid: tuple[int, int, int] | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """How bytes become numbers: (byte * factor - mean) / std, channel by channel."""
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], mean: float | tuple[float, ...], std: Any) -> Normalised:
+        """As a processor's config says; `mean` and `std` where it says nothing."""
+        factor = float(said.get("rescale_factor") or 1 / 255)
+        if said.get("do_rescale") is False:
+            factor = 1.0
+        if said.get("do_normalize") is False:
+            return cls(factor, (0.0,) * 3, (1.0,) * 3)
+        return cls(factor, _three(said.get("image_mean"), mean), _three(said.get("image_std"), std))
+
+
+class ImageRules(Protocol):
+    """One model's rules for images. Its repr names all that decides what an image becomes."""
+
+    @property
+    def placeholder(self) -> str:
+        """What a prompt has for one image."""
+
+    @property
+    def pad(self) -> str:
+        """The token that stands for a row of the encoder."""
+
+    @property
+    def two_way(self) -> bool:
+        """Whether the tokens of an image see each other."""
+
+    @property
+    def normalised(self) -> Normalised:
+        """How the tower's numbers are made of bytes."""
+
+    def place(self, width: int, height: int, *, together: int) -> Placed:
+        """What stands for an image of this size, beside so many in its prompt, itself included."""
+
+    def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        """What the tower reads of an image in RGB."""
+
+    def num_bytes(self, width: int, height: int, *, together: int) -> int:
+        """About how many bytes that takes."""
+
+
+def _three(said: Any, unsaid: Any) -> tuple[float, ...]:
+    given = unsaid if said is None else said
+    numbers = [given] * 3 if isinstance(given, int | float) else list(given)
+    return tuple(float(number) for number in numbers)
+
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

@@ -1,0 +1,1 @@
+"""Media of prompts: read, checked, named by their content and prepared ahead of the engine."""

@@ -1,0 +1,46 @@
+"""Files that hold media: regular ones, no larger than said, inside a folder that was allowed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from quire.errors import InvalidPrompt
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The bytes of a file; never more than `most`, whatever its size was said to be."""
+    try:
+        # A pipe or a device is not waited for.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise _refused(path, f"cannot be opened: {getattr(error, 'strerror', error)}") from None
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise _refused(path, "is no regular file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise _refused(path, f"is larger than {most:,} bytes, the most that is read")
+    return data
+
+
+def allowed_file(path: str, folder: str | None) -> Path:
+    """The file that a path leads to, if that lies in the folder; links are followed first."""
+    if not folder:
+        raise InvalidPrompt(
+            f"the file {path[:200]!r} is not read: no folder was allowed. Set "
+            "allowed_local_media_path to the one it is in",
+            parameter="allowed_local_media_path",
+        )
+    try:
+        found, home = Path(path).resolve(strict=True), Path(folder).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _refused(Path(path), f"cannot be found: {error}") from None
+    if not found.is_relative_to(home):
+        raise _refused(Path(path), f"lies outside of {folder!r} (allowed_local_media_path)")
+    return found
+
+
+def _refused(path: Path, why: str) -> InvalidPrompt:
+    return InvalidPrompt(f"the file {str(path)[:200]!r} {why}", parameter="multi_modal_data")

@@ -1,0 +1,35 @@
+"""Serials: a number for each content of media, never given twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+from weakref import WeakValueDictionary
+
+from quire.request import MediaItem
+
+MOST_KNOWN = 1 << 17  # contents; one that is forgotten is only computed again
+
+
+class Serials:
+    """The items of one LLM by all that decides what their encoder makes of them."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most, self._numbers = most, count(1)
+        self._serials: OrderedDict[tuple[bytes, str], int] = OrderedDict()
+        self._alive: WeakValueDictionary[int, MediaItem] = WeakValueDictionary()
+
+    def item(self, key: tuple[bytes, str], make: Callable[[int], MediaItem]) -> MediaItem:
+        """The item of this content: the one that is in use, or a new one under its serial."""
+        serial = self._serials.get(key)
+        if serial is None:
+            serial = self._serials[key] = next(self._numbers)
+            if len(self._serials) > self._most:
+                self._serials.popitem(last=False)
+        else:
+            self._serials.move_to_end(key)
+        found = self._alive.get(serial)
+        if found is None:
+            found = self._alive[serial] = make(serial)
+        return found

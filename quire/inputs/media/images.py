@@ -1,0 +1,227 @@
+"""Images as callers pass them: checked by their headers, hashed, and opened as RGB when needed.
+
+Nothing is decoded before its header was judged. An image in a file or in bytes is turned as its
+EXIF says; one that is a Pillow object or an array is taken as its pixels lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.files import read_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+MOST_PIXELS = 178_956_970
+MOST_RATIO = 200
+MOST_BYTES = 256 << 20  # of an encoded image
+_ORIENTATION = 0x0112  # EXIF
+# What is done to an image of each orientation, as Pillow numbers it; those from 5 on swap sides.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+_PLAIN_MODES = ("1", "L", "RGB", "RGBX", "YCbCr", "LAB", "HSV", "CMYK")
+_NO_PILLOW = "images need the package pillow: pip install 'quire-llm[vlm]'"
+
+
+class ImageSource(Protocol):
+    """One image: its name by content, its size, and its pixels when they are asked for."""
+
+    @property
+    def content(self) -> bytes:
+        """A hash of all that decides its pixels."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height as it will be seen."""
+
+    def open(self) -> Image:
+        """In RGB."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image in bytes, or in a file that is read again when it is opened."""
+
+    data: bytes | Path
+    content: bytes
+    size: tuple[int, int]
+    turn: int | None  # by EXIF
+
+    @classmethod
+    def of(cls, data: bytes | Path) -> EncodedImage:
+        raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
+        if len(raw) > MOST_BYTES:
+            raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
+        with _reading():
+            image = _opened(raw)
+            turn = _TURNS.get(_orientation(image))
+        width, height = image.size
+        size = (height, width) if turn is not None and turn in (2, 4, 5, 6) else (width, height)
+        return cls(data, _hash(b"encoded", raw), checked_size(*size), turn)
+
+    def open(self) -> Image:
+        raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
+        if not isinstance(self.data, bytes) and _hash(b"encoded", raw) != self.content:
+            raise bad(f"{self.data.name} changed while the prompts were computed")
+        with _reading():
+            image = _opened(raw)
+            image.load()
+            image = rgb(image)
+            return image if self.turn is None else image.transpose(_transpose(self.turn))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenImage:
+    """A Pillow image of the caller's."""
+
+    image: Image
+    content: bytes
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, image: Image) -> OpenImage:
+        checked_size(*image.size)
+        with _reading():
+            palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
+            clear = image.info.get("transparency")
+            about = f"{image.mode} {image.size} {palette} {clear!r}".encode()
+            return cls(image, _hash(about, image.tobytes()), image.size)
+
+    def open(self) -> Image:
+        with _reading():
+            return rgb(self.image)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayImage:
+    """Pixels in an array [height, width, 3] or [3, height, width], as bytes."""
+
+    pixels: npt.NDArray[np.uint8]
+    content: bytes
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, given: npt.NDArray[Any]) -> ArrayImage:
+        if given.dtype != np.uint8:
+            raise bad(
+                f"is an array of {given.dtype}; pixels are bytes from 0 to 255: "
+                "pass .astype('uint8')"
+            )
+        if given.ndim == 3 and given.shape[2] not in (3, 4) and given.shape[0] in (3, 4):
+            given = given.transpose(1, 2, 0)
+        if given.ndim != 3 or given.shape[2] not in (3, 4):
+            raise bad(
+                f"is an array of shape {given.shape}; it should be [height, width, 3] or "
+                "[3, height, width]"
+            )
+        pixels = np.array(given)  # a copy: the caller's own may change
+        size = checked_size(pixels.shape[1], pixels.shape[0])
+        return cls(pixels, _hash(f"array {pixels.shape}".encode(), pixels.tobytes()), size)
+
+    def open(self) -> Image:
+        return rgb(images().fromarray(self.pixels))
+
+
+def images() -> Any:
+    """Pillow's module of images, or an error that says how to have it."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise NotSupported(_NO_PILLOW) from None
+    return Image
+
+
+def is_pillow(value: object) -> bool:
+    return any(kind.__module__.startswith("PIL.") for kind in type(value).__mro__)
+
+
+def bad(why: str) -> InvalidPrompt:
+    return InvalidPrompt(f"the image {why}", parameter="multi_modal_data")
+
+
+def checked_size(width: int, height: int) -> tuple[int, int]:
+    if width < 1 or height < 1:
+        raise bad(f"is {width} x {height} pixels; either side has one at least")
+    if width * height > MOST_PIXELS:
+        raise bad(f"has {width} x {height} pixels; at most {MOST_PIXELS:,} are read")
+    if max(width, height) > MOST_RATIO * min(width, height):
+        raise bad(f"is {width} x {height} pixels; one side is at most {MOST_RATIO} times the other")
+    return width, height
+
+
+def rgb(image: Image) -> Image:
+    """In RGB: what is clear becomes white, sixteen bits become eight."""
+    mode = image.mode
+    if mode == "RGB":
+        return image
+    if mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        white = images().new("RGBA", layer.size, (255, 255, 255, 255))
+        flat: Image = images().alpha_composite(white, layer).convert("RGB")
+        return flat
+    if mode == "P" or mode in _PLAIN_MODES:
+        return image.convert("RGB")
+    if mode == "I" or mode.startswith("I;16"):
+        wide = np.asarray(image)
+        if int(wide.max(initial=0)) > 0xFFFF or int(wide.min(initial=0)) < 0:
+            raise bad(f"has numbers from {wide.min()} to {wide.max()}; 16 bits are read at most")
+        grey: Image = images().fromarray((wide >> 8).astype(np.uint8)).convert("RGB")
+        return grey
+    raise bad(f"is of mode {mode!r}, which quire does not read; convert it to RGB")
+
+
+def _opened(raw: bytes) -> Image:
+    module = images()
+    try:
+        image: Image = module.open(io.BytesIO(raw), formats=FORMATS)
+    except module.DecompressionBombError:
+        raise bad(f"has more than {MOST_PIXELS:,} pixels, by its header") from None
+    except module.UnidentifiedImageError:
+        raise bad(f"is in no format that quire reads ({', '.join(FORMATS)})") from None
+    checked_size(*image.size)
+    return image
+
+
+def _orientation(image: Image) -> int:
+    """What EXIF says, 1 where it says nothing that can be read. A PNG is asked only for what came
+    before its pixels: Pillow would decode it to look further."""
+    if image.format not in ("JPEG", "TIFF", "WEBP", "AVIF") and "exif" not in image.info:
+        return 1
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # Pillow's, over bytes that anyone may have written
+        return 1
+
+
+def _transpose(turn: int) -> Any:
+    return images().Transpose(turn)
+
+
+def _hash(about: bytes, data: bytes) -> bytes:
+    made = hashlib.blake2b(len(about).to_bytes(8, "little") + about, digest_size=32)
+    made.update(data)
+    return made.digest()
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What Pillow raises over a broken image, as an error of the prompt."""
+    try:
+        yield
+    except (InvalidPrompt, NotSupported):
+        raise
+    except MemoryError:
+        raise bad("takes more memory than there is") from None
+    except Exception as error:  # decoders of many authors, over bytes that anyone may have written
+        raise bad(f"cannot be read: {type(error).__name__}: {str(error)[:200]}") from None

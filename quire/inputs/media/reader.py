@@ -1,0 +1,82 @@
+"""MediaReader: the media of a prompt, from what the caller wrote to spans of a request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from quire.errors import InvalidPrompt
+from quire.families.media.rules import ImageRules
+from quire.inputs.media.expanding import Grown, PlacedItem, grow_ids, grow_text
+from quire.inputs.media.given import GivenImage, MediaOptions, read_images
+from quire.inputs.media.identity import MOST_KNOWN, Serials
+from quire.inputs.media.images import ImageSource
+from quire.inputs.media.preparing import MediaPool, PreparedMedium
+from quire.inputs.parse import GivenMedia
+from quire.inputs.quoting import ChatText
+from quire.inputs.tokenizer import Tokenizer
+from quire.request import Arrays, Ints, MediaItem
+
+
+class MediaReader:
+    """Reads the media of one LLM's prompts."""
+
+    def __init__(
+        self,
+        make_rules: Callable[[Mapping[str, Any]], ImageRules],
+        tokenizer: Tokenizer,
+        pool: MediaPool,
+        options: MediaOptions,
+    ) -> None:
+        """`make_rules` makes those of an LLM with some of its processor's options changed."""
+        self._make_rules, self.rules = make_rules, make_rules({})
+        self.pool, self._options = pool, options
+        self._tokenizer, self._serials = tokenizer, Serials()
+        self._uuids: OrderedDict[str, bytes] = OrderedDict()
+
+    def read(self, given: GivenMedia) -> list[PlacedItem]:
+        """The items of a prompt, with what stands for each; nothing is decoded yet."""
+        images = read_images(given.data, given.uuids, self._options)
+        rules = self._make_rules(given.options) if given.options else self.rules
+        return [self._item(one, len(images), rules) for one in images]
+
+    def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
+        return grow_text(chat, self.rules, items)
+
+    def grow_ids(self, ids: Ints, items: Sequence[PlacedItem]) -> Grown:
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return grow_ids(ids, self.rules, items, self._tokenizer.backend.token_to_id, encode)
+
+    def _item(self, given: GivenImage, together: int, rules: ImageRules) -> PlacedItem:
+        source = given.source
+        self._check_name(given.uuid, source.content)
+        placed = rules.place(*source.size, together=together)
+        key = (source.content, f"image {rules!r} {placed!r}")
+
+        def make(serial: int) -> MediaItem:
+            prepare = partial(_prepare, rules, source, together)
+            num_bytes = rules.num_bytes(*source.size, together=together)
+            features = PreparedMedium(self.pool, prepare, num_bytes)
+            return MediaItem(serial, "image", placed.count, features, placed.grid)
+
+        return PlacedItem(self._serials.item(key, make), placed)
+
+    def _check_name(self, uuid: str | None, content: bytes) -> None:
+        """A name of the caller's means one content, for as long as it is known."""
+        if uuid is None:
+            return
+        if len(self._uuids) > MOST_KNOWN:
+            self._uuids.popitem(last=False)
+        if self._uuids.setdefault(uuid, content) != content:
+            raise InvalidPrompt(
+                f"the uuid {uuid[:100]!r} names two different images; give each content its own, "
+                "or None",
+                parameter="multi_modal_uuids",
+                value=uuid,
+            )
+
+
+def _prepare(rules: ImageRules, source: ImageSource, together: int) -> Arrays:
+    return rules.prepare(source.open(), together=together)

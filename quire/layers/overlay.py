@@ -1,0 +1,27 @@
+"""Overlay: rows of encoders that stand in a pass where tokens of media are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """Token places[i] of the pass takes rows[i] [n, H] for its embedding.
+
+    `deeper` [layers, n, H] are added to the stream behind the first layers, one behind each."""
+
+    places: Tensor
+    rows: Tensor
+    deeper: Tensor | None = None
+
+    def write(self, stream: Tensor) -> None:
+        """In place of what the embedding gave, which may have been scaled: rows are as they are."""
+        stream[self.places] = self.rows.to(stream.dtype)
+
+    def add(self, layer: int, stream: Tensor) -> None:
+        """What belongs behind a layer, where anything does."""
+        if self.deeper is not None and layer < len(self.deeper):
+            stream.index_add_(0, self.places, self.deeper[layer].to(stream.dtype))

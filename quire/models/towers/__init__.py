@@ -1,0 +1,1 @@
+"""What encodes media: towers and projectors of Transformers' models, without their text."""

@@ -1,0 +1,81 @@
+"""A tower of Transformers' with a checkpoint's weights: the model's class without its text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from quire.base.boundary import refusing
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.media.family import MediaFamily
+from quire.families.media.rules import ImageRules
+from quire.models.towers.calls import CALLS
+from quire.models.towers.tower import ModuleTower
+
+# What holds the text, which is quire's own.
+_TEXT = ("language_model", "text_model", "lm_head")
+# Makes the numbers of a weight by its name in the module; None: it has none.
+ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
+
+
+def build_tower(
+    family: MediaFamily,
+    rules: ImageRules,
+    config: Mapping[str, Any],
+    read: ReadWeight,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    alone: bool,
+) -> ModuleTower:
+    """`alone`: each item is encoded by itself, so that its rows have the same bits in any plan."""
+    refused = f"{family.module}: Transformers cannot make the tower"
+    with refusing(lambda why: UnsupportedModel(f"{refused}: {why}")), _unfilled():
+        module = _made(family, config)
+    for part in _TEXT:
+        if hasattr(module, part):
+            delattr(module, part)
+    for name, weight in list(module.named_parameters()):
+        stored = read(name, tuple(weight.shape))
+        if stored is None:
+            raise CorruptModel(f"the weight {name!r} of the model's tower is missing.")
+        holder, _, last = name.rpartition(".")
+        parameter = nn.Parameter(stored.to(device, dtype), requires_grad=False)
+        setattr(module.get_submodule(holder), last, parameter)
+    module.to(device).eval()
+    about: Any = module.config
+    hidden = about.get_text_config().hidden_size
+    return ModuleTower(module, CALLS[family.name], rules, hidden, dtype, device, alone=alone)
+
+
+def canonical_name(name: str) -> str:
+    """A weight's name in any generation of files: without what stands before all, and without the
+    layer of names that towers had until Transformers 5."""
+    name = name.removeprefix("model.")
+    return re.sub(r"^(vision_tower|image_tower)\.vision_model\.", r"\1.", name)
+
+
+def _made(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
+    """The module, with one layer of text, which is thrown away."""
+    values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
+    text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k != "layer_types"}
+    if text:
+        values["text_config"] = {**text, "num_hidden_layers": 1}
+    made_by: Any = getattr(transformers, family.module)
+    made: nn.Module = made_by(transformers.AutoConfig.for_model(**values))
+    return made
+
+
+@contextmanager
+def _unfilled() -> Iterator[None]:
+    """Weights are made without numbers: they are read next."""
+    # Where a version does not have it, they are filled in vain.
+    found: Any = getattr(transformers, "initialization", None)
+    with nullcontext() if found is None else found.no_init_weights():
+        yield

@@ -1,0 +1,53 @@
+"""ModuleTower: encodes items with a module of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quire.families.media.rules import ImageRules, Normalised
+from quire.step import Encode
+
+MOST_TOGETHER = 16  # items of one call
+
+
+class ModuleTower:
+    """Rows of items, in the type of the stream that they join."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: EncodeItems,
+        rules: ImageRules,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        alone: bool,
+    ) -> None:
+        self.module, self._call, self.rules = module, call, rules
+        self.hidden_size, self.dtype, self.device = hidden_size, dtype, device
+        self._alone = alone
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+        step = 1 if self._alone else MOST_TOGETHER
+        rows: list[Tensor] = []
+        for first in range(0, len(items), step):
+            rows += self._call(self, items[first : first + step])
+        return rows
+
+    def pixels(self, bytes_: np.ndarray, normalised: Normalised) -> Tensor:
+        """Bytes [..., 3, height, width] as the tower's numbers."""
+        on_device = torch.from_numpy(np.ascontiguousarray(bytes_)).to(self.device)
+        shape = (3, 1, 1)
+        mean = torch.tensor(normalised.mean, device=self.device).view(shape)
+        std = torch.tensor(normalised.std, device=self.device).view(shape)
+        numbers = on_device.float().mul_(normalised.factor)
+        return numbers.sub_(mean).div_(std).to(self.dtype)
+
+
+EncodeItems = Callable[[ModuleTower, Sequence[Encode]], list[Tensor]]

@@ -1,0 +1,71 @@
+"""Options about media: what an LLM allows of them, and how these are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.errors import InvalidOption
+from quire.options import checks
+from quire.options.checks import Check, mapping
+from quire.params.rules import fail
+
+KINDS = ("image", "audio", "video")
+
+
+def limit_mm_per_prompt(name: str, value: Any) -> dict[str, int] | None:
+    """{"image": 4}, or {"image": {"count": 4, ...}} as vLLM has it, whose sizes only say how much
+    memory it sets aside. 0 leaves the tower unloaded."""
+    limits = {}
+    for kind, given in mapping(name, value).items():
+        if kind not in KINDS:
+            fail(InvalidOption, name, f"a dict with keys among {', '.join(KINDS)}", value)
+        count = given.get("count", 999) if isinstance(given, dict) else given
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            fail(InvalidOption, name, "a dict of whole numbers from 0", value)
+        limits[kind] = count
+    return limits or None
+
+
+def folder(name: str, value: Any) -> str | None:
+    """A path; an empty one is none."""
+    return None if value == "" else checks.text(name, value)
+
+
+def domains(name: str, value: Any) -> tuple[str, ...]:
+    """Names of hosts, as a list."""
+    given = list(value) if isinstance(value, list | tuple | set) else None
+    if given is None or not all(isinstance(one, str) and one for one in given):
+        fail(InvalidOption, name, "a list of names of hosts", value)
+    return tuple(given)
+
+
+# Honoured: the default, the check and the line in docs/api.md.
+MEDIA: dict[str, tuple[Any, Check, str]] = {
+    "limit_mm_per_prompt": (
+        {},
+        limit_mm_per_prompt,
+        "Media of a kind that one prompt may have, 999 by default; 0 leaves the tower unloaded.",
+    ),
+    "language_model_only": (False, checks.flag, "Text alone is read, and the tower left unloaded."),
+    "allowed_local_media_path": (
+        "",
+        folder,
+        "The folder that files named in prompts are read from; none by default.",
+    ),
+    "allowed_media_domains": (
+        None,
+        domains,
+        "Hosts that media are fetched from; none by default, and vLLM's None means all.",
+    ),
+    "mm_processor_kwargs": (
+        None,
+        mapping,
+        "Options of the model's processor; those of a prompt go before these.",
+    ),
+    "interleave_mm_strings": (
+        False,
+        checks.flag,
+        "Where a chat template takes text alone, placeholders stand where their parts stood "
+        "instead of before the text.",
+    ),
+}

@@ -1,0 +1,147 @@
+"""Media in plans: which items are encoded, which stay, and which rows of theirs a slice takes.
+
+The executor keeps encoded items on a shelf; here is counted what lies there, in rows of encoders.
+An item is encoded whole and once, in the plan whose slice first enters its span, and stays while a
+row is inside a span of it; then it may be forgotten, the longest unused first. A slice ends before
+a span whose item finds no room in this plan. So there is always a way on: whoever is inside a span
+needs nothing more, and where nobody is, one item fits however large it is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from quire.request import Ints, MediaItem, Request, Span
+from quire.scheduler.rows import Rows
+from quire.step import Encode, MediaPart, Slice
+
+
+class MediaPlans:
+    """What the executor's shelf holds, and what the plan that is being made changes there."""
+
+    def __init__(self, rows: Rows, shelf_rows: int, most_encoded: int) -> None:
+        """The shelf has room for `shelf_rows`, and a plan encodes `most_encoded` rows, or one
+        item."""
+        self._rows, self._shelf_rows, self._most_encoded = rows, shelf_rows, most_encoded
+        self._held: OrderedDict[int, int] = OrderedDict()  # rows of each serial, oldest use first
+        self._num_held = 0
+        self._kept: set[int] = set()  # serials that must stay for this plan
+        self._encode: list[Encode] = []
+        self._forgotten: list[int] = []
+        self.num_encoded = 0  # items, in all plans
+
+    def begin(self) -> None:
+        """A plan is begun: whoever is inside a span keeps its item."""
+        self._kept.clear()
+        if not self._held:
+            return
+        rows = self._rows
+        for row in rows.running[~rows.drawn[rows.running]].tolist():
+            computed = int(rows.computed[row])
+            for span in rows.sequence(row).request.media:
+                if span.start < computed < span.end:
+                    self._kept.add(span.item.serial)
+
+    def reach(self, request: Request, start: int, end: int) -> int:
+        """How far a slice from `start` to `end` gets; what it needs is on the shelf or encoded.
+        InvalidRequest where a medium can no longer be read."""
+        for span in _entered(request, start, end):
+            if span.two_way and start <= span.start and end < span.end:
+                return span.start  # never cut: its tokens see each other
+            if not self._find(span.item):
+                return int(span.places[np.searchsorted(span.places, start)])
+        return end
+
+    def can_begin(self, request: Request, start: int, budget: int) -> bool:
+        """Whether a slice from `start` on gets anywhere, of at most `budget` tokens."""
+        for span in _entered(request, start, start + 1):
+            if span.two_way and start == span.start and span.end - start > budget:
+                return False
+            if span.item.serial not in self._held and not self._has_room(span.item):
+                return False
+        return True
+
+    def shown_in(self, one: Slice, request: Request) -> Slice:
+        """The slice with what it has of its request's media."""
+        if not request.media:
+            return one
+        start, end = one.start, one.start + len(one.token_ids)
+        parts = []
+        for span in _entered(request, start, end):
+            first, last = np.searchsorted(span.places, (start, end)).tolist()
+            offsets = span.places[first:last] - np.int32(start)
+            parts.append(MediaPart(span.item.serial, first, offsets))
+        coordinates = None
+        if request.coordinates is not None:
+            behind = np.arange(request.num_prompt, end, dtype=np.int32) + request.delta
+            known = request.coordinates[:, start:end]
+            coordinates = np.concatenate([known, np.tile(behind[-(end - start) :], (3, 1))], 1)
+        limits = _key_limits(request, start, end)
+        return replace(one, media=tuple(parts), coordinates=coordinates, key_limits=limits)
+
+    def take(self) -> tuple[Ints, tuple[Encode, ...]]:
+        """What the plan forgets, and what it encodes."""
+        forgotten, encode = np.array(self._forgotten, np.int32), tuple(self._encode)
+        self._encode, self._forgotten = [], []
+        self.num_encoded += len(encode)
+        return forgotten, encode
+
+    def clear(self) -> None:
+        """Nothing on the shelf is of use any more."""
+        self._forgotten += self._held
+        self._held.clear()
+        self._num_held = 0
+
+    def _find(self, item: MediaItem) -> bool:
+        """Have the item on the shelf for this plan, if there is room for it."""
+        if item.serial not in self._held:
+            if not self._has_room(item):
+                return False
+            arrays = dict(item.features.arrays())
+            item.features.encoded()
+            self._make_room(item.count)
+            self._held[item.serial] = item.count
+            self._num_held += item.count
+            self._encode.append(Encode(item.serial, item.kind, item.count, arrays))
+        self._held.move_to_end(item.serial)
+        self._kept.add(item.serial)
+        return True
+
+    def _has_room(self, item: MediaItem) -> bool:
+        encoded = sum(one.count for one in self._encode)
+        if self._encode and encoded + item.count > self._most_encoded:
+            return False
+        kept = sum(self._held[serial] for serial in self._kept if serial in self._held)
+        return not kept or kept + item.count <= self._shelf_rows
+
+    def _make_room(self, count: int) -> None:
+        for serial in [s for s in self._held if s not in self._kept]:
+            if self._num_held + count <= self._shelf_rows:
+                return
+            self._num_held -= self._held.pop(serial)
+            self._forgotten.append(serial)
+
+
+def _key_limits(request: Request, start: int, end: int) -> Ints | None:
+    """Of each token of a slice the first position that it does not see, where some see tokens
+    behind them; None where none does."""
+    spans = [s for s in request.media if s.two_way and s.start < end and start < s.end]
+    if not spans:
+        return None
+    limits = np.arange(start + 1, end + 1, dtype=np.int32)
+    for span in spans:
+        limits[max(span.start - start, 0) : span.end - start] = span.end
+    return limits
+
+
+def _entered(request: Request, start: int, end: int) -> Iterable[Span]:
+    """The spans of which a slice has tokens, in order."""
+    for span in request.media:
+        if span.start < end and start < span.end:
+            first = int(np.searchsorted(span.places, start))
+            if span.places[first] < end:
+                yield span

@@ -1,0 +1,114 @@
+"""What an LLM has for media: the rules of its model, the tower that encodes, and what it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig
+from quire.errors import InvalidPrompt
+from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.registry import media_family
+from quire.families.media.rules import ImageRules
+from quire.inputs.media.given import MediaOptions
+from quire.inputs.media.preparing import MediaPool, Preparing
+from quire.inputs.media.reader import MediaReader
+from quire.inputs.tokenizer import Tokenizer
+from quire.options import Options
+from quire.request import Request
+from quire.weights.source import ModelFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.executor.shelf import Tower
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMedia:
+    """How a model that sees is served."""
+
+    family: MediaFamily
+    files: ModelFiles
+    config: Mapping[str, Any]  # config.json with what was laid over it
+    options: MediaOptions
+    processor: Mapping[str, Any]  # options of its processor, over its files'
+
+    @classmethod
+    def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
+        """None where the model reads text alone, or is to."""
+        family = media_family(said)
+        allowed = options.limit_mm_per_prompt or {}
+        unwanted = options.language_model_only or allowed.get("image", 1) == 0
+        if family is None or files.kind != "hf" or unwanted:
+            return None
+        given = MediaOptions(allowed.get("image", 999), options.allowed_local_media_path)
+        return cls(family, files, said, given, options.mm_processor_kwargs or {})
+
+    def rules(
+        self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None
+    ) -> ImageRules:
+        said = {**self.processor, **(more or {})}
+        for name in said:
+            if name not in self.family.options:
+                known = ", ".join(self.family.options) or "none"
+                raise InvalidPrompt(
+                    f"mm_processor_kwargs has {str(name)[:60]!r}; those of {self.family.name} are: "
+                    f"{known}",
+                    parameter="mm_processor_kwargs",
+                    value=name,
+                )
+        config = MediaConfig.of(self.config, self.files.processor_config, said, token_text)
+        return self.family.read(config)
+
+    def reader(self, tokenizer: Tokenizer) -> MediaReader:
+        make = partial(self.rules, tokenizer.backend.id_to_token)
+        return MediaReader(make, tokenizer, MediaPool(), self.options)
+
+    def tower(self, config: EngineConfig) -> Tower:
+        """Loads it, which takes seconds: Transformers is imported for it."""
+        import torch
+
+        from quire.models.towers.build import build_tower, canonical_name
+        from quire.weights.read_rows import read_tensor
+
+        stored: dict[str, Any] = {}
+        if config.load_format != "dummy":
+            found = self.files.stored_tensors().items()
+            stored = {canonical_name(name): tensor for name, tensor in found}
+        generator = torch.Generator().manual_seed(config.seed)
+
+        def read(name: str, shape: tuple[int, ...]) -> Tensor | None:
+            if config.load_format == "dummy":
+                return torch.randn(shape, generator=generator) * 0.02
+            tensor = stored.get(canonical_name(name))
+            return None if tensor is None else read_tensor(tensor)
+
+        return build_tower(
+            self.family,
+            self.rules(lambda token: None),
+            self.config,
+            read,
+            dtype=getattr(torch, config.dtype),
+            device=torch.device(config.device),
+            alone=config.device == "cpu" or config.batch_invariant,
+        )
+
+
+class SessionMedia:
+    """The media of an LLM's prompts, from reading them to having them prepared."""
+
+    def __init__(self, media: ModelMedia | None, tokenizer: Tokenizer | None) -> None:
+        """Nothing is read of them where the model sees nothing, or has no tokenizer."""
+        self.reader: MediaReader | None = None
+        if media is not None and tokenizer is not None:
+            self.reader = media.reader(tokenizer)
+
+    def prepare(self, request: Request) -> Preparing | None:
+        return None if self.reader is None else self.reader.pool.prepare(request)
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.pool.close()

@@ -1,0 +1,29 @@
+"""The tokenizer of a model, or the one that an option names."""
+
+from __future__ import annotations
+
+from quire.inputs.tokenizer import Tokenizer
+from quire.options import Options
+from quire.weights.source import ModelFiles, locate
+
+
+def load_tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
+    from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+    from quire.inputs.hf_tokenizer import load_hf_tokenizer
+
+    if options.skip_tokenizer_init:
+        return None
+    if options.tokenizer is not None and options.tokenizer != files.name:
+        files = locate(
+            options.tokenizer,
+            revision=options.tokenizer_revision,
+            download_dir=options.download_dir,
+            token=options.hf_token,
+            weights=False,
+        )
+    if files.kind == "gguf":
+        tokenizer = load_gguf_tokenizer(files.gguf.metadata)
+    else:
+        tokenizer = load_hf_tokenizer(files.path)
+    tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
+    return tokenizer

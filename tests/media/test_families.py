@@ -1,0 +1,84 @@
+"""Every family that sees against Transformers: greedy tokens with no, one and several images, for
+chunks that cut spans, without the prefix cache, and in small pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from quire import LLM, SamplingParams
+from tests.media.families import SEEING, Seeing
+from tests.media.tiny import TinyModel, picture, save_tiny
+
+COUNT = 10
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def family(request: Any) -> Any:
+    return SEEING[request.param]
+
+
+@pytest.fixture(scope="module")
+def model(family: Seeing, tmp_path_factory: Any) -> TinyModel:
+    path = tmp_path_factory.mktemp("model")
+    return save_tiny(path, family.make(), family.added, family.processor)
+
+
+def images_of(family: Seeing) -> list[list[Image.Image]]:
+    made = [picture(*size, seed) for seed, size in enumerate(family.sizes)]
+    return [made[:1], made[1:3], [made[3], made[0]], []]
+
+
+def prompts_of(family: Seeing) -> list[Any]:
+    here = family.placeholder
+    texts = [
+        f"Look {here} what is it?",
+        f"This {here}\nand that{here} differ.",
+        f"{here}{here} well",
+        "Nothing to see here.",
+    ]
+    seen = images_of(family)
+    return [
+        {"prompt": text, "multi_modal_data": {"image": images}}
+        for text, images in zip(texts, seen, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(family: Seeing, model: TinyModel) -> list[list[int]]:
+    """What Transformers writes after the ids that quire made."""
+    with model.llm() as llm:
+        outputs = llm.generate(prompts_of(family), SamplingParams(max_tokens=1), use_tqdm=False)
+    return [
+        model.greedy(
+            output.prompt_token_ids or [],
+            COUNT,
+            **(family.inputs(family.processor, images) if images else {}),
+        )
+        for output, images in zip(outputs, images_of(family), strict=True)
+    ]
+
+
+def tokens(llm: LLM, prompts: list[Any]) -> list[list[int]]:
+    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 300, "max_num_seqs": 3, "enable_prefix_caching": False},
+        {"num_gpu_blocks_override": 24, "max_model_len": 380},
+    ],
+    ids=["plain", "chunks", "preempted"],
+)
+def test_greedy_tokens_are_those_of_transformers(
+    family: Seeing, model: TinyModel, expected: list[list[int]], options: dict[str, Any]
+) -> None:
+    prompts = prompts_of(family)
+    with model.llm(**options) as llm:
+        assert tokens(llm, prompts) == expected
+        assert tokens(llm, prompts[::-1]) == expected[::-1]

@@ -1,0 +1,243 @@
+"""LLaVA 1.5 against Transformers: the same pixels, the same ids, the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidPrompt, NotSupported, PromptTooLong
+from quire.families.media.family import MediaConfig
+from quire.families.media.llava import read
+from tests.media.tiny import FIRST_ADDED, TEXT, TinyModel, picture, save_tiny
+
+PROCESSOR = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 56},
+    "crop_size": {"height": 56, "width": 56},
+    "resample": 3,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+IMAGES = [picture(90, 70), picture(60, 120, 1), picture(56, 56, 2), picture(31, 200, 3)]
+PROMPTS: list[Any] = [
+    {"prompt": "Look <image> what is it?", "multi_modal_data": {"image": IMAGES[0]}},
+    {"prompt": "<image>", "multi_modal_data": {"image": IMAGES[3]}},
+    {"prompt": "This <image>\nand that<image> differ.", "multi_modal_data": {"image": IMAGES[1:3]}},
+    {"prompt": "Again <image><image> twice", "multi_modal_data": {"image": [IMAGES[0]] * 2}},
+    "Nothing to see here.",
+]
+SEEN = [[IMAGES[0]], [IMAGES[3]], IMAGES[1:3], [IMAGES[0]] * 2, []]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> TinyModel:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+    from transformers import LlavaForConditionalGeneration as Llava
+
+    vision = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=56,
+        patch_size=14,
+    )
+    config = LlavaConfig(
+        vision_config=vision.to_dict(),
+        text_config=LlamaConfig(**TEXT).to_dict(),
+        image_token_index=FIRST_ADDED,
+    )
+    path: Path = tmp_path_factory.mktemp("llava")
+    return save_tiny(path, Llava(config), ["<image>"], PROCESSOR)
+
+
+def pixel_values(images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    processor = CLIPImageProcessorPil(**{k: v for k, v in PROCESSOR.items() if "type" not in k})
+    return dict(processor(images, return_tensors="pt")) if images else {}
+
+
+@pytest.fixture(scope="module")
+def llm(model: TinyModel) -> Any:
+    with model.llm() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(model: TinyModel, llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=1), use_tqdm=False)
+    return [
+        model.greedy(output.prompt_token_ids or [], 12, **pixel_values(images))
+        for output, images in zip(outputs, SEEN, strict=True)
+    ]
+
+
+def tokens(llm: LLM, prompts: list[Any] = PROMPTS, params: SamplingParams = GREEDY) -> list[Any]:
+    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, expected: list[list[int]]) -> None:
+    assert tokens(llm) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 7, "max_num_seqs": 3},
+        {"enable_prefix_caching": False},
+        {"num_gpu_blocks_override": 6, "max_model_len": 80},
+        {"async_scheduling": True, "max_num_batched_tokens": 20},
+        {"block_size": 4, "max_num_batched_tokens": 33},
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_nothing_that_plans_changes_the_tokens(
+    model: TinyModel, expected: list[list[int]], options: dict[str, Any]
+) -> None:
+    """Chunks that cut spans, no cache, preemption, plans in flight, blocks that cut spans."""
+    with model.llm(**options) as llm:
+        assert tokens(llm) == expected
+        assert tokens(llm, PROMPTS[::-1]) == expected[::-1]
+
+
+def test_a_shelf_of_one_item_is_enough(model: TinyModel, expected: list[list[int]]) -> None:
+    with model.llm(max_num_batched_tokens=9, max_num_seqs=9) as llm:
+        llm._session.engine.scheduler.media._shelf_rows = 0
+        assert tokens(llm) == expected
+        assert len(llm._session.model.executor.shelf._rows) <= 1
+
+
+def test_ids_have_one_placeholder_for_each_row(llm: LLM) -> None:
+    output = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)[0]
+    assert output.prompt == "Look <image> what is it?"
+    assert (output.prompt_token_ids or []).count(FIRST_ADDED) == 16
+
+
+def test_token_prompts_hold_one_placeholder_or_all(llm: LLM, expected: list[list[int]]) -> None:
+    whole = llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)[0].prompt_token_ids or []
+    kept = [t for i, t in enumerate(whole) if t != FIRST_ADDED or whole[i - 1] != FIRST_ADDED]
+    assert len(whole) == len(kept) + 30
+    media = {"image": IMAGES[1:3]}
+    given: list[Any] = [{"prompt_token_ids": i, "multi_modal_data": media} for i in (whole, kept)]
+    assert tokens(llm, given) == [expected[2]] * 2
+
+
+def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -> None:
+    images = [picture(40 + i, 50, i) for i in range(50)]
+    prompts: list[Any] = [
+        {"prompt": f"<image> question {i // 50}", "multi_modal_data": {"image": images[i % 50]}}
+        for i in range(1000)
+    ]
+    with model.llm() as llm:
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        assert llm._session.model.executor.shelf.num_encoded == 50
+        assert llm._session._media.reader.pool.num_bytes == 0
+
+
+def test_another_image_shares_nothing_from_it_on(llm: LLM) -> None:
+    words = "many words that come first and fill a block or two of the cache " * 3
+    first, second = picture(80, 80, 11), picture(80, 80, 12)
+    cached = [
+        llm.generate(
+            {"prompt": words + "<image> so?", "multi_modal_data": {"image": image}},
+            GREEDY,
+            use_tqdm=False,
+        )[0].num_cached_tokens
+        for image in (first, second, first)
+    ]
+    before = len(llm.get_tokenizer().encode(words)) // 16 * 16
+    assert cached[0] == 0 and cached[1] == before and (cached[2] or 0) > before
+
+
+def test_samples_fork_behind_an_image(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=6, ignore_eos=True)
+    whole = llm.generate(PROMPTS[0], params, use_tqdm=False)[0]
+    assert len({tuple(one.token_ids) for one in whole.outputs}) > 1
+
+
+def test_penalties_and_logprobs_read_the_vocabulary(llm: LLM) -> None:
+    params = SamplingParams(
+        temperature=0, repetition_penalty=1.3, prompt_logprobs=0, logprobs=1, max_tokens=3
+    )
+    output = llm.generate(PROMPTS[0], params, use_tqdm=False)[0]
+    assert output.prompt_logprobs is not None
+    ids = output.prompt_token_ids or []
+    assert all(
+        token in line for token, line in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    )
+
+
+def test_beams_and_choices_see_images(llm: LLM) -> None:
+    from quire import BeamSearchParams
+    from quire.sampling_params import StructuredOutputsParams
+
+    [found] = llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=3, max_tokens=4))
+    assert len(found.sequences) == 3
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a cat", "a dog"]))
+    assert llm.generate(PROMPTS[0], params, use_tqdm=False)[0].outputs[0].text in ("a cat", "a dog")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "says"),
+    [
+        (
+            {"prompt": "no place", "multi_modal_data": {"image": IMAGES[0]}},
+            InvalidPrompt,
+            "1 images and 0 places",
+        ),
+        (
+            {"prompt": "<image>", "multi_modal_data": {"image": IMAGES[:2]}},
+            InvalidPrompt,
+            "2 images and 1 places",
+        ),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "cat.jpg"}}, InvalidPrompt, "is text"),
+        (
+            {"prompt": "<image>", "multi_modal_data": {"picture": IMAGES[0]}},
+            InvalidPrompt,
+            "'picture'",
+        ),
+        ({"prompt": "<image>", "multi_modal_data": {"audio": [0.0]}}, NotSupported, "'audio'"),
+        (
+            {"prompt": "<image>", "multi_modal_data": {"image": Path("/etc/passwd")}},
+            InvalidPrompt,
+            "allowed_local_media_path",
+        ),
+        (
+            {"prompt": "<image>" * 300, "multi_modal_data": {"image": [IMAGES[0]] * 300}},
+            PromptTooLong,
+            "4800 of them",
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_what_cannot_be_read_says_why(
+    llm: LLM, prompt: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+
+
+def test_a_model_without_its_tower_runs_on_text(model: TinyModel, expected: list[Any]) -> None:
+    with model.llm(limit_mm_per_prompt={"image": 0}) as llm:
+        assert tokens(llm, PROMPTS[4:]) == expected[4:]
+        with pytest.raises(NotSupported, match="multi_modal_data"):
+            llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
+
+
+def test_pixels_are_those_of_transformers() -> None:
+    config = MediaConfig.of({"vision_config": {"patch_size": 14}}, PROCESSOR, {}, lambda _: None)
+    rules = read(config)
+    rng = np.random.default_rng(5)
+    for width, height in rng.integers(1, 300, (100, 2)).tolist():
+        image = picture(width, height)
+        theirs = pixel_values([image])["pixel_values"][0]
+        ours = rules.prepare(image, together=1)["pixels"].astype(np.float32)
+        mean, std = (
+            np.array(x)[:, None, None] for x in (rules.normalised.mean, rules.normalised.std)
+        )
+        assert np.allclose((ours / 255 - mean) / std, theirs.numpy(), atol=1e-5)

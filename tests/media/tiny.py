@@ -1,0 +1,87 @@
+"""Tiny random models that see, saved as Transformers saves them, and what Transformers makes of a
+prompt with images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from quire import LLM
+from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+from quire.weights.source import locate
+
+FIRST_ADDED = 49152  # ids of tokens beside the default model's
+TEXT = {
+    "vocab_size": FIRST_ADDED + 24,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A directory, and the module that was saved there."""
+
+    path: Path
+    module: Any
+    added: tuple[str, ...]
+
+    def llm(self, **options: Any) -> LLM:
+        usual = {"dtype": "float32", "quantization": "none", "kv_cache_memory_bytes": 16 << 20}
+        return LLM(str(self.path), **{**usual, **options})
+
+    def greedy(self, ids: Sequence[int], count: int, **inputs: Any) -> list[int]:
+        """What Transformers writes after these ids."""
+        given = torch.tensor([list(ids)])
+        made = self.module.generate(
+            input_ids=given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            **inputs,
+        )
+        return made[0, len(ids) :].tolist()
+
+
+def save_tiny(
+    path: Path, module: Any, added: Sequence[str], processor: dict[str, Any], scale: float = 0.2
+) -> TinyModel:
+    """With the default model's tokenizer, and these special tokens after its own."""
+    from tokenizers import AddedToken
+
+    generator = torch.Generator().manual_seed(7)
+    for weight in module.parameters():
+        weight.data.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    module.eval()
+    module.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(processor))
+    tokenizer = load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in added])
+    assert tokenizer.token_to_id(added[0]) == FIRST_ADDED
+    tokenizer.save(str(path / "tokenizer.json"))
+    about = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(about))
+    return TinyModel(path, module, tuple(added))
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Noise over a gradient: every pixel and every resize counts."""
+    rng = np.random.default_rng([seed, width, height])
+    slope = np.linspace(0, 128, width)[None, :, None] + np.linspace(0, 64, height)[:, None, None]
+    noise = rng.integers(0, 64, (height, width, 3))
+    return Image.fromarray((slope + noise).astype(np.uint8))
