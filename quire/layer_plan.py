@@ -148,6 +148,11 @@ class MlpPlan:
     gated: bool = True
     bias: bool = False
 
+    @property
+    def product_width(self) -> int:
+        """What the last of its products takes."""
+        return self.width
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
@@ -173,6 +178,11 @@ class ExpertsPlan:
     groups_taken: int = 1
     group_score: Literal["best", "best_two"] = "best_two"
     factor: float = 1.0
+
+    @property
+    def product_width(self) -> int:
+        """What the last product of one expert takes."""
+        return self.expert.width
 
 
 # Where the norms of a layer stand: before both branches; after them, on what is added to the

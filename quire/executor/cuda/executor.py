@@ -28,7 +28,6 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import sampler_for
 from quire.executor.shelf import Shelf, Tower
-from quire.layer_plan import mlp_of
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -281,7 +280,7 @@ def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.de
         (layer.attention.qkv, spec.hidden_size),
         (layer.attention.out, attended),
         (layer.mlp.products[0], spec.hidden_size),
-        (layer.mlp.products[1], mlp_of(spec.layers[0]).width),
+        (layer.mlp.products[1], spec.layers[0].mlp.product_width),
     )
     few, more = TOUCHED_ROWS
     for linear, width in products:

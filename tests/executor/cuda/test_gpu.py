@@ -21,6 +21,7 @@ from quire.scheduler import repeats
 from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
+from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import MORE, WHOLE
 from tests.executor.cuda.test_masks import GUIDED
@@ -77,6 +78,14 @@ def test_fp32_tokens_equal_the_cpu_engines(kinds: list[dict[str, object]], num_b
         for mine, theirs in ((one.logprobs, other.logprobs), (one.scores, other.scores)):
             assert told(mine)[0] == told(theirs)[0]
             np.testing.assert_allclose(told(mine)[1], told(theirs)[1], atol=1e-3)
+
+
+def test_a_mixture_draws_the_cpu_engines_tokens() -> None:
+    config, weights = gpu_config(), mixture_weights()
+    plain = replace(config, device="cpu", depth=1, max_repeat=1, num_blocks=512)
+    wanted = answers(LocalExecutor(plain, MIXTURE, dict(weights)), plain, requests(PLAIN))
+    got = on_gpu(requests(PLAIN), config, MIXTURE, weights)
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
 def test_graphs_and_repeats_change_no_token() -> None:

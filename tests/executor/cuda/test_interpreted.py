@@ -16,6 +16,7 @@ from quire.layer_plan import LayerPlan, MlpPlan, NormPlan, Rope
 from quire.request import Request
 from quire.spec import LogitsPlan
 from quire.weights.load import dummy_weights
+from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_masks import GUIDED
 from tests.executor.cuda.test_masks import run as run_guided
@@ -116,6 +117,15 @@ def test_layers_of_two_kinds_draw_the_tokens_of_the_plain_runner() -> None:
     spec = replace(SPEC, layers=layers, norm=norm, embedding_scale=3.0, logits=bounded)
     made = dummy_weights(spec, dtype=torch.float32, device="cpu")
     weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    got = answers(InterpretedExecutor(config, spec, dict(weights)), config, few(config)[:2])
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+    wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, few(config)[:2])
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+def test_a_mixture_draws_the_tokens_of_the_plain_runner() -> None:
+    spec, weights = MIXTURE, mixture_weights()
     config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
     got = answers(InterpretedExecutor(config, spec, dict(weights)), config, few(config)[:2])
     plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
