@@ -85,8 +85,8 @@ class CompiledGrammar:
         with self._lock:
             self._shares.pop(share, None)
 
-    def count_fill(self) -> None:
-        self._num_filled += 1  # a lost count now and then is no harm
+    def count_fills(self, count: int) -> None:
+        self._num_filled += count  # a lost count now and then is no harm
 
     def target(self, bits: Bits) -> tuple[int, int]:
         """Where llguidance is to write a mask: address and bytes."""

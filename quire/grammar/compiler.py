@@ -21,7 +21,7 @@ from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
-from quire.grammar.vocabulary import Vocabulary, known_bits, open_vocabulary, vocabulary_of
+from quire.grammar.vocabulary import Bits, Vocabulary, known_bits, open_vocabulary, vocabulary_of
 from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _Opened:
 
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
+    known: Bits | None
     trial: Trial
 
 
@@ -137,6 +138,7 @@ class GrammarCompiler:
                 self._opened = _Opened(
                     vocabulary,
                     open_vocabulary(vocabulary, lambda t: encode(t, add_special_tokens=False).ids),
+                    known_bits(vocabulary),
                     Trial(vocabulary, self.limits),
                 )
             return self._opened
@@ -155,7 +157,7 @@ class GrammarCompiler:
             source.kind,
             source.text,
             opened.tokenizer,
-            known=known_bits(opened.vocabulary),
+            known=opened.known,
             limits=self.limits,
             num_lexers=self._num_lexers,
         )

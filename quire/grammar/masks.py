@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # Beyond this, more threads wait for memory rather than compute.
 _MAX_THREADS = 16
+
+# So few tokens are taken by this thread before others have woken up.
+_FEW = 8
 
 Rows = npt.NDArray[np.uint32]
 
@@ -61,27 +65,38 @@ class MaskFiller:
         """
         if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
-        bits[: len(matchers)] = 0
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
         live = [i for i in range(len(matchers)) if i not in failed]
+        for grammar, count in Counter(matchers[i].grammar for i in live).items():
+            grammar.target(bits[0])
+            grammar.count_fills(count)
         if self._one_by_one:
-            slow = self._fill_each(live, matchers, bits)
+            failed |= self._fill_each(live, matchers, bits)
         else:
-            slow = {}
             self._fill_together(live, matchers, bits)
         for i in live:
-            if i not in slow:
+            if i not in failed and matchers[i].ll.is_error():
                 try:
                     matchers[i].settle(bits[i])
                 except GrammarFailed as error:
                     failed[i] = error
-            known = matchers[i].grammar.known
-            if known is not None:
-                np.bitwise_and(bits[i], known, out=bits[i])
-        failed |= slow
+        _leave_known(matchers, bits)
         for i in failed:
             bits[i] = 0
         return failed
+
+    def accept(self, matchers: Sequence[GrammarMatcher], tokens: Sequence[int]) -> list[bool]:
+        """Have each matcher go on with its token; says which of them could. A matcher may not
+        stand in the list twice."""
+        if len(matchers) < _FEW or any(m.error is not None for m in matchers):
+            return [m.accept(token) for m, token in zip(matchers, tokens, strict=True)]
+        order = _by_lexer(range(len(matchers)), matchers)
+        stopped = [m.ll.is_stopped() for m in matchers]
+        taken = self._started().consume_token_par([(matchers[i].ll, tokens[i]) for i in order])
+        accepted = [False] * len(matchers)
+        for i, was_taken in zip(order, taken, strict=True):
+            accepted[i] = matchers[i].accepted(tokens[i], taken=was_taken, stopped=stopped[i])
+        return accepted
 
     def close(self) -> None:
         self._aside.shutdown(wait=True)
@@ -91,11 +106,7 @@ class MaskFiller:
     ) -> None:
         if not live:
             return
-        # Rows with the same lexer wait for each other: give them to the same thread.
-        order = sorted(live, key=lambda i: (id(matchers[i].grammar), matchers[i].share))
-        for i in order:
-            matchers[i].grammar.target(bits[i])
-            matchers[i].grammar.count_fill()
+        order = _by_lexer(live, matchers)
         started = time.perf_counter()
         self._started().unsafe_compute_mask_ptr(
             [(matchers[i].ll, i) for i in order], bits.ctypes.data, bits.strides[0], len(bits)
@@ -112,7 +123,6 @@ class MaskFiller:
         slow: dict[int, GrammarFailed] = {}
         for i in live:
             started = time.thread_time()
-            matchers[i].grammar.count_fill()
             matchers[i].fill_raw(bits[i])
             took = time.thread_time() - started
             if took > self._limit:
@@ -128,3 +138,21 @@ class MaskFiller:
 
             self._executor = LLExecutor(self.num_threads)
         return self._executor
+
+
+def _by_lexer(some: Iterable[int], matchers: Sequence[GrammarMatcher]) -> list[int]:
+    """Matchers with the same lexer wait for each other: put together, they go to one thread."""
+    return sorted(some, key=lambda i: matchers[i].lexer)
+
+
+def _leave_known(matchers: Sequence[GrammarMatcher], bits: Rows) -> None:
+    """Without ids that have no token; the grammars of one model know of the same ones."""
+    known = {id(m.grammar.known): m.grammar.known for m in matchers}
+    if len(known) <= 1:
+        for one in known.values():
+            if one is not None:
+                np.bitwise_and(bits[: len(matchers)], one, out=bits[: len(matchers)])
+        return
+    for line, matcher in zip(bits, matchers, strict=False):
+        if matcher.grammar.known is not None:
+            np.bitwise_and(line, matcher.grammar.known, out=line)

@@ -32,7 +32,7 @@ class Lexers(Protocol):
 
     def retire(self, share: int) -> None: ...
 
-    def count_fill(self) -> None: ...
+    def count_fills(self, count: int) -> None: ...
 
     def target(self, bits: Bits) -> tuple[int, int]: ...
 
@@ -66,6 +66,11 @@ class GrammarMatcher:
         return self._ll
 
     @property
+    def lexer(self) -> tuple[int, int]:
+        """The same for matchers that share a lexer."""
+        return id(self.grammar), self.share
+
+    @property
     def num_tokens(self) -> int:
         return len(self._token_ids)
 
@@ -89,7 +94,7 @@ class GrammarMatcher:
         Raises GrammarFailed, this time and from then on, where no mask can be made.
         """
         self._check()
-        self.grammar.count_fill()
+        self.grammar.count_fills(1)
         self.fill_raw(bits)
         self.settle(bits)
         known = self.grammar.known
@@ -113,7 +118,12 @@ class GrammarMatcher:
         matcher is of no more use."""
         self._check()
         stopped = self._ll.is_stopped()
-        if not self._ll.consume_token(token_id) and not self._accept_again(token_id):
+        return self.accepted(token_id, taken=self._ll.consume_token(token_id), stopped=stopped)
+
+    def accepted(self, token_id: int, *, taken: bool, stopped: bool) -> bool:
+        """After llguidance's matcher was given the token: whether it was taken, and whether the
+        matcher had stopped before."""
+        if not taken and not self._accept_again(token_id):
             return False
         if not stopped:  # an end token after the end is taken, and leaves no trace
             self._token_ids.append(token_id)
@@ -144,10 +154,10 @@ class GrammarMatcher:
         '":' is not forced while a token '": "' exists and a text may follow.
         """
         self._check()
-        if self.is_stopped:
+        if self._ll.is_stopped() and self.is_stopped:
             return []
         found = self._ll.compute_ff_tokens()
-        if self._ll.is_error() and self._is_sound():
+        if not found and self._ll.is_error() and self._is_sound():
             found = self._ll.compute_ff_tokens()
         return list(found)
 

@@ -23,7 +23,14 @@ from quire.scheduler.placements import Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.stopping import ending, judge, num_kept
+from quire.scheduler.stopping import (
+    AcceptAll,
+    accept_each,
+    ending,
+    judge,
+    judge_together,
+    num_kept,
+)
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
 
@@ -88,8 +95,10 @@ class Committer:
         beams: Beams,
         guesses: Guesses,
         clock: Callable[[], float],
+        accept_all: AcceptAll = accept_each,
     ) -> None:
         self.rows: Rows = placements.rows
+        self._accept_all = accept_all
         self.held = HeldRows(placements.rows)
         self.ended: list[Sequence] = []
         self.grown: list[Grown] = []
@@ -140,7 +149,10 @@ class Committer:
             rows.sequence(row).timings.first_token = now
         kept, ended = num_kept(rows, at, tokens, result.counts[live])
         scores = _by_line(result.logprobs)
-        for i in np.flatnonzero(rows.visited[at]).tolist():
+        visited = np.flatnonzero(rows.visited[at])
+        together = rows.follows[at[visited]] & (result.counts[live[visited]] == 1)
+        self._visit_together(visited[together], at, tokens, kept, ended)
+        for i in visited[~together].tolist():
             line = int(live[i])
             drawn = tokens[i, : result.counts[line]].tolist()
             kept[i], ended[i] = self._visit(int(at[i]), drawn)
@@ -234,6 +246,19 @@ class Committer:
         num_outputs = int(self.rows.known[row] - self.rows.num_prompt[row])
         kept = judge(sequence, tokens, num_outputs)
         return kept, sequence.finish_reason is not None
+
+    def _visit_together(
+        self, some: Ints, at: Ints, tokens: Ints, kept: Ints, ended: npt.NDArray[np.bool_]
+    ) -> None:
+        """Judge those of the rows `at` that drew one token each and follow grammars."""
+        if not len(some):
+            return
+        rows, mine = self.rows, at[some]
+        sequences = [rows.sequence(row) for row in mine.tolist()]
+        num_outputs = (rows.known[mine] - rows.num_prompt[mine]).tolist()
+        judge_together(sequences, tokens[some, 0].tolist(), num_outputs, self._accept_all)
+        kept[some] = 1
+        ended[some] = [sequence.finish_reason is not None for sequence in sequences]
 
     def _jump_ahead(self, row: int) -> bool:
         """Append what the grammar forces next, without drawing it; True if that ends the row.

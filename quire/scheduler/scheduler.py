@@ -39,6 +39,7 @@ from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
 from quire.scheduler.sequence import Sequence
+from quire.scheduler.stopping import AcceptAll, accept_each
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
 from quire.step import DecodeRows, Slice, StepPlan, StepResult
@@ -55,11 +56,12 @@ class Scheduler:
         *,
         expected_output: Callable[[Request], float] = lambda request: request.max_tokens,
         make_masks: MakeMasks | None = None,
+        accept_all: AcceptAll = accept_each,
         clock: Callable[[], float] = time.monotonic,
         times: PassTimes | None = None,
     ) -> None:
-        """`make_masks` begins to fill the masks of rows that follow a grammar; `times` are those
-        of passes, as far as known."""
+        """`make_masks` begins to fill the masks of rows that follow a grammar, and `accept_all` has
+        them go on; `times` are those of passes, as far as known."""
         self.pool, self.limits = pool, limits
         capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.rows = Rows(capacity, pool.num_groups, limits.pacing)
@@ -68,13 +70,13 @@ class Scheduler:
         self._placements = Placements(pool, self.rows)
         self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
-        self._make_masks = make_masks
+        self._make_masks, self._accept_all = make_masks, accept_all
         self._sent: deque[SentPlan] = deque()
         self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
         self._beams = Beams(self._placements, expected_output)
         self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
         self._committer = Committer(
-            self._placements, self._scoring, self._beams, self.guesses, clock
+            self._placements, self._scoring, self._beams, self.guesses, clock, accept_all
         )
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
         self._forking = Forking(
@@ -91,6 +93,7 @@ class Scheduler:
             self.limits,
             expected_output=self._expected_output,
             make_masks=self._make_masks,
+            accept_all=self._accept_all,
             clock=self._clock,
             times=self.guesses.times,
         )

@@ -8,12 +8,18 @@ judged one by one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
 import numpy as np
 import numpy.typing as npt
 
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Guide, Sequence
+
+# Has each guide go on with its token, as `Guide.accept` does, and says which of them could.
+AcceptAll = Callable[[Many[Guide], Many[int]], Many[bool]]
 
 # The stop reason of an answer that reached max_tokens in the middle of its grammar.
 UNFINISHED = "unfinished_structured_output"
@@ -76,12 +82,47 @@ def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
         if matched is not None and total >= request.params.min_tokens:
             sequence.finish_reason, sequence.stop_reason = "stop", matched
             return kept
-        if guide is not None and guide.is_stopped:
-            sequence.finish_reason = "stop"
-            return kept
-        if total >= request.max_tokens:
-            sequence.finish_reason = "length"
-            if guide is not None and not guide.is_complete:
-                sequence.stop_reason = UNFINISHED
+        if _is_over(sequence, total):
             return kept
     return len(tokens)
+
+
+def judge_together(
+    sequences: Many[Sequence], tokens: list[int], num_outputs: list[int], accept_all: AcceptAll
+) -> None:
+    """The same for sequences that drew a token each, which all of them keep: each follows a
+    grammar, and none looks for stop strings. Their guides go on together."""
+    going: list[tuple[Sequence, Guide, int, int]] = []
+    for sequence, token, before in zip(sequences, tokens, num_outputs, strict=True):
+        request, guide = sequence.request, sequence.guide
+        if guide is None:
+            raise ValueError("a sequence without a grammar is judged by itself")
+        if is_stop(request, token, before + 1) and guide.is_complete:
+            sequence.finish_reason = "stop"
+            sequence.stop_reason = token if token in request.stop_ids else None
+        else:
+            going.append((sequence, guide, token, before + 1))
+    taken = accept_all([guide for _, guide, _, _ in going], [token for _, _, token, _ in going])
+    for (sequence, guide, _, total), accepted in zip(going, taken, strict=True):
+        if accepted:
+            _is_over(sequence, total)
+        else:
+            sequence.finish_reason, sequence.error = "error", guide.error
+
+
+def _is_over(sequence: Sequence, total: int) -> bool:
+    """Whether the end of its grammar, or the length, ends a sequence that wrote so many tokens;
+    its finish reason then says so."""
+    guide = sequence.guide
+    if guide is not None and guide.is_stopped:
+        sequence.finish_reason = "stop"
+    elif total >= sequence.request.max_tokens:
+        sequence.finish_reason = "length"
+        if guide is not None and not guide.is_complete:
+            sequence.stop_reason = UNFINISHED
+    return sequence.finish_reason is not None
+
+
+def accept_each(guides: Many[Guide], tokens: Many[int]) -> list[bool]:
+    """One after the other."""
+    return [guide.accept(token) for guide, token in zip(guides, tokens, strict=True)]

@@ -84,6 +84,10 @@ class Guides:
         filling = self._filler.start(cast("Sequence[GrammarMatcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 
+    def accept_all(self, guides: Sequence[Guide], tokens: Sequence[int]) -> list[bool]:
+        """Have each go on with its token; says which of them could."""
+        return self._filler.accept(cast("Sequence[GrammarMatcher]", guides), tokens)
+
     def close(self) -> None:
         """Stop the threads and the trial process, if there are any."""
         for name in ("_compiler", "_filler"):

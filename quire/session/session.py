@@ -128,6 +128,7 @@ class Session:
             Limits.in_engine(config, shelf_rows=kept),
             expected_output=self._lengths.expected,
             make_masks=self._guides.make_masks,
+            accept_all=self._guides.accept_all,
         )
 
     def _make_maker(self) -> RequestMaker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
@@ -15,7 +16,7 @@ from quire.grammar.matcher import GrammarMatcher
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import corpus
-from tests.grammar.walking import Walker, new_bits
+from tests.grammar.walking import Walker, allowed_ids, new_bits
 
 
 @pytest.fixture
@@ -101,4 +102,29 @@ def test_a_wrong_array_is_refused(matchers: list[GrammarMatcher], vocab_size: in
         filler.fill(matchers, rows_of_bits(1, vocab_size))
     with pytest.raises(GrammarFailed, match="words of 32"):
         filler.fill(matchers[:1], rows_of_bits(1, vocab_size + 640))
+    filler.close()
+
+
+def test_tokens_taken_together_are_those_taken_one_by_one(
+    matchers: list[GrammarMatcher], vocab_size: int, byte_bpe: Tokenizer
+) -> None:
+    """Also where one of them is not allowed, and where a text ends."""
+    filler, rng = MaskFiller(num_threads=2), random.Random(4)
+    alone = [matcher.fork() for matcher in matchers]
+    wrong = byte_bpe.backend.token_to_id("<s>")
+    for step in range(12):
+        live = [i for i, m in enumerate(matchers) if m.error is None and not m.is_stopped]
+        if len(live) < 8:
+            break
+        tokens = [int(rng.choice(allowed_ids(matchers[i], vocab_size))) for i in live]
+        if step == 5:
+            tokens[3] = wrong
+        found = filler.accept([matchers[i] for i in live], tokens)
+        assert found == [alone[i].accept(t) for i, t in zip(live, tokens, strict=True)]
+        assert found.count(False) == (step == 5)
+        for one, other in zip(matchers, alone, strict=True):
+            assert str(one.error) == str(other.error) and one.num_tokens == other.num_tokens
+            if one.error is None:
+                assert one.is_stopped == other.is_stopped and one.forced() == other.forced()
+    assert step > 5
     filler.close()

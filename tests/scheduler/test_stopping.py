@@ -1,0 +1,84 @@
+"""Rows that are judged together end as they do when each is judged by itself."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.errors import GrammarFailed, QuireError
+from quire.request import Request
+from quire.sampling_params import SamplingParams
+from quire.scheduler.sequence import Sequence
+from quire.scheduler.stopping import accept_each, judge, judge_together
+
+
+@dataclass
+class Counted:
+    """Takes tokens below 90; a text is complete when their sum is even, and ends at `most`."""
+
+    most: int
+    total: int = 0
+    error: QuireError | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.total % 2 == 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.total >= self.most
+
+    def accept(self, token_id: int) -> bool:
+        if token_id >= 90:
+            self.error = GrammarFailed("too large")
+            return False
+        self.total += token_id
+        return True
+
+    def forced(self) -> list[int]:
+        return []
+
+    def fork(self) -> Counted:
+        return Counted(self.most, self.total)
+
+
+def sequences(seed: int) -> list[Sequence]:
+    rng = random.Random(seed)
+    made = []
+    for number in range(40):
+        most = rng.randint(1, 6)
+        least = rng.choice([0, 0, min(2, most)])
+        request = Request(
+            number=number,
+            prompt_ids=np.zeros(3, np.int32),
+            params=SamplingParams(max_tokens=most, min_tokens=least),
+            max_tokens=most,
+            noise_key=0,
+            eos_ids=frozenset({7, 8}),
+            stop_ids=frozenset({9, 95}) if number % 2 else frozenset(),
+        )
+        made.append(Sequence(request, guide=Counted(rng.choice([40, 100, 1000]))))
+    return made
+
+
+def test_judged_together_or_alone_is_the_same() -> None:
+    reasons = set()
+    for seed in range(20):
+        rng, alone, together = random.Random(seed), sequences(seed), sequences(seed)
+        for step in range(6):
+            left = [i for i, one in enumerate(alone) if one.finish_reason is None]
+            tokens = [rng.choice([7, 8, 9, 95, 91, *range(40, 60)]) for _ in left]
+            for i, token in zip(left, tokens, strict=True):
+                assert judge(alone[i], [token], step) == 1
+            mine = [together[i] for i in left]
+            judge_together(mine, tokens, [step] * len(left), accept_each)
+            for one, other in zip(alone, together, strict=True):
+                ended = (one.finish_reason, one.stop_reason, str(one.error))
+                assert ended == (other.finish_reason, other.stop_reason, str(other.error))
+                assert one.guide is not None and other.guide is not None
+                assert one.guide.is_complete == other.guide.is_complete
+                reasons.add(ended)
+    assert {r[0] for r in reasons} == {None, "stop", "length", "error"}
+    assert {9, "unfinished_structured_output"} <= {r[1] for r in reasons}
