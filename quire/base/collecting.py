@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+# Objects made since they were last counted as old, and how many there may be: looking through young
+# ones to find that none is garbage takes a good part of the time of making them.
+_made = [0]
+_MOST_MADE = 10_000
+
+
 @contextmanager
-def making_many() -> Iterator[None]:
-    """Make very many objects that last: Python does not look through them again and again while
-    they are made, which takes longer than making them, and counts them as old afterwards."""
+def making_many(count: int) -> Iterator[None]:
+    """Make `count` objects that last: Python does not look through them again and again while
+    they are made, which takes longer than making them, and in time counts them as old."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -18,7 +24,10 @@ def making_many() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-    count_as_old()
+    _made[0] += count
+    if _made[0] > _MOST_MADE:
+        _made[0] = 0
+        count_as_old()
 
 
 def count_as_old() -> None:

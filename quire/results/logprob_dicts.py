@@ -29,7 +29,7 @@ from quire.step import Scores
 CONTEXT = 4  # tokens that may have begun a character
 # Tokens at a position, above which its dict is made when it is asked for.
 WIDE = 256
-MANY = 512  # Logprobs made at once, above which the collector counts them as old
+MANY = 64  # Logprobs made at once, above which the collector is kept from looking through them
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class UnreadLogprobs(Unread):
         lasts = not self.flat and not self.tokens.is_wide
         if not lasts or self.tokens.num_entries <= MANY:
             return self._made()
-        with making_many():
+        with making_many(self.tokens.num_entries):
             return self._made()
 
     def _made(self) -> PromptLogprobs:

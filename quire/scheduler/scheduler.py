@@ -60,8 +60,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         times: PassTimes | None = None,
     ) -> None:
-        """`make_masks` begins to fill the masks of rows that follow a grammar, and `accept_all` has
-        them go on; `times` are those of passes, as far as known."""
+        """`make_masks` begins to fill the masks of rows that follow grammars, `accept_all` has them
+        go on; `times` are those of passes, as far as known."""
         self.pool, self.limits = pool, limits
         capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.rows = Rows(capacity, pool.num_groups, limits.pacing)
@@ -75,9 +75,8 @@ class Scheduler:
         self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
         self._beams = Beams(self._placements, expected_output)
         self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
-        self._committer = Committer(
-            self._placements, self._scoring, self._beams, self.guesses, clock, accept_all
-        )
+        given = (self._placements, self._scoring, self._beams, self.guesses)
+        self._committer = Committer(*given, clock, accept_all)
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
         self._forking = Forking(
             self._placements, self._scoring, self.waiting, expected_output, clock
@@ -175,12 +174,11 @@ class Scheduler:
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
         rows, alone = self.rows, not draft.prefill and not len(released)
-        if alone:
-            decode = self.guesses.plan(decode, draft, awaited=len(self.waiting) > 0)
-        at = decode.rows
-        is_long = alone and not draft.prefill and not self.lanes.is_hurried
+        awaited = len(self.waiting) > 0
+        decode = self.guesses.plan(decode, draft, awaited=awaited) if alone else decode
+        at, is_long = decode.rows, alone and not draft.prefill and not self.lanes.is_hurried
         most = self.limits.max_repeat if is_long else 1
-        repeat = plan_repeat(self._placements, at, most, draft, awaited=len(self.waiting) > 0)
+        repeat = plan_repeat(self._placements, at, most, draft, awaited=awaited)
         searched = self._beams.searched(draft, at)
         forgotten, encode = self.media.take()
         plan = StepPlan(
@@ -207,8 +205,8 @@ class Scheduler:
         steps = np.minimum(allowed, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps
-        sampled = plan.sampled_rows()
-        slice_placements = tuple(int(rows.placement[s.row]) for s in plan.prefill)
+        sampled, of_slices = plan.sampled_rows(), [s.row for s in plan.prefill]
+        slice_placements = tuple(rows.placement[of_slices].tolist())
         self._sent.append(SentPlan(plan, sampled, rows.placement[sampled], slice_placements))
         return plan
 

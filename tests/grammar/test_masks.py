@@ -112,6 +112,7 @@ def test_tokens_taken_together_are_those_taken_one_by_one(
     filler, rng = MaskFiller(num_threads=2), random.Random(4)
     alone = [matcher.fork() for matcher in matchers]
     wrong = byte_bpe.backend.token_to_id("<s>")
+    assert wrong is not None
     for step in range(12):
         live = [i for i, m in enumerate(matchers) if m.error is None and not m.is_stopped]
         if len(live) < 8:
