@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 # Objects made since they were last counted as old, and how many there may be: looking through young
 # ones to find that none is garbage takes a good part of the time of making them.
 _made = [0]

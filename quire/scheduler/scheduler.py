@@ -78,9 +78,8 @@ class Scheduler:
         given = (self._placements, self._scoring, self._beams, self.guesses)
         self._committer = Committer(*given, clock, accept_all)
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
-        self._forking = Forking(
-            self._placements, self._scoring, self.waiting, expected_output, clock
-        )
+        parts = (self._placements, self._scoring, self.waiting)
+        self._forking = Forking(*parts, expected_output, clock)
         self._groups = PrefixGroups(self.rows, pool)
         self._past_windows = PastWindows(self._placements)
         self.media = MediaPlans(self.rows, limits.shelf_rows, limits.max_num_batched_tokens)
