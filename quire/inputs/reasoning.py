@@ -43,5 +43,10 @@ def opens_reasoning(prompt: str, tag: str = "") -> bool:
     return prompt.rstrip().endswith(tuple(opening for opening, _ in _pairs(tag)))
 
 
+def closings(tag: str = "") -> tuple[str, ...]:
+    """What may end reasoning."""
+    return tuple(closing for _, closing in _pairs(tag))
+
+
 def _pairs(tag: str) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in TAGS if not tag or pair[0] == tag)

@@ -8,7 +8,13 @@ from typing import Any
 
 from quire.openai_api.errors import bad, not_found
 from quire.openai_api.fields import CHAT, COMPLETIONS, checked_fields
-from quire.openai_api.params import MOST_LOGPROBS, limited, sampling_fields
+from quire.openai_api.params import (
+    MOST_LOGPROBS,
+    beam_of,
+    limited,
+    sampling_fields,
+    undrawn,
+)
 from quire.openai_api.tool_choice import ToolUse, read_tools
 from quire.params.rules import show
 
@@ -196,8 +202,10 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
             raise bad("prompt_logprobs do not come in a stream", param="prompt_logprobs")
         limited("prompt_logprobs", prompt_logprobs, 0, MOST_LOGPROBS)
     is_batch = given.get("service_tier") == "flex" or given.get("priority", 0) > 0
-    token_ids = bool(given.get("return_token_ids"))
+    token_ids, beam = bool(given.get("return_token_ids")), beam_of(given)
     for row in rows:
+        if beam is not None:
+            row["beam"], row["params"] = beam, undrawn(row["params"])
         if stream:
             row["stream"] = True
         if token_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ def response_body(
     """The body that answers `asked`; `outputs` has the finished one of each of its rows."""
     make = _chat_choice if asked.is_chat else _text_choice
     choices = [
-        make(asked, output, answer, row * asked.n + answer.index)
+        make(asked, output, answer, row * asked.n + answer.index, id)
         for row, output in enumerate(outputs)
         for answer in output.answers
     ]
@@ -41,30 +42,34 @@ def response_body(
 
 
 def usage(asked: Asked, outputs: Iterable[Output]) -> dict[str, Any]:
-    """Tokens read and written. Reasoning is part of what was written, and not counted apart:
-    text is split after its tokens were counted."""
-    prompt = written = cached = 0
+    """Tokens read and written; reasoning is part of what was written."""
+    prompt = written = cached = reasoning = 0
     for output in outputs:
         prompt += output.prompt_tokens
         written += 0 if asked.only_echo else output.output_tokens
         cached += output.cached_tokens
+        reasoning += output.reasoning_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 
-def _chat_choice(asked: Asked, output: Output, answer: Answer, index: int) -> dict[str, Any]:
+def _chat_choice(
+    asked: Asked, output: Output, answer: Answer, index: int, id: str
+) -> dict[str, Any]:
     content, reasoning, calls = parts_of(asked, answer)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning is not None and asked.reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning
     if calls:
         message["content"] = content or None
-        message["tool_calls"] = [call_body(call, index, i) for i, call in enumerate(calls)]
+        message["tool_calls"] = [
+            call_body(call, call_id(id, index, i)) for i, call in enumerate(calls)
+        ]
     scores = None
     if answer.logprobs is not None:
         scores = {"content": [chat_score(one) for one in answer.logprobs], "refusal": None}
@@ -119,16 +124,19 @@ def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ..
     return (parsed.content, parsed.reasoning, calls) if calls else (text, None, ())
 
 
-def call_body(call: Call, choice: int, i: int) -> dict[str, Any]:
+def call_body(call: Call, id: str) -> dict[str, Any]:
     return {
-        "id": call_id(choice, i),
+        "id": id,
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
 
 
-def call_id(choice: int, i: int) -> str:
-    return f"call_{choice}_{i}"
+def call_id(body_id: str, choice: int, i: int) -> str:
+    """A name that no call of another answer has: a later turn of the same chat shows both. It is
+    a function of the answer's own id, so that a line of a batch is the same when made again."""
+    named = hashlib.blake2b(f"{body_id}\0{choice}\0{i}".encode(), digest_size=12)
+    return f"call_{named.hexdigest()}"
 
 
 def chat_score(score: TokenScore) -> dict[str, Any]:
@@ -145,7 +153,9 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
     }
 
 
-def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> dict[str, Any]:
+def _text_choice(
+    asked: Asked, output: Output, answer: Answer, index: int, id: str
+) -> dict[str, Any]:
     text = "" if asked.only_echo else answer.text
     before = (output.prompt or "") if asked.echo else ""
     scores = None

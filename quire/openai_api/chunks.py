@@ -48,7 +48,7 @@ class Stream:
             choice = self._choices.get(index)
             if choice is None:
                 kind = _ChatChoice if self._asked.is_chat else _TextChoice
-                choice = self._choices[index] = kind(self._asked, index, output)
+                choice = self._choices[index] = kind(self._asked, index, output, self._head["id"])
             for made in choice.feed(answer):
                 yield self._chunk(made)
 
@@ -72,16 +72,16 @@ class Stream:
 class _Choice:
     """One answer as its chunks."""
 
-    def __init__(self, asked: Asked, index: int, first: Output) -> None:
-        self._asked, self._index = asked, index
+    def __init__(self, asked: Asked, index: int, first: Output, body_id: str) -> None:
+        self._asked, self._index, self._body_id = asked, index, body_id
 
     def feed(self, answer: Answer) -> Iterator[Chunk]:
         raise NotImplementedError
 
 
 class _TextChoice(_Choice):
-    def __init__(self, asked: Asked, index: int, first: Output) -> None:
-        super().__init__(asked, index, first)
+    def __init__(self, asked: Asked, index: int, first: Output, body_id: str) -> None:
+        super().__init__(asked, index, first, body_id)
         self._offset = 0
         self._echo = first if asked.echo else None
 
@@ -110,8 +110,8 @@ class _TextChoice(_Choice):
 
 
 class _ChatChoice(_Choice):
-    def __init__(self, asked: Asked, index: int, first: Output) -> None:
-        super().__init__(asked, index, first)
+    def __init__(self, asked: Asked, index: int, first: Output, body_id: str) -> None:
+        super().__init__(asked, index, first, body_id)
         looks = bool(asked.tools.offered) and asked.tools.forced is None
         self._parts = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
         self._forced: list[str] = []  # of a forced call: it is only JSON at its end
@@ -154,7 +154,8 @@ class _ChatChoice(_Choice):
     def _call(self, call: Call) -> Chunk:
         i, self._num_calls = self._num_calls, self._num_calls + 1
         function = {"name": call.name, "arguments": call.arguments}
-        return {"index": i, "id": call_id(self._index, i), "type": "function", "function": function}
+        id = call_id(self._body_id, self._index, i)
+        return {"index": i, "id": id, "type": "function", "function": function}
 
     def _ended(self, answer: Answer) -> Iterator[Chunk]:
         made_calls = (Call("", "{}"),) * self._num_calls

@@ -78,6 +78,8 @@ _FIELDS = [
             "Of a completion; a chat's template has its own.",
         ),
         ("return_token_ids", "true or false", "`token_ids` and `prompt_token_ids` in the answer."),
+        ("use_beam_search", "true or false", "The best `n` of a search with `n` beams; no stream."),
+        ("length_penalty", "a number", "Of a beam search: above 1 favours long answers."),
     ),
     *table(
         "honoured",
@@ -156,7 +158,6 @@ _FIELDS = [
         "refused",
         _BOTH,
         ("moderation", "anything", "Leave it out."),
-        ("use_beam_search", "true or false", "Use LLM.beam_search."),
         ("kv_transfer_params", "an object", "There is one engine."),
         ("vllm_xargs", "an object", "Leave it out."),
         ("mm_processor_kwargs", "an object", "Text alone is read."),
@@ -177,7 +178,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "suffix": ("",),
     "best_of": (1,),
-    "use_beam_search": (False,),
     "background": (False,),
 }
 

@@ -72,6 +72,7 @@ class Output:
     prompt_tokens: int = 0
     output_tokens: int = 0  # of all answers so far
     cached_tokens: int = 0
+    reasoning_tokens: int = 0  # of those answers that are finished
     began_reasoning: bool = False  # the prompt itself opened the reasoning
     prompt: str | None = None  # where the row asks to have it back
     prompt_token_ids: tuple[int, ...] | None = None  # the same

@@ -40,6 +40,35 @@ def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any
     return params
 
 
+# What a search does not heed, with the values that ask for nothing.
+_NOT_SEARCHED: dict[str, Any] = {
+    **dict.fromkeys(("stream", "logprobs", "presence_penalty", "frequency_penalty"), 0),
+    **dict.fromkeys(("stop", "stop_token_ids", "bad_words", "allowed_token_ids"), []),
+    "prompt_logprobs": None,
+    "min_tokens": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+}
+
+
+def beam_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a body says of its beam search; None where it asks for none."""
+    if not given.get("use_beam_search"):
+        if "length_penalty" in given:
+            raise bad("length_penalty needs use_beam_search to be true", param="length_penalty")
+        return None
+    for name, nothing in _NOT_SEARCHED.items():
+        if given.get(name, nothing) not in (nothing, False):
+            raise bad(f"use_beam_search and {name} exclude each other", param=name)
+    return {name: given[name] for name in ("length_penalty",) if name in given}
+
+
+def undrawn(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters without those of drawing: in a search nothing is drawn."""
+    drawing = ("temperature", "top_p", "top_k", "min_p", "seed")
+    return {name: value for name, value in params.items() if name not in drawing}
+
+
 def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The one thing that says what the text must look like."""
     found = {name: {kind: given[name]} for name, kind in _GUIDED.items() if name in given}

@@ -134,7 +134,7 @@ def _usage(output: Output) -> Event:
         "input_tokens": output.prompt_tokens,
         "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": output.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
         "total_tokens": output.prompt_tokens + output.output_tokens,
     }
 
@@ -186,7 +186,7 @@ def call_item(about: About, i: int, call: Call, status: str = "completed") -> Ev
     return {
         "id": f"fc_{about.number}_{i}",
         "type": "function_call",
-        "call_id": call_id(0, i),
+        "call_id": call_id(about.number, 0, i),
         "name": call.name,
         "arguments": call.arguments,
         "status": status,

@@ -104,5 +104,6 @@ def _answered(body: dict[str, Any], outputs: list[Output]) -> RowAnswered:
         prompt_tokens=sum(output.prompt_tokens for output in outputs),
         output_tokens=sum(output.output_tokens for output in outputs),
         cached_tokens=sum(output.cached_tokens for output in outputs),
+        reasoning_tokens=sum(output.reasoning_tokens for output in outputs),
         timings=outputs[0].timings,
     )

@@ -57,6 +57,7 @@ class RowAnswered:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     # Seconds from the queue to the device, to the first token, to the end; for the report.
     timings: tuple[float | None, ...] = ()
 

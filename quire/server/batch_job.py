@@ -32,7 +32,7 @@ from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.params.rules import show
 from quire.server.batch_engine import EngineFacts
-from quire.server.batch_lines import line_of
+from quire.server.batch_lines import SUMMED, line_of
 from quire.server.batches import Batch
 from quire.server.storage import second_name
 
@@ -239,20 +239,22 @@ class BatchJob:
 
 class _Usage:
     def __init__(self) -> None:
-        self._prompt = self._output = self._cached = 0
+        self._prompt = self._output = 0
+        self._summed = dict.fromkeys(SUMMED, 0)
 
     def add(self, record: ResultRecord) -> None:
         self._prompt += record.prompt_tokens
         self._output += record.output_tokens
-        cached = record.extra.get("cached_tokens")
-        self._cached += cached if type(cached) is int else 0
+        for name in SUMMED:
+            count = record.extra.get(name)
+            self._summed[name] += count if type(count) is int else 0
 
     def as_object(self) -> dict[str, Any]:
         return {
             "input_tokens": self._prompt,
-            "input_tokens_details": {"cached_tokens": self._cached},
+            "input_tokens_details": {"cached_tokens": self._summed["cached_tokens"]},
             "output_tokens": self._output,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._summed["reasoning_tokens"]},
             "total_tokens": self._prompt + self._output,
         }
 

@@ -17,6 +17,7 @@ from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.server.batch_engine import RowAnswered
 
 _PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", EMBEDDINGS: "embd-"}
+SUMMED = ("cached_tokens", "reasoning_tokens")  # for the batch's own usage
 STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
 
 
@@ -51,8 +52,9 @@ def line_of(batch_id: str, record: ResultRecord) -> dict[str, Any]:
 def answered(found: RowAnswered) -> dict[str, Any]:
     """The `extra` of a record with an answer."""
     extra: dict[str, Any] = {STATUS: 200, BODY: found.body}
-    if found.cached_tokens:
-        extra["cached_tokens"] = found.cached_tokens
+    for name in SUMMED:
+        if count := getattr(found, name):
+            extra[name] = count
     if found.timings:
         extra["timings"] = found.timings
     return extra

@@ -20,6 +20,7 @@ from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
 from quire.openai_api.outputs import Output
 from quire.server.engine_life import COMMAND, EngineLife
+from quire.server.engine_totals import EngineTotals
 from quire.server.metrics import Metrics
 from quire.server.queueing import Queueing
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
@@ -60,6 +61,7 @@ class Bridge:
         self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
         self.metrics = Metrics(settings.names[0])
         self._told: Mapping[str, Any] = {}  # what the engine said last of itself
+        self._totals = EngineTotals()
         self._life: EngineLife | None = None
         self._readings: dict[int, _Reading] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -136,6 +138,7 @@ class Bridge:
                 self._ask(reading)
         elif message.kind == "metrics":
             self._told = message.facts
+            self._totals.take(message.facts)
         elif message.kind == "called":
             self._called(message)
         elif message.kind == "failed":
@@ -155,6 +158,7 @@ class Bridge:
     def _fell(self, held: set[int], code: int, stderr_tail: str) -> None:
         """The engine is gone."""
         self._life, self._told = None, {}
+        self._totals.engine_ended()
         failure, self._failure = self._failure, None
         if failure is not None and not self.facts:
             raise failure
@@ -273,7 +277,9 @@ class Bridge:
             unfinished_prompt_tokens=int(told.get("unfinished_prompt_tokens", 0)),
             unfinished_output_tokens=int(told.get("unfinished_output_tokens", 0)),
             restarts=self._restarts,
-            preemptions=int(told.get("preemptions", 0)),
+            preemptions=self._totals.preemptions,
+            step_limits=self._totals.step_limits,
+            step_tokens=self._totals.step_tokens,
             **queueing.totals(),
         )
 

@@ -8,6 +8,7 @@ DEEPEST = 64  # levels of lists and objects
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 32 << 10
 HEADER_SECONDS = 10.0  # until the headers are there
 MOST_UNSENT = 1 << 20  # bytes that a reader may leave unread
+PING_SECONDS = 15.0  # a stream that says nothing for so long shows that it lives
 SLOW_READER_SECONDS = 30.0  # with that many unread, it is cut
 
 # Routes that read their bodies themselves, with limits of their own.

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from quire.openai_api.outputs import Output
 from quire.server.services import EngineStats
@@ -125,3 +130,8 @@ class _Now:
             counter = CounterMetricFamily(f"quire:{name}", name, labels=_LABELS)
             counter.add_metric(self._of, count)
             yield counter
+        if stats.step_tokens:
+            name, (*counts, total) = "iteration_tokens_total", stats.step_tokens
+            steps = HistogramMetricFamily(f"quire:{name}", name, labels=_LABELS)
+            steps.add_metric(self._of, list(zip(stats.step_limits, counts, strict=True)), total)
+            yield steps

@@ -56,6 +56,9 @@ class EngineStats:
     restarts: int = 0
     rejected: int = 0
     preemptions: int = 0
+    # For each limit how many steps had at most so many tokens; then the sum of all.
+    step_limits: tuple[str, ...] = ()
+    step_tokens: tuple[float, ...] = ()
     # Of rows that are on the device now; the counters above have those that are finished.
     unfinished_prompt_tokens: int = 0
     unfinished_output_tokens: int = 0

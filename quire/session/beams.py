@@ -34,21 +34,19 @@ class BeamCall:
 
         `has_processors`: the LLM has logits processors for all rows, which beams would not heed.
         """
-        search = _checked(params, num_blocks)
+        search = checked_search(params, num_blocks)
         self._limit = _checked_limit(concurrency_limit)
         self._prompts = list(split_prompts(prompts))
         self._tokenizer = tokenizer
-        windows, _ = intake.read(self._prompts, _sampling(search), strict=True)
+        windows, _ = intake.read(self._prompts, search_sampling(search), strict=True)
         self._windows: list[Window] = [
             [item if isinstance(item, Refused) else replace(item, search=search) for item in window]
             for window in windows
         ]
         items = [item for window in self._windows for item in window]
-        if has_processors or any(i.processors for i in items if not isinstance(i, Refused)):
-            raise NotSupported(
-                "beam_search ranks by the model's own probabilities, and this LLM has "
-                "logits_processors that would change them; make one without them to search with."
-            )
+        refuse_processors(
+            has_processors or any(i.processors for i in items if not isinstance(i, Refused))
+        )
         self._num_done = 0
 
     @property
@@ -108,7 +106,7 @@ class BeamCall:
         )
 
 
-def _checked(params: Any, num_blocks: int) -> BeamSearchParams:
+def checked_search(params: Any, num_blocks: int) -> BeamSearchParams:
     """A private copy that breaks no rule."""
     if not isinstance(params, BeamSearchParams):
         raise InvalidParams(
@@ -132,6 +130,15 @@ def _checked(params: Any, num_blocks: int) -> BeamSearchParams:
     return search
 
 
+def refuse_processors(has_processors: bool) -> None:
+    """NotSupported where there are any."""
+    if has_processors:
+        raise NotSupported(
+            "beam_search ranks by the model's own probabilities, and this LLM has "
+            "logits_processors that would change them; make one without them to search with."
+        )
+
+
 def _checked_limit(limit: Any) -> int | None:
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
         return limit
@@ -142,7 +149,7 @@ def _checked_limit(limit: Any) -> int | None:
     )
 
 
-def _sampling(search: BeamSearchParams) -> SamplingParams:
+def search_sampling(search: BeamSearchParams) -> SamplingParams:
     """What a search has in common with any other request. It looks for choices, too, token by
     token: it ranks whole answers anyway."""
     shape = search.structured_outputs

@@ -17,7 +17,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.request import Request
 from quire.run import Refused, Run, Window
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
@@ -29,7 +29,8 @@ class Asked:
     written by the thread alone, `given_up` aside.
 
     `background`: it yields to whatever else there is. `chat`: its answer is taken apart as that
-    of a chat, for tool calls too if it has `tools`."""
+    of a chat, for tool calls too if it has `tools`. `search`: its answers are those of a beam
+    search."""
 
     prompt: Any
     params: SamplingParams | PoolingParams
@@ -38,6 +39,7 @@ class Asked:
     background: bool = False
     chat: bool = False
     tools: bool = False
+    search: BeamSearchParams | None = None
     request_id: str = ""
     reader: Any = None
     number: int | None = None  # of the request in the engine, once it is there
@@ -205,7 +207,7 @@ class EngineThread:
                 asked.prompt, params, asked.tokenization_kwargs, asked.priority
             )
             return made if isinstance(made, Refused) else replace(made, background=asked.background)
-        return self._session.intake.read_watched(
+        read = self._session.intake.read_watched(
             asked.prompt,
             params,
             priority=asked.priority,
@@ -214,6 +216,9 @@ class EngineThread:
             chat=asked.chat,
             with_tools=asked.tools,
         )
+        if asked.search is None or isinstance(read, Refused):
+            return read
+        return replace(read, search=asked.search)
 
     def _between_steps(self) -> None:
         if self._inbox.closed:

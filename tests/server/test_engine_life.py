@@ -32,9 +32,18 @@ def kill_engine(server: Serving) -> None:
     os.kill(life.pid, signal.SIGKILL)
 
 
+def num_steps(http: httpx.Client) -> float:
+    """How many steps /metrics has counted."""
+    name = "quire:iteration_tokens_total_count"
+    found = [line for line in http.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
 def test_a_crash_costs_streams_an_error_and_others_nothing(tmp_path: Path) -> None:
     with serving(tmp_path, "fake:rows=4:delay=0.02") as server, client(server) as http:
         expected = http.post(TEXT, json=text("calm", max_tokens=20)).json()["choices"]
+        until(lambda: num_steps(http) >= 20)
+        before = num_steps(http)
         with ThreadPoolExecutor(4) as pool:
             whole = pool.submit(http.post, TEXT, json=text("calm", max_tokens=20))
             with http.stream("POST", CHAT, json=chat(max_tokens=300, stream=True)) as response:
@@ -47,6 +56,7 @@ def test_a_crash_costs_streams_an_error_and_others_nothing(tmp_path: Path) -> No
         told = json.loads(rest[-1].removeprefix("data: "))
         assert told["error"]["code"] == "engine_crash" and "data: [DONE]" not in rest
         assert server.bridge.stats().restarts == 1 and http.get("/health").status_code == 200
+        assert num_steps(http) >= before  # a counter does not fall with the engine that counted
 
 
 def test_a_row_that_kills_engines_is_answered_with_an_error(tmp_path: Path) -> None:

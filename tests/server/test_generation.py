@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
+from quire.openai_api.bodies import call_id
 from quire.server.serve import Serving
-from tests.server.serving import chat, client, serving
+from tests.server.serving import KEY, chat, client, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -77,3 +80,31 @@ def test_prompts_are_text_ids_or_lists_of_either(http: httpx.Client, prompt: Any
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         assert "".join(c["text"] for c in mine) == choice["text"]
         assert mine[-1]["finish_reason"] == "length"
+
+
+def test_a_stream_that_waits_shows_that_it_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.server.events.PING_SECONDS", 0.1)
+    asked: Any = {"model": "fake", "prompt": "slow", "max_tokens": 6, "stream": True}
+    with serving(tmp_path, "fake:rows=1:delay=0.25") as slow:
+        with client(slow) as http, http.stream("POST", TEXT, json=asked) as response:
+            came = b"".join(response.iter_raw())
+        pings, _, rest = came.partition(b"data: ")
+        assert pings == b": ping\n" * pings.count(b"\n") and pings  # before the first token
+        assert b"\n\n: ping\n" in rest  # and between two
+        with OpenAI(base_url=f"{slow.address}/v1", api_key=KEY, max_retries=0) as official:
+            chunks = list(official.completions.create(**asked))
+        assert chunks[-1].choices[0].finish_reason == "length"
+        # Its headers are out: a refusal that comes late is an event.
+        late = {**asked, "prompt": [1] * 50, "guided_regex": "(a{1,500}){1,50}b"}
+        with client(slow) as http, http.stream("POST", TEXT, json=late) as response:
+            told = b"".join(response.iter_raw())
+        assert response.status_code in (200, 400) and b'"error":' in told
+        assert b"[DONE]" not in told
+
+
+def test_calls_of_two_turns_have_names_of_their_own() -> None:
+    first, second = (call_id(name, 0, 0) for name in ("chatcmpl-1", "chatcmpl-2"))
+    assert len({first, second, call_id("chatcmpl-1", 1, 0), call_id("chatcmpl-1", 0, 1)}) == 4
+    assert first == call_id("chatcmpl-1", 0, 0)  # made again, a line of a batch is the same

@@ -13,6 +13,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
+from quire import LLM, BeamSearchParams
+from quire.openai_api.bodies import call_id
 from quire.server.serve import Serving
 from tests.server.serving import KEY, serving
 
@@ -30,14 +32,14 @@ TOOL = {
         },
     },
 }
+OPTIONS: Any = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8}
 ASK = [{"role": "user", "content": "What is the capital of France? One word."}]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("server")
-    options = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024, "max_num_seqs": 8}
-    with serving(folder, MODEL, options=options) as made:
+    with serving(folder, MODEL, options=OPTIONS) as made:
         yield made
 
 
@@ -123,6 +125,7 @@ def test_forced_tools_by_grammar(client: OpenAI, choice: Any, stream: bool) -> N
     else:
         final = ask(client, **asked)
     [call] = final.choices[0].message.tool_calls
+    assert call.id == call_id(final.id, 0, 0)
     assert call.function.name == "get_weather" and call.id
     assert set(json.loads(call.function.arguments)) == {"city", "unit"}
     assert final.choices[0].finish_reason == "tool_calls"
@@ -227,6 +230,7 @@ def test_metrics(client: OpenAI, server: Serving) -> None:
     assert 'quire:request_success_total{engine="0",finished_reason="stop"' in text
     assert 'quire:time_to_first_token_seconds_bucket{engine="0",le="0.001"' in text
     assert "quire:num_requests_running" in text and "vllm:" not in text
+    assert 'quire:iteration_tokens_total_bucket{engine="0",le="8.0"' in text
 
 
 def test_echo_scores_the_prompt_as_the_model_does(client: OpenAI) -> None:
@@ -260,3 +264,49 @@ def test_the_async_client_streams_many_at_once(server: Serving) -> None:
 
     texts = asyncio.run(many())
     assert len(set(texts)) == 1 and "Paris" in texts[0]
+
+
+def test_reasoning_is_counted(client: OpenAI) -> None:
+    asked: Any = {
+        "extra_body": {
+            "guided_regex": "<think>[a-z ]{9,30}</think>Paris",
+            "return_token_ids": True,
+        },
+        "max_tokens": 60,
+    }
+    made = ask(client, **asked)
+    [choice] = made.choices
+    assert choice.message.content == "Paris" and choice.message.reasoning_content
+    counted = made.usage.completion_tokens_details.reasoning_tokens
+    ids = choice.token_ids
+    texts = [
+        post(client, "/detokenize", {"tokens": ids[:n]})["prompt"] for n in (counted - 1, counted)
+    ]
+    assert ["</think>" in text for text in texts] == [False, True]
+    options = {"include_usage": True}
+    *_, last = ask(client, **asked, stream=True, stream_options=options)
+    assert last.usage.completion_tokens_details.reasoning_tokens == counted
+    assert ask(client).usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_beams_are_those_of_beam_search(client: OpenAI) -> None:
+    prompt = post(client, "/tokenize", {"prompt": "The sea is"})["tokens"]
+    with LLM(MODEL, **OPTIONS) as llm:
+        params = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=1.3)
+        [found] = llm.beam_search([{"prompt_token_ids": prompt}], params)
+    expected = [one.output_token_ids for one in found.sequences]
+    beams: Any = {"use_beam_search": True, "length_penalty": 1.3, "return_token_ids": True}
+    made = client.completions.create(
+        model=MODEL, prompt=prompt, n=3, max_tokens=6, extra_body=beams
+    )
+    assert [choice.token_ids for choice in made.choices] == expected
+    assert [choice.index for choice in made.choices] == [0, 1, 2]
+    assert made.choices[0].logprobs is None and "<|" not in made.choices[0].text
+    chat = ask(client, n=2, extra_body={"use_beam_search": True})
+    assert len(chat.choices) == 2 and "Paris" in chat.choices[0].message.content
+    for excluded in ({"stream": True}, {"stop": "x"}, {"logprobs": True}, {"presence_penalty": 1}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, **excluded, extra_body={"use_beam_search": True})
+        assert caught.value.param == next(iter(excluded))
+    with pytest.raises(openai.BadRequestError, match="use_beam_search"):
+        ask(client, extra_body={"length_penalty": 2})

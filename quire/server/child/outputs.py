@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.logprobs import Logprob
@@ -11,6 +11,7 @@ from quire.openai_api.outputs import Answer, Output, Pooled, TokenScore, calls_o
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.replicas.child.driving import timings_of
 from quire.server.child.preparing import MakePooled
+from quire.server.child.reasoning import ReasoningCount
 
 LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
 
@@ -27,9 +28,15 @@ class Place:
     num_top: int | None = None
     num_prompt_top: int | None = None
     pooled: MakePooled | None = None  # of a row that asks for numbers and not for text
+    reasoning: ReasoningCount | None = None  # of a chat
+    scored: bool = True  # a beam search has logprobs that were not asked for
+    _ids: dict[int, list[int]] = field(default_factory=dict)  # of each answer of it so far
+    _num_reasoning: dict[int, int] = field(default_factory=dict)
 
     def output(self, output: RequestOutput) -> Output:
         """All that bodies are made of; the prompt only where it is wanted back."""
+        if self.reasoning is not None:
+            self._count_reasoning(output, self.reasoning)
         ids = tuple(output.prompt_token_ids or ()) if self.prompt_back else None
         return Output(
             tuple(self._answer(one) for one in output.outputs),
@@ -37,6 +44,7 @@ class Place:
             prompt_tokens=output.num_prompt_tokens,
             output_tokens=output.metrics.num_generation_tokens,
             cached_tokens=output.num_cached_tokens or 0,
+            reasoning_tokens=sum(self._num_reasoning.values()),
             began_reasoning=self.began_reasoning,
             prompt=output.prompt if self.prompt_back else None,
             prompt_token_ids=ids,
@@ -44,6 +52,13 @@ class Place:
             timings=tuple(timings_of(output)),
             pooled=self._pooled(output),
         )
+
+    def _count_reasoning(self, output: RequestOutput, reasoning: ReasoningCount) -> None:
+        for answer in output.outputs:
+            ids = self._ids.setdefault(answer.index, [])
+            ids += answer.token_ids
+            if answer.finish_reason is not None and answer.reasoning is not None:
+                self._num_reasoning[answer.index] = reasoning.count(ids)
 
     def _pooled(self, output: RequestOutput) -> Pooled | None:
         values = None if self.pooled is None else self.pooled(output)
@@ -53,7 +68,7 @@ class Place:
 
     def _answer(self, answer: CompletionOutput) -> Answer:
         scores = None
-        if answer.logprobs is not None:
+        if self.scored and answer.logprobs is not None:
             pairs = zip(answer.token_ids, answer.logprobs, strict=True)
             scores = tuple(_score(token, entries, self.num_top) for token, entries in pairs)
         is_over, calls = answer.finish_reason is not None, calls_of(answer.tool_calls)

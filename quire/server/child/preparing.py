@@ -15,7 +15,8 @@ from quire.jobs.child.requests import refuse_far_too_long, sampling_params
 from quire.outputs import RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.replicas.wire import Message
-from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.session.beams import checked_search, refuse_processors, search_sampling
 from quire.session.pooling import PoolingPrompt
 from quire.step import Floats
 
@@ -35,6 +36,7 @@ class Prepared:
     params: SamplingParams | PoolingParams
     tokenization: dict[str, Any] | None = None
     pooled: MakePooled | None = None
+    search: BeamSearchParams | None = None
 
 
 class Preparing:
@@ -59,11 +61,36 @@ class Preparing:
         params.output_kind = (
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
         )
+        search = None
+        if "beam" in row:
+            search, params = self._searching(params, row["beam"])
         may_be_cut = params.truncate_prompt_tokens is not None
         prompt = self.prompt_of(row, may_be_cut=may_be_cut)
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
-        return Prepared(prompt, params)
+        return Prepared(prompt, params, search=search)
+
+    def _searching(
+        self, given: SamplingParams, beam: Message
+    ) -> tuple[BeamSearchParams, SamplingParams]:
+        """A beam search, and what it has in common with other requests: no more length than is
+        left, and a text without special tokens."""
+        session = self._session
+        search = BeamSearchParams(
+            given.n,
+            given.max_tokens or session.model.config.max_model_len,
+            given.ignore_eos,
+            include_stop_str_in_output=given.include_stop_str_in_output,
+            structured_outputs=given.structured_outputs,
+            **beam,
+        )
+        facts = session.model.facts
+        search = checked_search(search, facts.num_blocks // len(facts.windows))
+        refuse_processors(bool(session.model.config.batch_processors))
+        common = search_sampling(search)
+        for name in ("max_tokens", "skip_special_tokens", "truncate_prompt_tokens"):
+            setattr(common, name, getattr(given, name))
+        return search, common
 
     def _pooling(self, row: Message, wanted: Message) -> Prepared:
         names = ("task", "dimensions", "use_activation", "truncate_prompt_tokens")

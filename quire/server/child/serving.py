@@ -25,8 +25,10 @@ from quire.sampling_params import SamplingParams
 from quire.server.child.calls import Calls
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
+from quire.server.child.reasoning import ReasoningCount
 from quire.server.child.writer import Writer
 from quire.session.engine_thread import Asked, EngineThread, News
+from quire.session.metrics import Histogram, Metric
 
 if TYPE_CHECKING:
     from quire.session.session import Session
@@ -44,6 +46,10 @@ class ServingEngine:
         self._calls = Calls(session, self._preparing)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
         self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
+        model = session.model
+        self._reasoning: ReasoningCount | None = None
+        if model.tokenizer is not None:
+            self._reasoning = ReasoningCount(model.tokenizer, model.config.reasoning_parser)
         self._told = 0.0
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
@@ -86,6 +92,8 @@ class ServingEngine:
             bool(row.get("prompt_back")),
             num_top=params.get("logprobs"),
             num_prompt_top=params.get("prompt_logprobs"),
+            reasoning=self._reasoning if "messages" in row else None,
+            scored="beam" not in row,
         )
         asked = Asked(
             None,
@@ -107,7 +115,8 @@ class ServingEngine:
 
     def _enter(self, asked: Asked, made: Prepared) -> None:
         asked.prompt, asked.params = made.prompt, made.params
-        asked.tokenization_kwargs, asked.reader.pooled = made.tokenization, made.pooled
+        asked.tokenization_kwargs, asked.search = made.tokenization, made.search
+        asked.reader.pooled = made.pooled
         text = made.prompt.get("prompt") if isinstance(made.prompt, dict) else None
         if asked.chat and isinstance(text, str):
             tag = self._session.model.config.reasoning_parser
@@ -169,6 +178,7 @@ class ServingEngine:
             "kv_use": round(scheduler.pool.num_used / scheduler.pool.num_blocks, 4),
             "preemptions": scheduler.num_preemptions,
             "steps": self._session.engine.num_steps,
+            **_step_tokens(self._session.read_metrics()),
         }
         self._writer.send({"kind": "metrics", "facts": facts})
 
@@ -184,6 +194,14 @@ class ServingEngine:
         else:
             told["value"] = made
         self._writer.send(told)
+
+
+def _step_tokens(metrics: list[Metric]) -> Message:
+    """How many tokens steps had so far: counts up to each limit, the last without one."""
+    for one in metrics:
+        if isinstance(one, Histogram) and one.name == "vllm:iteration_tokens_total":
+            return {"step_limits": [*one.buckets], "step_tokens": [*one.buckets.values(), one.sum]}
+    return {}
 
 
 def _labels(config: Mapping[str, Any]) -> list[str]:
