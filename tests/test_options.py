@@ -47,7 +47,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         *(("auto", None), ("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")),
         *(("float16", "float16"), ("float32", "float32")),
     ],
-    "quantization": [("none", "none"), ("int8", "int8")],
+    "quantization": [("none", "none"), ("int8", "int8"), ("awq_marlin", "awq"), ("fp8", "fp8")],
     "revision": [("main", "main")],
     "tokenizer_revision": [("main", "main")],
     "chat_template": [("{{ x }}", "{{ x }}"), (Path("t.jinja"), "t.jinja")],
@@ -230,7 +230,7 @@ def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("quantization", "awq"),
+        ("quantization", "aqlm"),
         ("kv_cache_dtype", "fp8_e5m2"),
         ("kv_cache_dtype", "int8_per_token_head"),
         ("tokenizer_mode", "slow"),

@@ -91,20 +91,27 @@ def kv_dtype(name: str, value: Any) -> str:
     )
 
 
+# What checkpoints there are whose weights were rounded before, and other names for these.
+CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes", "gguf")
+SAME_CHECKPOINT = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "fbgemm_fp8": "fp8",
+    "modelopt": "fp8",
+}
+
+
 def quantization(name: str, value: Any) -> str:
-    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU."""
+    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU; or what
+    the checkpoint is, by its name."""
     if not isinstance(value, str):
         fail(InvalidOption, name, "None or a string", value)
-    if value in ("none", "int8"):
-        return value
-    if value == "fp8":
-        raise NotSupported(
-            f"{name}='fp8': weights are not rounded to fp8 on load, which was not accurate enough, "
-            "and checkpoints in fp8 are not built yet. Leave it out; kv_cache_dtype='fp8' is built."
-        )
+    word = SAME_CHECKPOINT.get(value, value)
+    if word in ("none", "int8", *CHECKPOINTS):
+        return word
     raise NotSupported(
-        f"{name}={show(value)} is not built. Leave it out, or use 'int8' (on a CPU) or 'none'. "
-        "Quantised GGUF files load as they are."
+        f"{name}={show(value)} is not built. Leave it out: a checkpoint is read as what it is "
+        f"({', '.join(CHECKPOINTS)}). Or use 'none' (computed in dtype) or 'int8' (on a CPU)."
     )
 
 

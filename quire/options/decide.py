@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
-from quire.options.checks import FIT_TO_MEMORY
+from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY
 from quire.options.parse import Options
 from quire.options.speculation import speculation_for
 from quire.params.rules import fail
@@ -46,10 +46,10 @@ class DeviceFacts:
 
 
 def resolve(
-    options: Options, spec: AnySpec, facts: DeviceFacts, *, int8_fits: str = ""
+    options: Options, spec: AnySpec, facts: DeviceFacts, *, int8_fits: str = "", stored: str = ""
 ) -> EngineConfig:
     """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
-    this model on this device, where it is."""
+    this model on this device, where it is; `stored` is what its weights were rounded to before."""
     if options.device is not None and options.device != facts.device:
         hint = f"This machine offers {facts.device!r}."
         fail(InvalidOption, "device", "a device that is there", options.device, hint)
@@ -58,7 +58,7 @@ def resolve(
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
-    quantization = _quantization(options, facts, int8_fits, notes)
+    quantization = _quantization(options, facts, int8_fits, stored, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
     batch_invariant = _batch_invariant(options, facts, dtype)
     batch_processors = tuple(c for c in classes if not _is_adapter(c))
@@ -122,9 +122,10 @@ def _is_adapter(processor: type[Any]) -> bool:
 
 
 def _quantization(
-    options: Options, facts: DeviceFacts, int8_fits: str, notes: list[str]
+    options: Options, facts: DeviceFacts, int8_fits: str, stored: str, notes: list[str]
 ) -> str | None:
     """What was asked for; "int8" where nothing was and it fits."""
+    asked = None if options.quantization in CHECKPOINTS else options.quantization
     if options.quantization == "int8":
         if facts.device != "cpu":
             raise NotSupported(
@@ -136,9 +137,11 @@ def _quantization(
                 "computed in float32. Leave dtype out."
             )
         return "int8"
-    if options.quantization is None and options.dtype is None and int8_fits:
+    if asked is None and options.dtype is None and int8_fits:
         notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
         return "int8"
+    if asked is None and stored not in ("", "gguf"):
+        notes.append(f"{stored}: the weights are dequantised when they are loaded")
     return None
 
 

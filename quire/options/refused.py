@@ -41,7 +41,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "rope_theta": None,
     },
-    "Leave it out: weights are computed in `dtype`, and quantised GGUF files load as they are.": {
+    "Leave it out: how a checkpoint's weights were rounded is read from its own files.": {
         "quantization_config": None,
         "kv_cache_dtype_skip_layers": [],
         "calculate_kv_scales": False,

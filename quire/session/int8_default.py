@@ -15,6 +15,7 @@ import torch
 from quire.backends.choose import kernels_for
 from quire.base.home import keep, kept
 from quire.base.notes import note
+from quire.errors import ModelNotFound
 from quire.executor.cpu.accuracy import Accuracy, Tally, hidden_states, tally_window
 from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
 from quire.executor.probe import LEAST_GAIN, available_memory
@@ -23,9 +24,11 @@ from quire.models.decoder import Decoder, head_shape
 from quire.models.parts import Weights
 from quire.models.registry import build_model
 from quire.options import Options
+from quire.options.checks import CHECKPOINTS
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.session.fingerprint import model_fingerprint
 from quire.session.layerwise import LayerwiseModel
+from quire.session.quantisation import stored_method
 from quire.spec import ModelSpec
 from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles
@@ -67,8 +70,8 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
 
     It does if its weights were rounded before they came here, where C computes it (`steady`),
     where it is clearly faster than floats, and where it passes its gate."""
-    asked = options.quantization is not None or options.dtype is not None
-    if asked or not steady or files.kind != "gguf" or options.load_format == "dummy":
+    asked = options.quantization not in (None, *CHECKPOINTS) or options.dtype is not None
+    if asked or not steady or not stored_method(files) or options.load_format == "dummy":
         return Int8Default()
     if int8_probe().gain < LEAST_GAIN:
         return Int8Default()
@@ -94,7 +97,11 @@ def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
         return None
     tokens = min(MOST_TOKENS, max(LEAST_TOKENS, int(MOST_WORK / _num_weights(spec))))
     size = min(WINDOW, tokens)
-    windows = text_windows(files, tokens // size, size)
+    try:
+        windows = text_windows(files, tokens // size, size)
+    except ModelNotFound:
+        _note_unchecked("its directory has no tokenizer to read text with")
+        return None
     if not windows:
         _note_unchecked("this Python was installed without the text for it (pydoc_data)")
         return None
@@ -129,12 +136,16 @@ def _bytes_needed(spec: ModelSpec) -> int:
 def text_windows(files: ModelFiles, count: int, size: int) -> list[list[int]]:
     """Prose that every Python brings along, as token ids; empty where it was left out."""
     from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+    from quire.inputs.hf_tokenizer import load_hf_tokenizer
 
     try:
         from pydoc_data.topics import topics
     except ImportError:
         return []
-    tokenizer = load_gguf_tokenizer(files.gguf.metadata)
+    if files.kind == "gguf":
+        tokenizer = load_gguf_tokenizer(files.gguf.metadata)
+    else:
+        tokenizer = load_hf_tokenizer(files.path)
     text = "\n\n".join(topics[name] for name in TOPICS if name in topics)
     ids = [int(token) for token in tokenizer.encode(text)]
     count = min(count, len(ids) // size)

@@ -32,6 +32,7 @@ from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.media import ModelMedia
+from quire.session.quantisation import check_quantisation, stored_method
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
@@ -115,6 +116,7 @@ def load(model: str, options: Options) -> LoadedModel:
         weights=not dummy,
         trust_remote_code=options.trust_remote_code,
     )
+    check_quantisation(files, options)
     said = {**files.config, **(options.hf_overrides or {})}
     encoder = encoder_family(said)
     pooler = choose_pooler(files, said, options, encoder)
@@ -177,6 +179,7 @@ def read_parts(model: str, options: Options) -> ModelParts:
         weights=options.load_format != "dummy",
         trust_remote_code=options.trust_remote_code,
     )
+    check_quantisation(files, options)
     said = {**files.config, **(options.hf_overrides or {})}
     if choose_pooler(files, said, options, encoder_family(said)).tasks:
         raise NotSupported(
@@ -319,7 +322,8 @@ def _cpu_executor(
 
     facts = with_kernels(facts, spec, options)
     default = int8_fits(files, spec, options, steady=facts.steady_kernels)
-    config = resolve(options, spec, facts, int8_fits=default.why)
+    stored = stored_method(files)
+    config = resolve(options, spec, facts, int8_fits=default.why, stored=stored)
     weights = load_cpu_weights(files, spec, config, at_hand=default.weights)
     read_again = partial(load_cpu_weights, files, spec, config)
     tower = None if media is None else partial(media.tower, config)

@@ -16,6 +16,8 @@ from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.names import Part, Weight
+from quire.weights.quantised.stored import LEADS, Source, StoredMatrix, beside, stored_matrix
+from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import is_of_a_tower, stored_name
 from quire.weights.tied import head_name
@@ -28,9 +30,15 @@ _IGNORED = (
 
 def sources_of(
     weight: Weight, stored: Mapping[str, StoredTensor], files: ModelFiles
-) -> list[StoredTensor]:
-    found = []
+) -> list[Source]:
+    found: list[Source] = []
     for part in weight.parts:
+        if files.kind == "hf":
+            shape = (part.rows, *weight.shape[1:])
+            matrix = stored_matrix(part.hf, shape, part.hf_within, stored, files.quantisation)
+            if matrix is not None:
+                found.append(matrix)
+                continue
         name = _stored_name(part, stored, files)
         if name not in stored:
             raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
@@ -52,21 +60,26 @@ def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFil
 
 
 def check_unused(
-    plan: list[tuple[Weight, list[StoredTensor]]],
+    plan: list[tuple[Weight, list[Source]]],
     stored: Mapping[str, StoredTensor],
     spec: ModelSpec,
     files: ModelFiles,
 ) -> None:
     """Say which tensors nothing was made of. In a layer of a GGUF file there are no such: they are
     a part that the model has and quire does not know."""
-    used = {source.name for _, sources in plan for source in sources}
+    used = {name for _, sources in plan for source in sources for name in _names(source)}
     head = (head_name(spec),) if spec.tied_embeddings else ()
     ignored = (*_IGNORED, *family_named(spec.family).buffers, *head)
     unused = [
         name
         for name in stored
-        if name not in used and not name.endswith(ignored) and not is_of_a_tower(name)
+        if name not in used
+        and not name.endswith(ignored)
+        and not is_of_a_tower(name)
+        and not (files.quantisation and beside(name))
     ]
+    if files.quantisation is not None:
+        unused = [name for name in unused if not _is_empty_bias(stored[name], used)]
     if not unused:
         return
     names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
@@ -76,6 +89,25 @@ def check_unused(
             "another model than its architecture says."
         )
     note(f"{len(unused)} tensors of the model's files are not used: {names}")
+
+
+def _names(source: Source) -> list[str]:
+    if isinstance(source, StoredMatrix):
+        return [tensor.name for tensor in source.tensors.values()]
+    return [source.name]
+
+
+def _is_empty_bias(tensor: StoredTensor, used: set[str]) -> bool:
+    """Whether a tensor is the bias of zeros that some tools write beside every quantised weight.
+    One that says something is an error: the model that was quantised had it."""
+    module = tensor.name.removesuffix(".bias")
+    if module == tensor.name or not any(f"{module}{lead}" in used for lead in LEADS):
+        return False
+    if bool(read_tensor(tensor).any()):
+        raise UnsupportedModel(
+            f"{tensor.path.name}: {tensor.name!r} is a bias that the model's config does not have"
+        )
+    return True
 
 
 def check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:

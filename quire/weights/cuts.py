@@ -14,8 +14,8 @@ from quire.errors import NotSupported
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan
 from quire.ranks.shares import OPTION, RankShare
 from quire.spec import ModelSpec
-from quire.weights.formats import StoredTensor
 from quire.weights.names import Weight
+from quire.weights.quantised.stored import Source
 from quire.weights.row_order import RowOrder
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -48,7 +48,7 @@ class Piece:
 
     first: int
     rows: int
-    source: StoredTensor
+    source: Source
     order: RowOrder | None
     added: float
     columns: range | None = None

@@ -147,13 +147,6 @@ def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedMo
 
 
 def _refuse_what_changes_the_model(fields: Fields, only: Mapping[str, tuple[Any, ...]]) -> None:
-    quantised = fields.values.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise UnsupportedModel(
-            f"{fields.source}: the weights are quantised ({method or 'unknown method'}), which "
-            "quire does not read from safetensors. Take the original weights, or a GGUF file."
-        )
     for key, allowed in only.items():
         value = fields.values.get(key)
         if value is not None and value not in allowed:

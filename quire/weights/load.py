@@ -24,6 +24,8 @@ from quire.weights.cuts import Cut, Piece, cut_of, pieces_of
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import StoredTensor
 from quire.weights.names import Part, Weight, weights_of
+from quire.weights.quantised.stored import Source, StoredMatrix
+from quire.weights.quantised.unpack import dequantised_rows
 from quire.weights.read_rows import read_exactly, stored_rows, unpack
 from quire.weights.row_order import RowOrder
 from quire.weights.source import ModelFiles
@@ -133,9 +135,7 @@ def rank_weights(spec: ModelSpec, share: RankShare) -> Iterator[Weight]:
             yield replace(weight, name="head.weight")
 
 
-def _stored_pieces(
-    weight: Weight, sources: Sequence[StoredTensor], files: ModelFiles
-) -> Iterator[Piece]:
+def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles) -> Iterator[Piece]:
     """A whole weight, piece by piece as it is stored."""
     first = 0
     for part, source in zip(weight.parts, sources, strict=True):
@@ -151,7 +151,7 @@ def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Te
     """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, one at a time: for
     a model that is built already. Each is checked before the first is read."""
     stored = files.stored_tensors()
-    by_name: dict[str, list[tuple[Part, tuple[int, ...], StoredTensor]]] = {}
+    by_name: dict[str, list[tuple[Part, tuple[int, ...], Source]]] = {}
     for weight in weights_of(spec):
         for part, source in zip(weight.parts, sources_of(weight, stored, files), strict=True):
             piece = part, (part.rows, *weight.shape[1:]), source
@@ -233,13 +233,18 @@ def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
 
 def _fill(out: Tensor, piece: Piece) -> None:
     """Unpack rows of a stored tensor into `out`, put in order, with a number added to each."""
-    _unpack_into(out, piece)
+    source = piece.source
+    if isinstance(source, StoredMatrix):
+        for first, wide in dequantised_rows(source, piece.order, piece.columns, out):
+            out[first : first + len(wide)] = wide
+    else:
+        _unpack_into(out, source, piece)
     if piece.added:
         out += piece.added
 
 
-def _unpack_into(out: Tensor, piece: Piece) -> None:
-    source, order, columns = piece.source, piece.order, piece.columns
+def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
+    order, columns = piece.order, piece.columns
     on_cpu = out.device.type == "cpu"
     as_it_lies = (order, columns) == (None, None) and not source.is_scattered
     if as_it_lies and on_cpu and PLAIN.get(source.format.name) == out.dtype:
@@ -260,6 +265,11 @@ def _unpack_into(out: Tensor, piece: Piece) -> None:
 def _fill_int8(matrix: Int8Matrix, piece: Piece) -> None:
     """Unpack rows of a stored tensor into rows of a matrix of bytes."""
     source, columns = piece.source, piece.columns
+    if isinstance(source, StoredMatrix):
+        like = torch.empty(0, matrix.shape[1])
+        for first, wide in dequantised_rows(source, piece.order, columns, like):
+            matrix.pack(wide, piece.first + first)
+        return
     for first, count, raw in stored_rows(source, piece.rows, piece.order, _CPU_READ):
         wide = torch.empty(count, source.shape[1])
         unpack(wide.view(-1), raw, source.format, _CPU_PIECE)

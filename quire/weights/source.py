@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,8 @@ from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_split import part_names
 from quire.weights.json_file import read_json
 from quire.weights.pull import ALIASES, cached, offline, pull, resolve_alias
+from quire.weights.quantised.config import read_quantisation
+from quire.weights.quantised.layout import Quantisation
 
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}(/[\w-][\w.-]{0,95})?", re.ASCII)
 _HUB_GGUF = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)[:/](?P<file>[\w./-]+\.gguf)", re.ASCII)
@@ -58,11 +61,20 @@ class ModelFiles:
         """What prepares images for it; empty where no file says."""
         return hf_config.read_processor_config(self.path) if self.kind == "hf" else {}
 
+    @cached_property
+    def quantisation(self) -> Quantisation | None:
+        """How safetensors hold weights that were rounded; None where they are plain numbers."""
+        with self._refusing():
+            return read_quantisation(self.path, self.config) if self.kind == "hf" else None
+
     def spec(self, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-        with refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}")):
+        with self._refusing():
             if self.kind == "gguf":
                 return spec_from_gguf(self.gguf, overrides)
             return hf_config.spec_from_hf(self.config, overrides)
+
+    def _refusing(self) -> AbstractContextManager[None]:
+        return refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}"))
 
     def stored_tensors(self) -> Mapping[str, StoredTensor]:
         """Every stored tensor by the name it has in the files."""

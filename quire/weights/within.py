@@ -27,7 +27,7 @@ class Within:
     def of_stored(self, source: StoredTensor, shape: tuple[int, ...], where: str) -> StoredTensor:
         """The part of a stored tensor that has this shape; refused where there is no such."""
         if self.expert is not None:
-            source = _of_expert(source, self.expert, where)
+            source = of_expert(source, self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
         expected = whole[::-1] if self.turned else whole
         if source.shape != expected:
@@ -64,7 +64,7 @@ class Within:
 WHOLE = Within()
 
 
-def _of_expert(source: StoredTensor, expert: int, where: str) -> StoredTensor:
+def of_expert(source: StoredTensor, expert: int, where: str) -> StoredTensor:
     """What a tensor of all experts holds of one."""
     if len(source.shape) < 2 or expert >= source.shape[0]:
         raise CorruptModel(

@@ -177,8 +177,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
     ({"architectures": None, "model_type": "mamba"}, ["mamba"]),
     ({"architectures": [], "model_type": None}, ["no architecture"]),
     ({"hidden_act": "gelu"}, ["gelu", "silu"]),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, ["gptq"]),
-    ({"quantization_config": {"quant_method": "fp8"}}, ["fp8"]),
     ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, ["dynamic", "yarn"]),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ["kind of layer"]),
     ({"rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.5}}, ["partial_rotary"]),

@@ -70,8 +70,8 @@ def _check(values: Mapping[str, Any], source: Path) -> None:
             )
     if values.get("quantization_config"):
         raise UnsupportedModel(
-            f"{source}: the weights are quantised, which quire does not read from safetensors. "
-            "Take the original weights, or a GGUF file."
+            f"{source}: the weights are quantised, which quire reads for families of its own. "
+            "Take the original weights."
         )
 
 

@@ -1,0 +1,221 @@
+"""GroupedMatrix: a weight [N, K] in codes of 4 or 8 bits, with a scale for every group of a row.
+
+Whatever a file's layout is, its weights come to this one, so that one kernel multiplies with all:
+
+    weight = (value - zero) * scale + minimum      of its row and group
+
+where the value is the code itself, or what a table says it stands for. Of 4 bits, byte i of every
+sixteen holds column i of 32 in its low half and column i + 16 in its high half: a kernel that takes
+the halves apart has two runs of columns, and both are of one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quire.errors import NotSupported
+
+PAIRED = 32  # columns whose codes of 4 bits lie in the same 16 bytes
+SIGNED_ZERO = 128  # the code of 0 in 8 bits, for numbers that have a sign
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedMatrix:
+    """See above. `zeros` are codes; `order`: column i of the codes is column order[i] of the
+    weight, whose groups are scattered (GPTQ's desc_act)."""
+
+    bits: int  # 4 or 8
+    codes: Tensor  # uint8 [N, K * bits / 8]
+    scales: Tensor  # floats [N, groups]
+    zero: int = 0
+    zeros: Tensor | None = None  # uint8 [N, groups], beside which `zero` is 0
+    minima: Tensor | None = None  # floats [N, groups]
+    table: Tensor | None = None  # float32 [16]
+    order: Tensor | None = None  # int64 [K]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        parts = (self.codes, self.scales, self.zeros, self.minima, self.table, self.order)
+        return tuple(part for part in parts if part is not None)
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, K], each weight computed in float32 and rounded once."""
+        rows, columns = self.shape
+        values = (unpaired(self.codes) if self.bits == 4 else self.codes).view(rows, -1, self.group)
+        wide = values.float() if self.table is None else self.table[values.int()]
+        if self.zeros is not None:
+            wide = wide - self.zeros[..., None].float()
+        elif self.zero:
+            wide = wide - self.zero
+        wide = wide * self.scales[..., None].float()
+        if self.minima is not None:
+            wide = wide + self.minima[..., None].float()
+        made = wide.view(rows, columns).to(dtype)
+        if self.order is None:
+            return made
+        return torch.empty_like(made).index_copy_(1, self.order, made)
+
+    def rows(self, first: int, last: int) -> GroupedMatrix:
+        """Rows first .. last."""
+        return self._taken(slice(first, last))
+
+    def rows_at(self, index: Tensor) -> GroupedMatrix:
+        """The rows of these numbers, in their order."""
+        return self._taken(index)
+
+    def columns(self, first: int, last: int) -> GroupedMatrix:
+        """Columns first .. last, multiples of 32 where codes have 4 bits."""
+        if self.order is not None:
+            raise NotSupported(
+                "columns of a weight whose groups are scattered (desc_act) cannot be cut apart. "
+                "Take a checkpoint without desc_act, or one device."
+            )
+        if self.bits == 4 and (first % PAIRED or last % PAIRED):
+            raise NotSupported(
+                f"columns {first} to {last} of codes of 4 bits, which are cut at multiples of "
+                f"{PAIRED}."
+            )
+        common = math.gcd(first, last, self.group)
+        fine = self if self.shape[1] == self.group else self.regrouped(common)
+        cut = slice(0, 1) if fine.scales.shape[1] == 1 else slice(first // common, last // common)
+        return replace(
+            fine,
+            codes=fine.codes[:, first * self.bits // 8 : last * self.bits // 8].contiguous(),
+            scales=fine.scales[:, cut].contiguous(),
+            zeros=None if fine.zeros is None else fine.zeros[:, cut].contiguous(),
+            minima=None if fine.minima is None else fine.minima[:, cut].contiguous(),
+        )
+
+    def regrouped(self, group: int) -> GroupedMatrix:
+        """The same with smaller groups, which divide those it has."""
+        times = self.group // group
+        if times == 1:
+            return self
+        return replace(
+            self,
+            scales=self.scales.repeat_interleave(times, 1),
+            zeros=None if self.zeros is None else self.zeros.repeat_interleave(times, 1),
+            minima=None if self.minima is None else self.minima.repeat_interleave(times, 1),
+        )
+
+    def widened(self) -> GroupedMatrix:
+        """The same in 8 bits, counted from SIGNED_ZERO; of a table only one of whole numbers."""
+        codes = self.codes if self.bits == 8 else unpaired(self.codes)
+        if self.table is not None:
+            if not bool((self.table == self.table.round()).all()):
+                raise NotSupported("codes of a table with fractions beside others in one weight.")
+            codes = (self.table.to(torch.int16) + SIGNED_ZERO).to(torch.uint8)[codes.int()]
+        elif self.zeros is None:
+            codes = codes + (SIGNED_ZERO - self.zero)
+        zero = SIGNED_ZERO if self.zeros is None else 0
+        return replace(self, bits=8, codes=codes, zero=zero, table=None)
+
+    def narrowed(self) -> GroupedMatrix:
+        """With scales and minima in 16 bits, where that leaves their first 11 bits as they are."""
+        scales = _narrow(self.scales)
+        minima = None if self.minima is None else _narrow(self.minima)
+        return replace(self, scales=scales, minima=minima)
+
+    def to(self, device: torch.device) -> GroupedMatrix:
+        moved = {
+            name: part.to(device)
+            for name in ("codes", "scales", "zeros", "minima", "table", "order")
+            if isinstance(part := getattr(self, name), Tensor)
+        }
+        return replace(self, **moved)  # type: ignore[arg-type]
+
+    def _taken(self, rows: slice | Tensor) -> GroupedMatrix:
+        return replace(
+            self,
+            codes=self.codes[rows].contiguous(),
+            scales=self.scales[rows].contiguous(),
+            zeros=None if self.zeros is None else self.zeros[rows].contiguous(),
+            minima=None if self.minima is None else self.minima[rows].contiguous(),
+        )
+
+
+def stacked(parts: Sequence[GroupedMatrix]) -> GroupedMatrix | None:
+    """Matrices of as many columns under each other; None where their columns are in different
+    orders, which one product cannot serve."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if any(not _same(part.order, first.order) for part in parts):
+        return None
+    alike = all(
+        (part.bits, part.zero) == (first.bits, first.zero) and _same(part.table, first.table)
+        for part in parts
+    )
+    if not alike:
+        parts = [part.widened() for part in parts]
+    group = math.gcd(*(part.group for part in parts))
+    parts = [part.regrouped(group) for part in parts]
+    zeros = minima = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat(
+            [part.zeros if part.zeros is not None else _zeros(part) for part in parts]
+        )
+    if any(part.minima is not None for part in parts):
+        nothing = [torch.zeros_like(part.scales) for part in parts]
+        minima = torch.cat(
+            [p.minima if p.minima is not None else n for p, n in zip(parts, nothing, strict=True)]
+        )
+    return replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        zero=0 if zeros is not None else parts[0].zero,
+        zeros=zeros,
+        minima=minima,
+    )
+
+
+def paired(codes: Tensor) -> Tensor:
+    """Codes uint8 [N, K] below 16 -> [N, K / 2], two in a byte; K is a multiple of 32."""
+    low, high = codes.view(codes.shape[0], -1, 2, PAIRED // 2).unbind(2)
+    return (low | (high << 4)).view(codes.shape[0], -1)
+
+
+def unpaired(codes: Tensor) -> Tensor:
+    """The other way round."""
+    pairs = codes.view(codes.shape[0], -1, 1, PAIRED // 2)
+    return torch.cat([pairs & 15, pairs >> 4], 2).view(codes.shape[0], -1)
+
+
+def _zeros(part: GroupedMatrix) -> Tensor:
+    return torch.full(part.scales.shape, part.zero, dtype=torch.uint8, device=part.device)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _narrow(numbers: Tensor) -> Tensor:
+    if numbers.itemsize == 2:
+        return numbers
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(numbers.to(dtype).float(), numbers.float()):
+            return numbers.to(dtype)
+    least, most = torch.finfo(torch.float16).smallest_normal, torch.finfo(torch.float16).max
+    sizes = numbers.abs()
+    normal = (sizes == 0) | ((sizes >= least) & (sizes <= most))
+    return numbers.half() if bool(normal.all()) else numbers

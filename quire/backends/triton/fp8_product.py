@@ -1,0 +1,114 @@
+"""Products with an Fp8Matrix on a GPU: activations are rounded to fp8, too, each row (or each run
+of as many columns as share a scale of the weight) by its own largest number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.backends.fp8 import FP8
+from quire.backends.quantised.fp8_matrix import Fp8Matrix
+from quire.backends.triton.fp8_product_kernels import multiply_fp8, round_rows
+from quire.backends.triton.grouped import Scratch
+from quire.backends.triton.jit import power_of_two
+from quire.errors import NotSupported
+
+MOST_FEW = 64
+_CORES = 132
+_ROUNDED = 2048  # numbers that a program rounds, or a whole group
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Tile:
+    rows: int
+    lines: int
+    depth: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def fp8_tile(matrix: Fp8Matrix, num_rows: int) -> Fp8Tile:
+    lines, columns = matrix.shape
+    depth = min(128, matrix.wide)
+    if num_rows > MOST_FEW:
+        return Fp8Tile(128, 128, depth, 1, 8, 3)
+    rows = next(one for one in (16, 32, 64) if num_rows <= one)
+    tiles = -(-lines // 64)
+    most = max(1, columns // depth // 8)
+    splits = max(1, min(8, most, round(2 * _CORES / tiles)))
+    return Fp8Tile(rows, 64, depth, splits, 4, 4)
+
+
+class Fp8Linear:
+    """x weight^T + bias"""
+
+    def __init__(
+        self, matrix: Fp8Matrix, bias: Tensor | None, scratch: Scratch, tile: Fp8Tile | None = None
+    ) -> None:
+        self.matrix, self.bias, self.scratch, self._tile = matrix, bias, scratch, tile
+        lines = matrix.shape[0]
+        scratch.reserve(parts=8 * MOST_FEW * lines, tiles=-(-lines // 16) * 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        codes, scales = self.rounded(x)
+        matrix = self.matrix
+        if matrix.by_row and len(x) > MOST_FEW and x.dtype == torch.bfloat16:
+            return torch._scaled_mm(
+                codes,
+                matrix.codes.t(),
+                scales,
+                matrix.scales.t(),
+                bias=self.bias,
+                out_dtype=x.dtype,
+                use_fast_accum=True,
+            )
+        return self.multiply(codes, scales, x.dtype)
+
+    def rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x in fp8 [T, K], and its scales float32 [T, groups]."""
+        x, groups = x.contiguous(), self.matrix.scales.shape[1]
+        num_rows, columns = x.shape
+        codes = torch.empty(x.shape, dtype=FP8, device=x.device)
+        scales = torch.empty(num_rows, groups, dtype=torch.float32, device=x.device)
+        block = power_of_two(columns // groups)
+        at_once = max(1, min(power_of_two(groups), _ROUNDED // block))
+        warps = min(16, max(1, at_once * block // 512))
+        round_rows[(num_rows, -(-groups // at_once))](
+            *(x, codes, scales, columns, groups), GROUPS=at_once, BLOCK=block, num_warps=warps
+        )
+        return codes, scales
+
+    def multiply(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        matrix, scratch, bias, num_rows = self.matrix, self.scratch, self.bias, codes.shape[0]
+        lines, columns = matrix.shape
+        tile = self._tile or fp8_tile(matrix, num_rows)
+        out = torch.empty(num_rows, lines, dtype=dtype, device=codes.device)
+        grid = (-(-lines // tile.lines), tile.splits, -(-num_rows // tile.rows))
+        multiply_fp8[grid](
+            *(codes, scales, matrix.codes, matrix.scales, out if bias is None else bias, out),
+            *(scratch.parts, scratch.arrived, num_rows),
+            INNER=columns,
+            OUTER=lines,
+            TALL=matrix.tall,
+            WIDE=matrix.wide,
+            HAS_BIAS=bias is not None,
+            ROWS=tile.rows,
+            LINES=tile.lines,
+            DEPTH=tile.depth,
+            SPLITS=tile.splits,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        return out
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        raise NotSupported(
+            "weights that are kept quantised cannot be exchanged: make the LLM with "
+            "quantization='none'."
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.matrix.tensors(), *self.scratch.tensors()

@@ -1,0 +1,168 @@
+"""Products with a GroupedMatrix on a GPU.
+
+Up to MOST_FUSED rows one kernel reads the codes and multiplies; with more the weight is made plain
+first, in memory that all weights of a model share, and the vendor's library multiplies. Either way
+the weights are rounded to the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.quantised.grouped import GroupedMatrix
+from quire.backends.triton.grouped_kernels import dequantise_grouped, multiply_grouped
+from quire.backends.triton.jit import precision
+from quire.errors import NotSupported
+
+MOST_FUSED = 64
+MOST_SPLITS = 8
+_CORES = 132
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTile:
+    """`lines` of the weight by `rows`, `depth` of the sum at a time, in `splits` parts."""
+
+    rows: int
+    lines: int
+    depth: int
+    splits: int
+    warps: int
+    stages: int
+
+
+class Scratch:
+    """Memory that the products of a model share: they are computed one after the other."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.plain = torch.empty(0, dtype=dtype, device=device)
+        self.parts = torch.empty(0, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def reserve(self, *, plain: int = 0, parts: int = 0, tiles: int = 0) -> None:
+        """Room for so many plain weights, numbers of partial sums and tiles; while building, so
+        that what is captured later finds it where it was."""
+        if plain > self.plain.numel():
+            self.plain = torch.empty(plain, dtype=self.plain.dtype, device=self.plain.device)
+        if parts > self.parts.numel():
+            self.parts = torch.empty(parts, dtype=torch.float32, device=self.plain.device)
+        if tiles > self.arrived.numel():
+            self.arrived = torch.zeros(tiles, dtype=torch.int32, device=self.plain.device)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.plain, self.parts, self.arrived
+
+
+def grouped_tile(matrix: GroupedMatrix, num_rows: int) -> GroupedTile:
+    """So many lines and splits that every core has a few programs."""
+    lines, columns = matrix.shape
+    rows = next((one for one in (16, 32, 64) if num_rows <= one), 64)
+    depth, tall = _depth(matrix), 64
+    tiles = -(-lines // tall) * -(-num_rows // rows)
+    most = max(1, columns // depth // 8)
+    splits = max(1, min(MOST_SPLITS, most, round(2 * _CORES / tiles)))
+    return GroupedTile(rows, tall, depth, splits, 4, 3)
+
+
+class GroupedLinear:
+    """x weight^T + bias"""
+
+    def __init__(
+        self,
+        matrix: GroupedMatrix,
+        bias: Tensor | None,
+        scratch: Scratch,
+        tile: GroupedTile | None = None,
+    ) -> None:
+        if matrix.minima is not None and (matrix.zeros is not None or matrix.zero):
+            raise NotSupported("a weight with zero points and minima.")
+        self.matrix, self.bias, self.scratch = matrix.narrowed(), bias, scratch
+        self._tile = tile
+        lines, columns = matrix.shape
+        scratch.reserve(
+            plain=lines * columns, parts=MOST_SPLITS * MOST_FUSED * lines, tiles=lines // 4 + 4
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.matrix.order is not None:
+            x = x.index_select(1, self.matrix.order)
+        if x.shape[0] > MOST_FUSED:
+            return F.linear(x, self.plain(), self.bias)
+        return self.fused(x)
+
+    def fused(self, x: Tensor) -> Tensor:
+        matrix, scratch, bias = self.matrix, self.scratch, self.bias
+        x, num_rows, lines = x.contiguous(), x.shape[0], matrix.shape[0]
+        tile = self._tile or grouped_tile(matrix, num_rows)
+        out = x.new_empty(num_rows, lines)
+        grid = (-(-lines // tile.lines), tile.splits, -(-num_rows // tile.rows))
+        multiply_grouped[grid](
+            *(x, *_arguments(matrix), out if bias is None else bias, out, scratch.parts),
+            *(scratch.arrived, num_rows),
+            HAS_BIAS=bias is not None,
+            ROWS=tile.rows,
+            LINES=tile.lines,
+            DEPTH=tile.depth,
+            SPLITS=tile.splits,
+            BY_PAIRS=x.is_cuda and x.dtype.itemsize == 2,
+            PRECISION=precision(x.dtype),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **_constants(matrix),
+        )
+        return out
+
+    def plain(self) -> Tensor:
+        """The weight [N, K], its columns in the order of the codes."""
+        matrix = self.matrix
+        lines, columns = matrix.shape
+        out = self.scratch.plain[: lines * columns].view(lines, columns)
+        depth = _depth(matrix)
+        dequantise_grouped[(-(-lines // 16), columns // depth)](
+            *(*_arguments(matrix), out),
+            LINES=16,
+            DEPTH=depth,
+            num_warps=4,
+            **_constants(matrix),
+        )
+        return out
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        raise NotSupported(
+            "weights that are kept quantised cannot be exchanged: make the LLM with "
+            "quantization='none'."
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.matrix.tensors(), *self.scratch.tensors()
+
+
+def _depth(matrix: GroupedMatrix) -> int:
+    """How much of the sum to take at a time: a group, or an even part of one."""
+    return next(d for d in (128, 64, 32, 16) if matrix.group % d == 0)
+
+
+def _arguments(matrix: GroupedMatrix) -> tuple[Tensor, ...]:
+    """Of kernels; what is not there is not read."""
+    others = matrix.zeros if matrix.minima is None else matrix.minima
+    given = (matrix.codes, matrix.scales, others, matrix.table)
+    return tuple(matrix.codes if one is None else one for one in given)
+
+
+def _constants(matrix: GroupedMatrix) -> dict[str, Any]:
+    lines, columns = matrix.shape
+    second = "none" if matrix.zeros is None else "zeros"
+    return {
+        "INNER": columns,
+        "OUTER": lines,
+        "GROUP": matrix.group,
+        "BITS": matrix.bits,
+        "ZERO": matrix.zero,
+        "SECOND": second if matrix.minima is None else "minima",
+        "HAS_TABLE": matrix.table is not None,
+    }

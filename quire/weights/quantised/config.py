@@ -1,0 +1,189 @@
+"""What the config of a quantised checkpoint says -> Quantisation. No torch.
+
+It stands in config.json as `quantization_config`, or alone beside it in a file of the tool that
+made it. What is not known here is refused with its file, field and value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import UnsupportedModel
+from quire.families.fields import Fields
+from quire.weights.checkpoint import checked_file
+from quire.weights.json_file import read_json
+from quire.weights.quantised.compressed import read_compressed
+from quire.weights.quantised.layout import Layout, Quantisation, Rule
+from quire.weights.quantised.patterns import Names, expression, read_names
+
+# Files that tools write beside config.json, and the method each of them means by itself.
+ALONE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+GPTQ_BITS = (4, 8)
+# Methods as files name them, and as the option `quantization` does.
+SAME_METHOD = {
+    "gptq_v2": "gptq",
+    "fbgemm_fp8": "fp8",
+    "modelopt": "fp8",
+    "compressed_tensors": "compressed-tensors",
+}
+LAYOUTS = (
+    "awq (gemm, 4 bits), gptq (4 or 8 bits), compressed-tensors (pack-quantized, int-quantized, "
+    "float-quantized), fp8, mxfp4 and bitsandbytes (nf4, fp4)"
+)
+
+
+def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisation | None:
+    """What a model's files say of how its weights are stored; None where they say nothing."""
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) else {}
+    for holder in (config, inner):
+        for key in ("quantization_config", "compression_config"):
+            if holder.get(key):
+                return from_fields(_object(holder[key], f"config.json: {key}"))
+    for name, method in ALONE.items():
+        if (directory / name).exists():
+            values = read_json(checked_file(directory, name))
+            values = {**values, **(values.get("quantization") or {})}
+            return from_fields(Fields({"quant_method": method, **values}, name))
+    return None
+
+
+def _object(value: Any, source: str) -> Fields:
+    if not isinstance(value, dict):
+        raise UnsupportedModel(f"{source} must be an object, it is {str(value)[:100]}")
+    return Fields(value, source)
+
+
+def from_fields(fields: Fields) -> Quantisation:
+    """The quantisation that a config describes."""
+    said = fields.word("quant_method", "").lower()
+    if not said and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
+        said = "bitsandbytes"
+    method = SAME_METHOD.get(said, said)
+    reader = _READERS.get(method)
+    if reader is None:
+        raise refused(fields, "quant_method", "these layouts are not read")
+    rules = reader(fields)
+    return Quantisation(method, fields.source, rules)
+
+
+def refused(fields: Fields, key: str, why: str) -> UnsupportedModel:
+    """An error that names the file, the field, its value, and what works."""
+    value = str(fields.values.get(key))[:100]
+    return UnsupportedModel(
+        f"{fields.source}: {key} {value!r}: {why}. quire reads {LAYOUTS}; GGUF files; and weights "
+        "that are not quantised. Take the same model in one of these."
+    )
+
+
+def _skipped(fields: Fields, *keys: str) -> tuple[Rule, ...]:
+    found = (read_names(fields.values.get(key), fields.source, key) for key in keys)
+    return tuple(Rule(names, None) for names in found if names != Names())
+
+
+def _awq(fields: Fields) -> tuple[Rule, ...]:
+    version = fields.word("version", "gemm").lower()
+    if version != "gemm":
+        raise refused(fields, "version", "of AWQ only gemm is read")
+    key = "bits" if "bits" in fields.values else "w_bit"
+    if fields.count(key, 4) != 4:
+        raise refused(fields, key, "AWQ has 4 bits here")
+    if not fields.flag("zero_point", True):
+        raise refused(fields, "zero_point", "AWQ has zero points here")
+    sizes = "group_size" if "group_size" in fields.values else "q_group_size"
+    layout = Layout("awq", 4, _group(fields, sizes), symmetric=False)
+    return (*_skipped(fields, "modules_to_not_convert"), Rule(None, layout))
+
+
+def _gptq(fields: Fields) -> tuple[Rule, ...]:
+    stored = fields.word("checkpoint_format", "gptq").lower()
+    if fields.values.get("is_marlin_format") or stored not in ("gptq", "gptq_v2"):
+        raise refused(fields, "checkpoint_format", "of GPTQ gptq and gptq_v2 are read")
+    is_second = stored == "gptq_v2" or fields.values.get("quant_method") == "gptq_v2"
+    rules = _dynamic(fields, is_second=is_second)
+    return (
+        *rules,
+        *_skipped(fields, "modules_to_not_convert"),
+        Rule(None, _gptq_layout(fields, is_second)),
+    )
+
+
+def _gptq_layout(fields: Fields, is_second: bool) -> Layout:
+    bits = fields.count("bits")
+    if bits not in GPTQ_BITS:
+        raise refused(fields, "bits", "GPTQ is read in 4 and 8 bits")
+    group, symmetric = _group(fields, "group_size"), fields.flag("sym", True)
+    return Layout("gptq", bits, group, symmetric, zeros_less_one=not is_second)
+
+
+def _dynamic(fields: Fields, *, is_second: bool) -> tuple[Rule, ...]:
+    """What GPTQ's `dynamic` says of single modules: '-:expression' are not quantised, others are
+    with other numbers."""
+    given = fields.values.get("dynamic") or {}
+    if not isinstance(given, dict):
+        raise refused(fields, "dynamic", "it must be an object of expressions")
+    rules = []
+    for pattern, changes in given.items():
+        names = Names(
+            (),
+            (expression(pattern.removeprefix("+:").removeprefix("-:"), fields.source, "dynamic"),),
+        )
+        if pattern.startswith("-:") or changes is False:
+            rules.append(Rule(names, None))
+            continue
+        if not isinstance(changes, dict):
+            raise refused(fields, "dynamic", f"{pattern[:100]!r} must say what is other there")
+        changed = Fields({**fields.values, **changes}, f"{fields.source}: dynamic")
+        rules.append(Rule(names, _gptq_layout(changed, is_second)))
+    return tuple(rules)
+
+
+def _fp8(fields: Fields) -> tuple[Rule, ...]:
+    if fields.word("fmt", "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
+        raise refused(fields, "fmt", "of fp8 e4m3 is read")
+    algorithm = fields.word("quant_algo", "FP8").upper()
+    if not algorithm.startswith("FP8"):
+        raise refused(fields, "quant_algo", "of ModelOpt FP8 is read")
+    block = fields.values.get("weight_block_size")
+    whole = isinstance(block, list) and len(block) == 2
+    if block is not None and not (whole and all(isinstance(one, int) and one > 0 for one in block)):
+        raise refused(fields, "weight_block_size", "it must be two whole numbers")
+    layout = Layout("fp8", 8, block=None if block is None else (block[0], block[1]))
+    skipped = _skipped(fields, "modules_to_not_convert", "ignored_layers", "ignore")
+    return (*skipped, Rule(None, layout))
+
+
+def _mxfp4(fields: Fields) -> tuple[Rule, ...]:
+    return (*_skipped(fields, "modules_to_not_convert"), Rule(None, Layout("mxfp4", 4, 32)))
+
+
+def _bitsandbytes(fields: Fields) -> tuple[Rule, ...]:
+    if not fields.flag("load_in_4bit", False) and not fields.flag("_load_in_4bit", False):
+        raise refused(fields, "load_in_8bit", "of bitsandbytes the 4-bit types are read")
+    if fields.word("bnb_4bit_quant_type", "fp4") not in ("nf4", "fp4"):
+        raise refused(fields, "bnb_4bit_quant_type", "of bitsandbytes nf4 and fp4 are read")
+    return (*_skipped(fields, "llm_int8_skip_modules"), Rule(None, Layout("nf4", 4)))
+
+
+def _group(fields: Fields, key: str) -> int:
+    """Columns of a group; -1 means all of a row."""
+    if fields.values.get(key) == -1:
+        return 0
+    return fields.count(key, 128)
+
+
+_READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": read_compressed,
+    "fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+}
+METHODS = tuple(_READERS)

@@ -1,0 +1,48 @@
+"""How the quantised weights of a checkpoint are stored, as its config says. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.weights.quantised.patterns import Names
+
+# Each kind names what tensors a weight consists of; see stored.py and unpack.py.
+Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a module's weight is stored. `group` is how many columns share a scale: 0 means all of a
+    row. `block`: rows and columns of fp8 that share one."""
+
+    kind: Kind
+    bits: int
+    group: int = 0
+    symmetric: bool = True
+    zeros_less_one: bool = False  # GPTQ's first format keeps every zero point less one
+    block: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The layout of the modules that `names` mean, of all where there are none; no layout: these
+    are not quantised."""
+
+    names: Names | None
+    layout: Layout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What a checkpoint's config says of its weights: the first rule that takes a module holds."""
+
+    method: str  # as the option `quantization` names it
+    source: str  # the file that says so
+    rules: tuple[Rule, ...]
+
+    def layout_of(self, module: str) -> Layout | None:
+        for rule in self.rules:
+            if rule.names is None or rule.names.match(module):
+                return rule.layout
+        return None

@@ -1,0 +1,277 @@
+"""Where the tensors are that make up one quantised weight, and whether they fit it. No torch.
+
+What is stored decides whether a module is quantised: many that a config leaves open are not (a
+head, mostly). The config says how to read what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.weights.formats import READABLE, StoredTensor
+from quire.weights.quantised.layout import Layout, Quantisation
+from quire.weights.stored_names import stored_name
+from quire.weights.within import Within, of_expert
+
+# What follows a module's name in that of the tensor by which a weight is known: AWQ and GPTQ,
+# compressed-tensors, MXFP4, all others.
+LEADS = (".qweight", ".weight_packed", "_blocks", ".weight")
+FLOATS = ("F32", "F16", "BF16")
+STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+# What may stand beside a quantised weight and is not needed: scales of activations and of KV are
+# found while computing, and shapes are known.
+NOT_NEEDED = (
+    *("weight_shape", "input_scale", "output_scale", "input_zero_point", "output_zero_point"),
+    *("k_scale", "v_scale", "q_scale", "prob_scale", "input_scale_ub", "act_scale"),
+)
+PAIRED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A weight [N, K] that several stored tensors make up, each by what it is; `wanted` are the
+    rows of it that are to be read, None all."""
+
+    name: str
+    shape: tuple[int, int]
+    layout: Layout
+    tensors: Mapping[str, StoredTensor]
+    wanted: range | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What its tensors take in the files, and about as much elsewhere."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.layout.group or self.shape[1]
+
+    def rows(self, first: int, count: int) -> StoredMatrix:
+        """Some of the rows that are to be read."""
+        wanted = range(self.shape[0]) if self.wanted is None else self.wanted
+        return replace(self, wanted=wanted[first : first + count])
+
+
+Source = StoredTensor | StoredMatrix
+
+
+def stored_matrix(
+    name: str,
+    shape: tuple[int, ...],
+    within: Within,
+    stored: Mapping[str, StoredTensor],
+    said: Quantisation | None,
+) -> StoredMatrix | None:
+    """The tensors of a weight, by its name in Hugging Face's files; None where it lies there as
+    plain numbers, or not at all."""
+    found = _lead(name, stored)
+    if len(shape) != 2 or found is None:
+        return None
+    module, lead = found
+    tensor = stored[f"{module}{lead}"]
+    if lead == ".weight" and tensor.format.name in READABLE:
+        return None
+    if said is None:
+        raise UnsupportedModel(
+            f"{tensor.path.name}: {tensor.name!r} is stored as {tensor.format.name}, and no "
+            "quantization_config in config.json says how to read it. Take the file that the tool "
+            "wrote (quantize_config.json) along, or the original weights."
+        )
+    layout = said.layout_of(module)
+    if layout is None:
+        raise CorruptModel(
+            f"{said.source} says that {module!r} is not quantised, but it is stored as "
+            f"{tensor.name!r} in {tensor.format.name}"
+        )
+    where, rows = f"{tensor.path.name}: {module}", within.of or shape[0]
+    if within.turned:
+        raise UnsupportedModel(
+            f"{where} is quantised [in, out]; quire reads plain numbers that way"
+        )
+    tensors = {role: stored[f"{module}{role}"] for role in _roles(module, stored, layout)}
+    if within.expert is not None:
+        tensors = {role: of_expert(one, within.expert, where) for role, one in tensors.items()}
+    made = StoredMatrix(name, (rows, shape[1]), layout, tensors)
+    _check(made, where)
+    if within.of is None:
+        return made
+    return replace(made, wanted=range(rows)[within.first :: within.step][: shape[0]])
+
+
+def beside(module_tensor: str) -> bool:
+    """Whether a tensor may be left unread: it is no part of a weight."""
+    return module_tensor.rpartition(".")[2] in NOT_NEEDED
+
+
+def _lead(name: str, stored: Collection[str]) -> tuple[str, str] | None:
+    """The stored name of a module and the tensor that it is known by."""
+    module = name.removesuffix(".weight")
+    for lead in LEADS:
+        found = stored_name(f"{module}{lead}", stored)
+        if found in stored:
+            return found.removesuffix(lead), lead
+    return None
+
+
+def _roles(module: str, stored: Collection[str], layout: Layout) -> Iterator[str]:
+    """What is there of a weight."""
+    for role in _TENSORS[layout.kind]:
+        if f"{module}{role}" in stored:
+            yield role
+
+
+# What tensors a weight of each kind may consist of.
+_TENSORS: dict[str, tuple[str, ...]] = {
+    "awq": (".qweight", ".qzeros", ".scales"),
+    "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
+    "packed": (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"),
+    "int": (".weight", ".weight_scale", ".weight_zero_point"),
+    "fp8": (".weight", ".weight_scale", ".weight_scale_inv"),
+    "nf4": (
+        *(".weight", ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax"),
+        *(".weight.nested_quant_map", *STATES),
+    ),
+    "mxfp4": ("_blocks", "_scales"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor of a weight: in which formats it may be, and of which shapes."""
+
+    formats: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()  # none: any
+    required: bool = True
+
+
+def _check(matrix: StoredMatrix, where: str) -> None:
+    """Refuse a weight whose tensors are not those of its layout."""
+    rows, columns = matrix.shape
+    if columns % matrix.group:
+        raise UnsupportedModel(
+            f"{where}: {columns} columns are not whole groups of {matrix.group}; quire reads "
+            "weights that are"
+        )
+    if matrix.layout.bits == 4 and (columns % PAIRED or matrix.group % PAIRED):
+        raise UnsupportedModel(
+            f"{where}: {columns} columns in groups of {matrix.group}; of 4 bits quire reads "
+            f"multiples of {PAIRED}"
+        )
+    for role, wanted in _WANTED[matrix.layout.kind](matrix).items():
+        tensor = matrix.tensors.get(role)
+        if tensor is None:
+            if wanted.required:
+                raise CorruptModel(f"{where}{role} is missing")
+            continue
+        if tensor.format.name not in wanted.formats:
+            raise CorruptModel(
+                f"{where}{role} is stored as {tensor.format.name}; its config asks for "
+                f"{' or '.join(wanted.formats)}"
+            )
+        if wanted.shapes and tensor.shape not in wanted.shapes:
+            raise CorruptModel(
+                f"{where}{role} has the shape {tensor.shape}; a weight of {rows} x {columns} in "
+                f"groups of {matrix.group} asks for {' or '.join(str(s) for s in wanted.shapes)}"
+            )
+
+
+def _awq(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    (rows, columns), groups = matrix.shape, matrix.shape[1] // matrix.group
+    return {
+        ".qweight": _Wanted(("I32",), ((columns, rows // 8),)),
+        ".qzeros": _Wanted(("I32",), ((groups, rows // 8),)),
+        ".scales": _Wanted(FLOATS, ((groups, rows),)),
+    }
+
+
+def _gptq(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    rows, columns = matrix.shape
+    groups, in_word = columns // matrix.group, 32 // matrix.layout.bits
+    return {
+        ".qweight": _Wanted(("I32",), ((columns // in_word, rows),)),
+        ".qzeros": _Wanted(
+            ("I32",), ((groups, rows // in_word),), required=not matrix.layout.symmetric
+        ),
+        ".scales": _Wanted(FLOATS, ((groups, rows),)),
+        ".g_idx": _Wanted(("I32",), ((columns,),), required=False),
+    }
+
+
+def _packed(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    rows, columns = matrix.shape
+    groups, in_word = columns // matrix.group, 32 // matrix.layout.bits
+    zeros = (-(-rows // in_word), groups)
+    return {
+        ".weight_packed": _Wanted(("I32",), ((rows, -(-columns // in_word)),)),
+        ".weight_scale": _Wanted(FLOATS, _scale_shapes(matrix)),
+        ".weight_zero_point": _Wanted(("I32",), (zeros,), required=not matrix.layout.symmetric),
+        ".weight_g_idx": _Wanted(("I32", "I64"), ((columns,),), required=False),
+    }
+
+
+def _int(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    shapes, symmetric = _scale_shapes(matrix), matrix.layout.symmetric
+    return {
+        ".weight": _Wanted(("I8",), (matrix.shape,)),
+        ".weight_scale": _Wanted(FLOATS, shapes),
+        ".weight_zero_point": _Wanted(("I8",), shapes, required=not symmetric),
+    }
+
+
+def _scale_shapes(matrix: StoredMatrix) -> tuple[tuple[int, ...], ...]:
+    """By group, by row, or one for all."""
+    (rows, columns), group = matrix.shape, matrix.group
+    if group < columns:
+        return ((rows, columns // group),)
+    return (rows, 1), (rows,), (1,), (), (1, 1)
+
+
+def _fp8(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    rows, columns = matrix.shape
+    shapes: tuple[tuple[int, ...], ...] = ((rows, 1), (rows,), (1,), (), (1, 1))
+    if matrix.layout.block is not None:
+        tall, wide = matrix.layout.block
+        shapes = ((-(-rows // tall), -(-columns // wide)),)
+    formats = (*FLOATS, "F8_E8M0")
+    inverse = ".weight_scale_inv" in matrix.tensors
+    return {
+        ".weight": _Wanted(("F8_E4M3",), (matrix.shape,)),
+        ".weight_scale_inv" if inverse else ".weight_scale": _Wanted(formats, shapes),
+    }
+
+
+def _nf4(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    count, tensors = matrix.shape[0] * matrix.shape[1], matrix.tensors
+    nested = ".weight.nested_absmax" in tensors
+    state = next((one for one in STATES if one in tensors), STATES[0])
+    return {
+        ".weight": _Wanted(("U8",), ((count // 2, 1), (1, count // 2))),
+        ".weight.absmax": _Wanted(("U8",) if nested else ("F32",)),
+        ".weight.quant_map": _Wanted(("F32",), ((16,),)),
+        ".weight.nested_absmax": _Wanted(("F32",), required=nested),
+        ".weight.nested_quant_map": _Wanted(("F32",), ((256,),), required=nested),
+        state: _Wanted(("U8",)),
+    }
+
+
+def _mxfp4(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    rows, groups = matrix.shape[0], matrix.shape[1] // matrix.group
+    return {
+        "_blocks": _Wanted(("U8",), ((rows, groups, matrix.group // 2),)),
+        "_scales": _Wanted(("U8", "F8_E8M0"), ((rows, groups),)),
+    }
+
+
+_WANTED: dict[str, Callable[[StoredMatrix], dict[str, _Wanted]]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "packed": _packed,
+    "int": _int,
+    "fp8": _fp8,
+    "nf4": _nf4,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,269 @@
+"""The tensors of one quantised weight -> a GroupedMatrix or an Fp8Matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.backends.quantised.fp8_matrix import Fp8Matrix
+from quire.backends.quantised.grouped import PAIRED, SIGNED_ZERO, GroupedMatrix, paired
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.weights.formats import StoredTensor
+from quire.weights.json_file import parse_object
+from quire.weights.quantised.stored import STATES, StoredMatrix
+from quire.weights.read_rows import in_order, read_exactly
+from quire.weights.row_order import RowOrder
+
+QuantisedMatrix = GroupedMatrix | Fp8Matrix
+
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.uint8,
+}
+# fp4 numbers: a sign, 2 bits of exponent, 1 of fraction.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# In which nibble of a word AWQ keeps each of eight columns.
+_AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+# Weights that are made wide at a time.
+_PIECE = 1 << 23
+_TALL = 128  # rows of a block of fp8, mostly
+
+
+def dequantised_rows(
+    source: StoredMatrix, order: RowOrder | None, columns: range | None, like: Tensor
+) -> Iterator[tuple[int, Tensor]]:
+    """Plain rows of a weight, some at a time: (the first one's number, their numbers)."""
+    matrix = read_matrix(source, order, columns, like.device)
+    rows, width = matrix.shape
+    step = max(_PIECE // width // _TALL, 1) * _TALL
+    for first in range(0, rows, step):
+        yield first, matrix.rows(first, min(first + step, rows)).dequantised(like.dtype)
+
+
+def read_matrix(
+    source: StoredMatrix, order: RowOrder | None, columns: range | None, device: torch.device
+) -> QuantisedMatrix:
+    """What is wanted of a weight, its rows in order, in the form that quire multiplies with."""
+    matrix = read_whole(source, device)
+    if source.wanted is not None and source.wanted.step > 1:
+        matrix = matrix.rows_at(torch.tensor(source.wanted, device=device))
+    elif source.wanted is not None:
+        matrix = matrix.rows(source.wanted.start, source.wanted.stop)
+    if order is not None:
+        matrix = matrix.rows_at(in_order(torch.arange(matrix.shape[0], device=device), order))
+    if columns is not None:
+        matrix = matrix.columns(columns.start, columns.stop)
+    return matrix
+
+
+def read_whole(source: StoredMatrix, device: torch.device | str = "cpu") -> QuantisedMatrix:
+    """Read all of a weight, onto a device."""
+    tensors = {
+        role: read_raw(tensor).to(device, non_blocking=False)
+        for role, tensor in source.tensors.items()
+    }
+    return _UNPACK[source.layout.kind](source, tensors)
+
+
+def read_raw(source: StoredTensor) -> Tensor:
+    """A stored tensor as it is."""
+    raw = torch.empty(source.num_bytes, dtype=torch.uint8)
+    with source.path.open("rb", buffering=0) as file:
+        file.seek(source.offset)
+        read_exactly(file, raw.numpy(), source)
+    return raw.view(_DTYPES[source.format.name]).view(source.shape)
+
+
+def _awq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    shifts = 4 * torch.tensor(_AWQ_NIBBLES, dtype=torch.int32, device=tensors[".qweight"].device)
+    return GroupedMatrix(
+        4,
+        paired(_fields(tensors[".qweight"], shifts).t().contiguous()),
+        tensors[".scales"].t().contiguous(),
+        zeros=_fields(tensors[".qzeros"], shifts).t().contiguous(),
+    )
+
+
+def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    bits, layout = source.layout.bits, source.layout
+    shifts = _shifts(bits, tensors[".qweight"].device)
+    # Words hold columns that follow each other: [K / 8, N] -> [N, K].
+    codes = _fields(tensors[".qweight"].t().contiguous(), shifts)
+    zero, zeros = 1 << (bits - 1), None
+    if not layout.symmetric:
+        zero, zeros = 0, _fields(tensors[".qzeros"], shifts).t().contiguous()
+        # Kept less one, 0 is a zero point of 2^bits - 1 + 1: they count round.
+        zeros = (zeros + layout.zeros_less_one) & ((1 << bits) - 1)
+    order = _order(source, tensors.get(".g_idx"))
+    if order is not None:
+        codes = codes[:, order].contiguous()
+    scales = tensors[".scales"].t().contiguous()
+    return GroupedMatrix(bits, _held(codes, bits), scales, zero, zeros, order=order)
+
+
+def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    (rows, columns), bits = source.shape, source.layout.bits
+    shifts = _shifts(bits, tensors[".weight_packed"].device)
+    codes = _fields(tensors[".weight_packed"], shifts)[:, :columns].contiguous()
+    zero, zeros = 1 << (bits - 1), None
+    if not source.layout.symmetric:
+        # Words hold rows that follow each other: [N / 8, groups] -> [N, groups].
+        words = tensors[".weight_zero_point"].t().contiguous()
+        zero, zeros = 0, _fields(words, shifts)[:, :rows].t().contiguous()
+    order = _order(source, tensors.get(".weight_g_idx"))
+    if order is not None:
+        codes = codes[:, order].contiguous()
+    scales = _by_row(tensors[".weight_scale"], rows)
+    return GroupedMatrix(bits, _held(codes, bits), scales, zero, zeros, order=order)
+
+
+def _int(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    rows = source.shape[0]
+    codes = _unsigned(tensors[".weight"])
+    zeros = tensors.get(".weight_zero_point") if not source.layout.symmetric else None
+    return GroupedMatrix(
+        8,
+        codes,
+        _by_row(tensors[".weight_scale"], rows),
+        zero=SIGNED_ZERO if zeros is None else 0,
+        zeros=None if zeros is None else _unsigned(_by_row(zeros, rows)),
+    )
+
+
+def _unsigned(numbers: Tensor) -> Tensor:
+    """int8 -> uint8, 0 becoming SIGNED_ZERO: the first bit turned round."""
+    return numbers.contiguous().view(torch.uint8) ^ SIGNED_ZERO
+
+
+def _fp8(source: StoredMatrix, tensors: dict[str, Tensor]) -> Fp8Matrix:
+    inverse = tensors.get(".weight_scale_inv")
+    scales = tensors[".weight_scale"] if inverse is None else inverse
+    if scales.dtype == torch.uint8:  # e8m0: powers of two
+        scales = torch.exp2(scales.float() - 127)
+    if source.layout.block is not None:
+        return Fp8Matrix(tensors[".weight"], scales.float(), *source.layout.block)
+    rows, columns = source.shape
+    return Fp8Matrix(tensors[".weight"], _by_row(scales.float(), rows), 1, columns)
+
+
+def _nf4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    rows, columns = source.shape
+    state = _state(source, tensors)
+    size = state["blocksize"]
+    if columns % size or size % PAIRED:
+        raise UnsupportedModel(
+            f"{source.name}: {columns} columns in blocks of {size}, which cross from row to row; "
+            "quire reads weights whose rows are whole blocks"
+        )
+    if ".weight.nested_absmax" in tensors:
+        scales = _nested(source, tensors, state)
+    else:
+        scales = tensors[".weight.absmax"]
+    if scales.numel() != rows * columns // size:
+        raise CorruptModel(f"{source.name}: {scales.numel()} scales for blocks of {size} weights")
+    # Two codes in a byte, the first in the high half.
+    raw = tensors[".weight"].view(rows, columns // 2)
+    codes = torch.stack([raw >> 4, raw & 15], 2).view(rows, columns)
+    table = tensors[".weight.quant_map"]
+    return GroupedMatrix(4, paired(codes), scales.view(rows, -1), table=table)
+
+
+def _nested(source: StoredMatrix, tensors: dict[str, Tensor], state: dict[str, Any]) -> Tensor:
+    """Scales that were rounded themselves, around a mean that was taken from them."""
+    size, numbers = state["nested_blocksize"], tensors[".weight.absmax"].flatten()
+    outer = tensors[".weight.nested_absmax"].repeat_interleave(size)[: numbers.numel()]
+    if outer.numel() != numbers.numel():
+        raise CorruptModel(f"{source.name}: {outer.numel()} nested scales for {numbers.numel()}")
+    offset: float = state["nested_offset"]
+    return tensors[".weight.nested_quant_map"][numbers.int()] * outer + offset
+
+
+def _state(source: StoredMatrix, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """What bitsandbytes wrote about a weight, as JSON in a tensor."""
+    raw = next(tensors[role] for role in STATES if role in tensors)
+    state = parse_object(bytes(raw.cpu().numpy()), f"{source.name}: quant_state")
+    for key, kind in (("blocksize", int), ("nested_blocksize", int), ("nested_offset", float)):
+        nested = ".weight.nested_absmax" in tensors
+        value = state.get(key)
+        if (nested or key == "blocksize") and (not isinstance(value, kind) or value is True):
+            raise CorruptModel(f"{source.name}: quant_state has {key} {str(value)[:40]!r}")
+        if kind is int and isinstance(value, int) and not 0 < value <= 1 << 20:
+            raise CorruptModel(f"{source.name}: quant_state has {key} {value}")
+    if list(state.get("shape", [])) != list(source.shape):
+        raise CorruptModel(
+            f"{source.name}: quant_state has the shape {str(state.get('shape'))[:40]}; the model's "
+            f"config asks for {source.shape}"
+        )
+    return state
+
+
+def _mxfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    # Two codes in a byte, the first in the low half.
+    raw = tensors["_blocks"].reshape(source.shape[0], -1)
+    codes = torch.stack([raw & 15, raw >> 4], 2).view(source.shape)
+    scales = torch.exp2(tensors["_scales"].float() - 127)
+    table = torch.tensor(FP4, device=raw.device)
+    return GroupedMatrix(4, paired(codes), scales, table=table)
+
+
+def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
+    """The columns put together by their groups; None where they stand that way."""
+    if groups is None or bool((groups < 0).any()):  # not filled in: there are no others
+        return None
+    columns, group = source.shape[1], source.group
+    expected = torch.arange(columns, device=groups.device) // group
+    if torch.equal(groups.long(), expected):
+        return None
+    order = groups.long().argsort(stable=True)
+    if not torch.equal(groups.long()[order], expected):
+        raise CorruptModel(
+            f"{source.name}: its group indices (g_idx) are not groups of {group} columns each"
+        )
+    return order
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 32, bits, dtype=torch.int32, device=device)
+
+
+def _fields(words: Tensor, shifts: Tensor) -> Tensor:
+    """int32 [A, B] -> uint8 [A, B * fields]: the fields of each word at these shifts."""
+    mask = (1 << (32 // len(shifts))) - 1
+    made = torch.empty(*words.shape, len(shifts), dtype=torch.uint8, device=words.device)
+    for i, shift in enumerate(shifts.tolist()):
+        made[..., i] = (words >> shift) & mask
+    return made.flatten(1)
+
+
+def _held(codes: Tensor, bits: int) -> Tensor:
+    return paired(codes) if bits == 4 else codes
+
+
+def _by_row(numbers: Tensor, rows: int) -> Tensor:
+    """Scales of rows [N, any], of which a file may have one for all."""
+    if numbers.dim() == 2 and numbers.shape[0] == rows:
+        return numbers.contiguous()
+    return numbers.reshape(-1, 1).expand(rows, 1).contiguous()
+
+
+_UNPACK: dict[str, Callable[[StoredMatrix, dict[str, Tensor]], QuantisedMatrix]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "packed": _packed,
+    "int": _int,
+    "fp8": _fp8,
+    "nf4": _nf4,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,353 @@
+"""Quantised checkpoints of tiny models, written bit by bit as the layouts' definitions say, and the
+weights that they mean. Nothing here is quire's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+Tensors = dict[str, Tensor]
+# A weight float32 [N, K] -> its tensors, by what follows the module's name, and what they mean.
+Writer = Callable[[Tensor], tuple[Tensors, Tensor]]
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column of eight is in each nibble of a word
+
+
+def words(fields: np.ndarray[Any, Any], bits: int) -> Tensor:
+    """[A, B] of small numbers -> int32 [A, B * bits / 32], the first in the lowest bits."""
+    per = 32 // bits
+    packed = np.zeros((fields.shape[0], fields.shape[1] // per), dtype=np.uint32)
+    for i in range(per):
+        packed |= fields[:, i::per].astype(np.uint32) << np.uint32(bits * i)
+    return torch.from_numpy(packed.view(np.int32).copy())
+
+
+def rounded(
+    weight: Tensor, group: int, bits: int, *, symmetric: bool, dtype: torch.dtype = torch.float16
+) -> tuple[np.ndarray[Any, Any], Tensor, np.ndarray[Any, Any]]:
+    """Codes [N, K], scales [N, K / group] and zero points [N, K / group]."""
+    rows, columns = weight.shape
+    groups = weight.view(rows, -1, group)
+    most = (1 << bits) - 1
+    if symmetric:
+        scales = groups.abs().amax(-1) / (most // 2)
+        zeros = torch.full_like(scales, (most + 1) // 2)
+    else:
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        scales = (high - low) / most
+        zeros = (-low / scales).round().clamp(1, most)
+    scales = scales.to(dtype)
+    codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
+    return (
+        codes.view(rows, columns).numpy().astype(np.uint8),
+        scales,
+        zeros.numpy().astype(np.uint8),
+    )
+
+
+def meant(codes: Any, scales: Tensor, zeros: Any) -> Tensor:
+    """(code - zero) * scale"""
+    rows = len(codes)
+    whole = codes.reshape(rows, scales.shape[1], -1).astype(np.float32) - zeros[..., None]
+    return (torch.from_numpy(whole) * scales.float()[..., None]).view(rows, -1)
+
+
+def awq(group: int) -> Writer:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        codes, scales, zeros = rounded(weight, group, 4, symmetric=False)
+
+        def nibbles(lines: Any) -> Tensor:  # [A, N]
+            ordered = lines.reshape(len(lines), -1, 8)[:, :, list(AWQ_COLUMNS)]
+            return words(ordered.reshape(len(lines), -1), 4)
+
+        tensors = {
+            "qweight": nibbles(codes.T),
+            "qzeros": nibbles(zeros.T),
+            "scales": scales.t().contiguous(),
+        }
+        return tensors, meant(codes, scales, zeros)
+
+    return write
+
+
+def gptq(group: int, bits: int, *, sym: bool, act_order: bool = False, v2: bool = False) -> Writer:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        columns = weight.shape[1]
+        # Of the input alone, so that q, k and v have the same.
+        order = torch.from_numpy(np.random.RandomState(columns).permutation(columns))
+        order = order if act_order else torch.arange(columns)
+        codes, scales, zeros = rounded(weight[:, order], group, bits, symmetric=sym)
+        groups, back = (
+            torch.empty(columns, dtype=torch.int32),
+            torch.empty(columns, dtype=torch.long),
+        )
+        groups[order] = (torch.arange(columns) // group).int()
+        back[order] = torch.arange(columns)
+        value = meant(codes, scales, zeros)[:, back]
+        written = zeros if v2 else zeros - 1
+        if sym:  # files lie
+            written = np.full_like(zeros, 3)
+        tensors = {
+            "qweight": words(codes[:, back.numpy()], bits).t().contiguous(),
+            "qzeros": words(written.T, bits),
+            "scales": scales.t().contiguous(),
+            "g_idx": groups,
+        }
+        return _along_columns(tensors, codes[:, back.numpy()], bits), value
+
+    return write
+
+
+def _along_columns(tensors: Tensors, codes: Any, bits: int) -> Tensors:
+    """Words that hold codes of columns that follow each other: [K / 8, N]."""
+    per = 32 // bits
+    packed = np.zeros((codes.shape[1] // per, codes.shape[0]), dtype=np.uint32)
+    for i in range(per):
+        packed |= codes[:, i::per].T.astype(np.uint32) << np.uint32(bits * i)
+    return {**tensors, "qweight": torch.from_numpy(packed.view(np.int32).copy())}
+
+
+def packed(group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool = False) -> Writer:
+    """compressed-tensors, pack-quantized."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, columns = weight.shape
+        order = np.random.RandomState(columns).permutation(columns)
+        order = order if act_order else np.arange(columns)
+        codes, scales, zeros = rounded(
+            weight[:, torch.from_numpy(order)],
+            group or columns,
+            bits,
+            symmetric=symmetric,
+            dtype=torch.bfloat16,
+        )
+        back = np.argsort(order)
+        tensors = {
+            "weight_packed": words(codes[:, back], bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor([rows, columns]),
+        }
+        if not symmetric:
+            tensors["weight_zero_point"] = words(zeros.T.copy(), bits).t().contiguous()
+        if act_order:
+            tensors["weight_g_idx"] = torch.from_numpy((np.arange(columns) // group)[back]).int()
+        return tensors, meant(codes, scales, zeros)[:, torch.from_numpy(back)]
+
+    return write
+
+
+def int8(*, symmetric: bool = True) -> Writer:
+    """compressed-tensors, int-quantized."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        columns = weight.shape[1]
+        codes, scales, zeros = rounded(
+            weight, columns, 8, symmetric=symmetric, dtype=torch.bfloat16
+        )
+        tensors = {
+            "weight": torch.from_numpy((codes.astype(np.int16) - 128).astype(np.int8)),
+            "weight_scale": scales,
+        }
+        if not symmetric:
+            shifted = (zeros.astype(np.int16) - 128).astype(np.int8)
+            tensors["weight_zero_point"] = torch.from_numpy(shifted)
+        return tensors, meant(codes, scales, zeros)
+
+    return write
+
+
+def fp8(by: str, name: str = "weight_scale", *, powers: bool = False) -> Writer:
+    """`by`: "tensor", "row" or "block" (of 32)."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, columns = weight.shape
+        tall, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (32, 32)}[by]
+        scales = torch.empty(-(-rows // tall), -(-columns // wide))
+        codes, value = torch.empty_like(weight), torch.empty_like(weight)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                at = slice(i * tall, (i + 1) * tall), slice(j * wide, (j + 1) * wide)
+                scale = weight[at].abs().amax() / 448
+                scale = torch.exp2(scale.log2().ceil()) if powers else scale
+                scales[i, j] = scale
+                codes[at] = (weight[at] / scale).to(torch.float8_e4m3fn).float()
+                value[at] = codes[at] * scale
+        stored = scales.view(()) if by == "tensor" else scales
+        if powers:
+            stored = stored.to(torch.float8_e8m0fnu)
+        return {
+            "weight": codes.to(torch.float8_e4m3fn),
+            name: stored,
+            "input_scale": torch.ones(1),
+        }, value
+
+    return write
+
+
+def nf4(*, nested: bool) -> Writer:
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        table, blocks = torch.tensor(NF4), weight.reshape(-1, 64)
+        absmax = blocks.abs().amax(-1)
+        state: dict[str, Any] = {"blocksize": 64, "shape": list(weight.shape), "quant_type": "nf4"}
+        tensors: Tensors = {"weight.quant_map": table}
+        if nested:
+            map256 = torch.linspace(-1, 1, 256)
+            offset = absmax.mean().item()
+            outer = torch.stack([one.abs().amax() for one in (absmax - offset).split(256)])
+            spread = outer.repeat_interleave(256)[: len(absmax)]
+            small = ((absmax - offset) / spread)[:, None].sub(map256).abs().argmin(1).byte()
+            absmax = map256[small.int()] * spread + offset
+            state |= {"nested_blocksize": 256, "nested_offset": offset, "nested_dtype": "float32"}
+            tensors |= {"weight.nested_absmax": outer, "weight.nested_quant_map": map256}
+        codes = (blocks / absmax[:, None])[..., None].sub(table).abs().argmin(-1)
+        flat = codes.flatten().byte()
+        said = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        tensors |= {
+            "weight": (flat[::2] << 4 | flat[1::2])[:, None],
+            "weight.absmax": small if nested else absmax,
+            "weight.quant_state.bitsandbytes__nf4": said,
+        }
+        return tensors, (table[codes] * absmax[:, None]).view(weight.shape)
+
+    return write
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout: what its config says, and who writes its weights."""
+
+    config: dict[str, Any]
+    write: Writer
+    alone: str | None = None  # the file that says it, if that is not config.json
+    skipped: tuple[str, ...] = field(default=("lm_head",))
+
+
+def _compressed(format_: str, **weights: Any) -> dict[str, Any]:
+    numbers = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers}},
+        "ignore": ["lm_head", "re:.*self_attn.v_proj$"],
+    }
+
+
+def _gptq(bits: int, group: int, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": True, **more}
+
+
+AWQ = {"quant_method": "awq", "version": "gemm", "bits": 4, "group_size": 32, "zero_point": True}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+NO_V = ("lm_head", "v_proj")
+CASES = {
+    "awq": Case(AWQ, awq(32)),
+    "awq alone": Case(
+        {"w_bit": 4, "q_group_size": 64, "zero_point": True, "version": "GEMM"},
+        awq(64),
+        "quant_config.json",
+    ),
+    "gptq": Case(_gptq(4, 32), gptq(32, 4, sym=True)),
+    "gptq alone": Case(
+        {"bits": 4, "group_size": 32, "sym": False, "desc_act": False},
+        gptq(32, 4, sym=False),
+        "quantize_config.json",
+    ),
+    "gptq v2": Case(
+        _gptq(4, 64, sym=False, checkpoint_format="gptq_v2"), gptq(64, 4, sym=False, v2=True)
+    ),
+    "gptq desc_act": Case(
+        _gptq(4, 32, sym=False, desc_act=True), gptq(32, 4, sym=False, act_order=True)
+    ),
+    "gptq 8 bits": Case(_gptq(8, 32, sym=False), gptq(32, 8, sym=False)),
+    "gptq 8 bits by row": Case(_gptq(8, 64), gptq(64, 8, sym=True)),
+    "packed": Case(_compressed("pack-quantized", group_size=32), packed(32), skipped=NO_V),
+    "packed by row": Case(
+        _compressed("pack-quantized", strategy="channel"), packed(0), skipped=NO_V
+    ),
+    "packed with zeros": Case(
+        _compressed("pack-quantized", group_size=32, symmetric=False),
+        packed(32, symmetric=False),
+        skipped=NO_V,
+    ),
+    "packed in order": Case(
+        _compressed("pack-quantized", group_size=32, actorder="group"),
+        packed(32, act_order=True),
+        skipped=NO_V,
+    ),
+    "packed 8 bits": Case(
+        _compressed("pack-quantized", group_size=32, num_bits=8), packed(32, 8), skipped=NO_V
+    ),
+    "int8": Case(
+        _compressed("int-quantized", strategy="channel", num_bits=8), int8(), skipped=NO_V
+    ),
+    "int8 with zeros": Case(
+        _compressed("int-quantized", strategy="channel", num_bits=8, symmetric=False),
+        int8(symmetric=False),
+        skipped=NO_V,
+    ),
+    "compressed fp8": Case(
+        _compressed("float-quantized", strategy="channel", num_bits=8, type="float"),
+        fp8("row"),
+        skipped=NO_V,
+    ),
+    "fp8 by tensor": Case({**FP8, "ignored_layers": ["lm_head"]}, fp8("tensor")),
+    "fp8 by row": Case({"quant_method": "fbgemm_fp8"}, fp8("row")),
+    "fp8 blocks": Case(
+        {**FP8, "weight_block_size": [32, 32], "fmt": "e4m3"}, fp8("block", "weight_scale_inv")
+    ),
+    "fp8 blocks, powers": Case(
+        {**FP8, "weight_block_size": [32, 32]}, fp8("block", "weight_scale_inv", powers=True)
+    ),
+    "modelopt alone": Case(
+        {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}},
+        fp8("tensor"),
+        "hf_quant_config.json",
+    ),
+    "nf4": Case(BNB, nf4(nested=False)),
+    "nf4 nested": Case({**BNB, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
+}
+
+
+def write_quantised(model: PreTrainedModel, directory: Path, case: Case) -> Tensors:
+    """Write a model's checkpoint with its Linears quantised; returns the weights that it means."""
+    model.save_pretrained(directory)
+    state = load_file(directory / "model.safetensors")
+    tensors: Tensors = {}
+    for name, tensor in state.items():
+        module = name.removesuffix(".weight")
+        inside = "layers." in name and module.endswith("_proj")
+        if not inside or name == module or module.endswith(case.skipped):
+            tensors[name] = tensor
+            continue
+        parts, state[name] = case.write(tensor.float())
+        tensors |= {f"{module}.{role}": part.contiguous() for role, part in parts.items()}
+    save_file(tensors, directory / "model.safetensors")
+    where = directory / "config.json"
+    if case.alone is not None:
+        (directory / case.alone).write_text(json.dumps(case.config))
+    else:
+        said = json.loads(where.read_text())
+        where.write_text(json.dumps({**said, "quantization_config": case.config}))
+    return state
+
+
+def meant_model(model: PreTrainedModel, directory: Path, state: Tensors) -> PreTrainedModel:
+    """The model with these weights, by way of files, which name them otherwise than it does."""
+    model.save_pretrained(directory)
+    save_file(state, directory / "model.safetensors", {"format": "pt"})
+    return type(model).from_pretrained(directory, dtype=torch.float32).eval()
