@@ -60,12 +60,14 @@ class Rope:
     """Rotary positions: the first `dims` numbers of a head are turned, the others are not.
 
     Number i and number i + dims / 2 are a pair; in the files of a model whose pairs are
-    `interleaved`, numbers 2 i and 2 i + 1 are, and loading puts them apart."""
+    `interleaved`, numbers 2 i and 2 i + 1 are, and loading puts them apart. `axes`: which of three
+    coordinates turns pair i, where positions have three; none where they have one."""
 
     theta: float
     dims: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

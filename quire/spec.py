@@ -194,7 +194,7 @@ def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     growth = attention["query_growth"]
     heads = {
         "qk_norm": qk_norm and NormPlan(**qk_norm),
-        "rope": rope and Rope(**rope),
+        "rope": rope and Rope(**{**rope, "axes": tuple(rope["axes"])}),
         "whole": whole and WholeHeads(**whole),
         "query_growth": growth and QueryGrowth(**growth),
     }

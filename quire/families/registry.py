@@ -29,6 +29,7 @@ from quire.families import (
     qwen2_moe,
     qwen3,
     qwen3_moe,
+    qwen_vl,
     smollm3,
     stablelm,
     starcoder2,
@@ -56,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     mixtral.FAMILY,
     olmoe.FAMILY,
     gemma3.FAMILY,
+<<<<<<< HEAD
     gemma2.FAMILY,
     olmo3.FAMILY,
     gpt2.FAMILY,
@@ -64,6 +66,10 @@ FAMILIES: tuple[Family, ...] = (
     ministral3.FAMILY,
     glm4_moe.FAMILY,
     granitemoe.FAMILY,
+=======
+    qwen_vl.QWEN2,
+    qwen_vl.QWEN3,
+>>>>>>> 26c0d47 (Read images with Qwen2-VL, Qwen2.5-VL and Qwen3-VL)
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 CAUSAL = "ForCausalLM"

@@ -275,6 +275,8 @@ class RequestMaker:
             choices=choices,
             media=() if grown is None else grown.spans,
             with_placeholders=None if grown is None else grown.plain_ids,
+            coordinates=None if grown is None else grown.coordinates,
+            delta=0 if grown is None else grown.delta,
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:

@@ -63,6 +63,7 @@ class Batch:
     longest_query: int = 0
     longest_context: int = 0
     overlay: Overlay | None = None
+    coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
 
     @property
     def num_tokens(self) -> int:

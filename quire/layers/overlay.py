@@ -21,7 +21,9 @@ class Overlay:
         """In place of what the embedding gave, which may have been scaled: rows are as they are."""
         stream[self.places] = self.rows.to(stream.dtype)
 
-    def add(self, layer: int, stream: Tensor) -> None:
-        """What belongs behind a layer, where anything does."""
-        if self.deeper is not None and layer < len(self.deeper):
-            stream.index_add_(0, self.places, self.deeper[layer].to(stream.dtype))
+    def add(self, layer: int, stream: Tensor) -> bool:
+        """What belongs behind a layer; whether anything does."""
+        if self.deeper is None or layer >= len(self.deeper):
+            return False
+        stream.index_add_(0, self.places, self.deeper[layer].to(stream.dtype))
+        return True

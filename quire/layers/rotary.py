@@ -80,6 +80,10 @@ class Rotary:
         self.ropes, self.device = tuple(ropes), device
         self._tables = [Angles(rope or STILL, head_dim, max_len, device) for rope in ropes]
 
+    @property
+    def has_axes(self) -> bool:
+        return any(rope is not None and rope.axes for rope in self.ropes)
+
     def reach(self, max_len: int) -> None:
         """Make the tables for positions below `max_len`: known for good once the KV cache is, since
         a config may claim millions of positions that no memory holds."""
@@ -87,7 +91,7 @@ class Rotary:
             table.reach(max_len)
 
     def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
-        """[T] -> cos and sin of each rope, [T, head_dim / 2]."""
+        """[T] -> cos and sin of each rope, [T, head_dim / 2]; or [3, T], three coordinates."""
         return tuple(table(positions) for table in self._tables)
 
 
@@ -106,6 +110,7 @@ class Angles:
             [torch.full((rope.dims // 2,), attention_factor(rope)), still + 1]
         )
         self._device = device
+        self._axes = torch.tensor([*rope.axes, *([0] * len(still))], device=device)
         self.reach(max_len)
 
     def reach(self, max_len: int) -> None:
@@ -114,5 +119,8 @@ class Angles:
         self.sin = angles.sin_().mul_(self._factors).to(self._device)
 
     def __call__(self, positions: Tensor) -> Turn:
-        """[T] -> cos and sin, each [T, head_dim / 2]."""
+        """[T] -> cos and sin, each [T, head_dim / 2]; of [3, T] each pair takes one coordinate."""
+        if positions.ndim == 2:
+            at = positions.index_select(0, self._axes).T
+            return self.cos.gather(0, at), self.sin.gather(0, at)
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

@@ -19,6 +19,7 @@ from quire.layers.embedding import Embedding, shared_table
 from quire.layers.linear import Linear
 from quire.layers.logits import FinishedLogits, unchanged
 from quire.layers.norm import Norm
+from quire.layers.overlay import Overlay
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
@@ -74,7 +75,7 @@ class Decoder:
         plan, kinds = self.kernels.plan_attention, self.kinds
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
-        turns = self.rotary(batch.positions)
+        turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
         slots = batch.slots.unbind()
         shared = Pass(batch.positions, turns, slots, attention, batch.overlay)
         return self.compute(batch.token_ids, shared, cache)
@@ -84,9 +85,22 @@ class Decoder:
         residual = self.embedding(token_ids, shared.positions)
         if shared.overlay is not None:
             shared.overlay.write(residual)
+            if shared.overlay.deeper is not None:
+                return self._compute_deeper(residual, shared, cache, shared.overlay)
         normed = self.first_norm(residual)
         for layer, (keys, values) in zip(self.layers, cache, strict=True):
             normed = layer(normed, residual, shared, keys, values)
+        return normed
+
+    def _compute_deeper(
+        self, residual: Tensor, shared: Pass, cache: KVCache, overlay: Overlay
+    ) -> Tensor:
+        """The same where more is added to the stream behind the first layers."""
+        normed = self.first_norm(residual)
+        for number, (layer, (keys, values)) in enumerate(zip(self.layers, cache, strict=True)):
+            normed = layer(normed, residual, shared, keys, values)
+            if overlay.add(number, residual):
+                normed = layer.next_norm(residual)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:

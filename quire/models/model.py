@@ -28,6 +28,10 @@ class OutputHead(Protocol):
 class Positions(Protocol):
     """Whatever a model keeps for each position."""
 
+    @property
+    def has_axes(self) -> bool:
+        """Whether positions have three coordinates."""
+
     def reach(self, max_len: int) -> None:
         """Be ready for positions below `max_len`."""
 

@@ -65,7 +65,8 @@ class ModelMedia:
 
     def reader(self, tokenizer: Tokenizer) -> MediaReader:
         make = partial(self.rules, tokenizer.backend.id_to_token)
-        return MediaReader(make, tokenizer, MediaPool(), self.options)
+        three_axes = self.family.three_axes
+        return MediaReader(make, tokenizer, MediaPool(), self.options, three_axes=three_axes)
 
     def tower(self, config: EngineConfig) -> Tower:
         """Loads it, which takes seconds: Transformers is imported for it."""

@@ -6,14 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from quire import LLM, SamplingParams
 from tests.media.families import SEEING, Seeing
-from tests.media.tiny import TinyModel, picture, save_tiny
+from tests.media.tiny import FIRST_ADDED, TinyModel, picture, save_tiny
 
 COUNT = 10
-GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0)
+Written = tuple[list[int], list[float]]
 
 
 @pytest.fixture(scope="module", params=SEEING)
@@ -47,23 +49,39 @@ def prompts_of(family: Seeing) -> list[Any]:
     ]
 
 
+def inputs_of(family: Seeing, images: list[Image.Image], ids: list[int]) -> dict[str, Any]:
+    if not images:
+        return {}
+    made = family.inputs(family.processor, images)
+    if family.typed:
+        made["mm_token_type_ids"] = torch.tensor([[int(i == FIRST_ADDED) for i in ids]])
+    return made
+
+
 @pytest.fixture(scope="module")
-def expected(family: Seeing, model: TinyModel) -> list[list[int]]:
+def expected(family: Seeing, model: TinyModel) -> list[Written]:
     """What Transformers writes after the ids that quire made."""
     with model.llm() as llm:
         outputs = llm.generate(prompts_of(family), SamplingParams(max_tokens=1), use_tqdm=False)
     return [
-        model.greedy(
+        model.written(
             output.prompt_token_ids or [],
             COUNT,
-            **(family.inputs(family.processor, images) if images else {}),
+            **inputs_of(family, images, output.prompt_token_ids or []),
         )
         for output, images in zip(outputs, images_of(family), strict=True)
     ]
 
 
-def tokens(llm: LLM, prompts: list[Any]) -> list[list[int]]:
-    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, GREEDY, use_tqdm=False)]
+def check(llm: LLM, prompts: list[Any], expected: list[Written]) -> None:
+    for output, (tokens, logprobs) in zip(
+        llm.generate(prompts, GREEDY, use_tqdm=False), expected, strict=True
+    ):
+        answer = output.outputs[0]
+        assert list(answer.token_ids) == tokens
+        assert answer.logprobs is not None
+        ours = [line[token].logprob for token, line in zip(tokens, answer.logprobs, strict=True)]
+        assert ours == pytest.approx(logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +94,9 @@ def tokens(llm: LLM, prompts: list[Any]) -> list[list[int]]:
     ids=["plain", "chunks", "preempted"],
 )
 def test_greedy_tokens_are_those_of_transformers(
-    family: Seeing, model: TinyModel, expected: list[list[int]], options: dict[str, Any]
+    family: Seeing, model: TinyModel, expected: list[Written], options: dict[str, Any]
 ) -> None:
     prompts = prompts_of(family)
     with model.llm(**options) as llm:
-        assert tokens(llm, prompts) == expected
-        assert tokens(llm, prompts[::-1]) == expected[::-1]
+        check(llm, prompts, expected)
+        check(llm, prompts[::-1], expected[::-1])

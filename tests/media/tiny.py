@@ -44,7 +44,12 @@ class TinyModel:
         return LLM(str(self.path), **{**usual, **options})
 
     def greedy(self, ids: Sequence[int], count: int, **inputs: Any) -> list[int]:
-        """What Transformers writes after these ids."""
+        return self.written(ids, count, **inputs)[0]
+
+    def written(
+        self, ids: Sequence[int], count: int, **inputs: Any
+    ) -> tuple[list[int], list[float]]:
+        """What Transformers writes after these ids, and the logprob of each token."""
         given = torch.tensor([list(ids)])
         made = self.module.generate(
             input_ids=given,
@@ -53,9 +58,13 @@ class TinyModel:
             do_sample=False,
             pad_token_id=0,
             eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
             **inputs,
         )
-        return made[0, len(ids) :].tolist()
+        tokens = made.sequences[0, len(ids) :]
+        logprobs = torch.stack(made.logits)[:, 0].log_softmax(-1)
+        return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
 def save_tiny(

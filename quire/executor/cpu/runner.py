@@ -8,7 +8,6 @@ neither what a row wants from sampling nor why a plan is as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from quire.executor.cpu.rows import DeviceRows
 from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.memory import caches_by_layer, windows_of
+from quire.executor.pass_media import PassMedia
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
@@ -84,7 +84,7 @@ class Runner:
         if any(window is not None for window in self._windows):
             cache[:, :, self._zeros] = 0
         self.block_size, self.handles = block_size, handles
-        self.shelf = shelf or Shelf(None)
+        self.media = PassMedia(shelf, len(rows.last_tokens))
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
         # until a full collection.
@@ -125,8 +125,8 @@ class Runner:
                 windows=self._windows,
                 zeros=self._zeros,
             )
-            overlay = self.shelf.overlay(prefill, batch.query_starts.tolist()) if prefill else None
-            hidden = self._forward(batch if overlay is None else replace(batch, overlay=overlay))
+            batch = self.media.joined(batch, prefill, sampled_rows[entries], positions)
+            hidden = self._forward(batch)
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()
                 made.scored = self.scorer.score(plan.prefill, starts, hidden)
@@ -146,6 +146,7 @@ class Runner:
         """Everything a plan says before its pass, in the order of its contract."""
         if len(plan.ends):
             self.end_rows(plan.ends)
+        self.media.begin(plan)
         for start in plan.starts:
             self.rows.start(start)
             if start.max_tokens:
@@ -154,7 +155,7 @@ class Runner:
         if plan.copies:
             self.model.kernels.copy_blocks(self.cache, plan.copies)
         self.rows.choose(plan.chosen)
-        self.shelf.change(plan)
+        self.media.encode(plan)
 
     def _forward(self, batch: Batch) -> Tensor:
         if len(batch.fresh_blocks):

@@ -6,7 +6,6 @@ Everything the host knows crosses in the plan's parcel; the tables of blocks are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from quire.executor.cuda.device_rows import DeviceColumns, aligned_lines
 from quire.executor.cuda.upload import Upload
-from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch, Longs
 from quire.request import Ints
 from quire.step import Slice, StepPlan, no_ints
@@ -38,7 +36,7 @@ class PromptPass:
     ) -> None:
         """It may be rounded up to `num_tokens` and `num_sequences`; what is added belongs to the
         row that rests, and is neither stored nor read."""
-        self._prefill, self._upload, self._block_size = prefill, upload, block_size
+        self.prefill, self._upload, self._block_size = prefill, upload, block_size
         lengths = np.array([len(s.token_ids) for s in prefill], int)
         starts = np.array([s.start for s in prefill], int)
         rows = np.array([s.row for s in prefill], int)
@@ -93,11 +91,6 @@ class PromptPass:
             longest_query=self.longest_query,
             longest_context=self.longest_context,
         )
-
-    def with_media(self, batch: Batch, shelf: Shelf) -> Batch:
-        """The batch with what of media stands in its slices."""
-        overlay = shelf.overlay(self._prefill, self.query_starts.tolist())
-        return batch if overlay is None else replace(batch, overlay=overlay)
 
     def drawn_logits(self, batch: Batch, logits: Tensor) -> Tensor:
         """A line of logits for every drawing row."""

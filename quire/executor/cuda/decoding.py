@@ -61,10 +61,18 @@ class Parts:
     graphs: Graphs
     block_size: int
     few_rows: SmallBatchRows | None = None
+    deltas: Tensor | None = None  # [rows] what each adds to its position where heads are turned
 
     @property
     def device(self) -> torch.device:
         return self.columns.device
+
+    def turned_at(self, fed: Feed) -> Tensor:
+        """Where heads are turned in a decode step."""
+        if self.deltas is None:
+            return fed.positions
+        added = self.deltas.index_select(0, fed.rows.clamp(min=0))
+        return (fed.positions + added).clamp_(min=0)  # a row that rests is anywhere
 
     def logits(self, token_ids: Tensor, shared: Pass) -> Tensor:
         """Of a decode step: [rows, V]."""
@@ -229,7 +237,7 @@ class Decoding:
 
     def _pass(self, fed: Feed) -> Tensor:
         parts = self._parts
-        turns = parts.model.rotary(fed.positions)
+        turns = parts.model.rotary(parts.turned_at(fed))
         shared = Pass(fed.positions, turns, fed.slots, fed.attention)
         return parts.logits(fed.token_ids, shared)
 

@@ -22,7 +22,7 @@ from quire.executor.cuda.device_rows import NOWHERE
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
 from quire.executor.cuda.upload import Upload
-from quire.executor.shelf import Shelf
+from quire.executor.pass_media import PassMedia
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
 from quire.step import StepPlan
@@ -89,9 +89,11 @@ class Computed:
 class Prompts:
     """Computes the slices of plans whose rows all draw with the device's own sampling."""
 
-    def __init__(self, parts: Parts, *, most_tokens: int, captured_tokens: int) -> None:
+    def __init__(
+        self, parts: Parts, media: PassMedia, *, most_tokens: int, captured_tokens: int
+    ) -> None:
         """A plan has at most `most_tokens`; passes above `captured_tokens` are not captured."""
-        self._parts, self._most_tokens = parts, most_tokens
+        self._parts, self._media, self._most_tokens = parts, media, most_tokens
         self.captured_tokens = captured_tokens
         self._seen: set[Bucket] = set()
         self._places: dict[Bucket, Batch] = {}
@@ -102,7 +104,7 @@ class Prompts:
         rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
-        if num_tokens <= self.captured_tokens and not any(s.media for s in plan.prefill):
+        if num_tokens <= self.captured_tokens and not self._media.is_in(plan.prefill):
             bucket = bucket_for(num_tokens, len(plan.prefill), self._most_tokens)
         if bucket is not None and bucket not in self._seen:
             self._seen.add(bucket)
@@ -126,11 +128,10 @@ class Prompts:
         upload: Upload,
         bring_masks: Callable[[], None],
         looks: LogitsUses,
-        shelf: Shelf,
     ) -> Computed:
         """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
-        batch = work.with_media(work.batch(parts.columns), shelf)
+        batch = self._media.joined(work.batch(parts.columns), work.prefill)
         hidden = self._layers(batch, laid_out.bucket)
         rows = upload.take("sampled rows")
         if not len(rows):

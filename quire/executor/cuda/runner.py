@@ -36,6 +36,7 @@ from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import caches_by_layer
+from quire.executor.pass_media import PassMedia
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
@@ -76,11 +77,18 @@ class CudaRunner:
         self.device, self.graphs = columns.device, Graphs(capture=capture)
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         caches = caches_by_layer(cache, groups)
-        parts = Parts(model, caches, columns, ops, self.graphs, block_size, few_rows)
-        self._layer_caches, self.shelf = caches, shelf or Shelf(None)
+        self.media = PassMedia(shelf, columns.num_rows + 1)
+        self._deltas: Tensor | None = None
+        if model.rotary.has_axes:
+            self._deltas = torch.from_numpy(self.media.deltas.of_rows.copy()).to(self.device)
+        given = (model, caches, columns, ops, self.graphs, block_size, few_rows)
+        parts = Parts(*given, self._deltas)
+        self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
-            parts, most_tokens=max_tokens, captured_tokens=captured_tokens if capture else 0
+            *(parts, self.media),
+            most_tokens=max_tokens,
+            captured_tokens=captured_tokens if capture else 0,
         )
         self._host_copies = HostCopies(self.device)
         num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, model.dtype)
@@ -95,6 +103,7 @@ class CudaRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:
         columns, upload, extras = self.columns, Upload(self.device), Extras()
+        self.media.begin(plan)
         starting = [start.row for start in plan.starts]
         self._draws.forget(np.concatenate([plan.ends, np.array(starting, np.int32)]))
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
@@ -122,7 +131,7 @@ class CudaRunner:
             blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
             self._send_entries(seated.asking, upload, self._decoding.entries(seated), extras)
         if laid_out is not None:
-            made = self._prompts.run(laid_out, upload, bring_masks, drawn, self.shelf)
+            made = self._prompts.run(laid_out, upload, bring_masks, drawn)
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
@@ -169,7 +178,11 @@ class CudaRunner:
         if plan.copies:
             self.ops.copy_blocks(self.cache, upload.take("copies").view(-1, 2))
         self._beams.choose(plan, upload)
-        self.shelf.change(plan)
+        self.media.encode(plan)
+        if self._deltas is not None and plan.starts:
+            rows = torch.tensor([start.row for start in plan.starts], device=self.device)
+            added = torch.tensor([start.delta for start in plan.starts], device=self.device)
+            self._deltas.index_copy_(0, rows, added)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return self.model.logits(hidden.index_select(0, positions))

@@ -63,3 +63,4 @@ class MediaFamily:
     read: Callable[[MediaConfig], ImageRules]
     module: str  # the class of Transformers whose tower and projector encode for it
     options: tuple[str, ...] = ()  # of its processor, that callers may set
+    three_axes: bool = False  # positions have three coordinates

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.families.media import idefics3, llava, llava_next
+from quire.families.media import idefics3, llava, llava_next, qwen_vl
 from quire.families.media.family import MediaFamily
 
 FAMILIES: tuple[MediaFamily, ...] = (
@@ -13,6 +13,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     llava_next.FAMILY,
     idefics3.FAMILY,
     idefics3.SMOLVLM,
+    *qwen_vl.FAMILIES,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 

@@ -33,6 +33,8 @@ class Grown:
     prompt_ids: Ints
     plain_ids: Ints
     spans: tuple[Span, ...]
+    coordinates: Ints | None = None
+    delta: int = 0
 
     @property
     def num_media(self) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from quire.errors import InvalidPrompt
 from quire.families.media.rules import ImageRules
+from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.expanding import Grown, PlacedItem, grow_ids, grow_text
 from quire.inputs.media.given import GivenImage, MediaOptions, read_images
 from quire.inputs.media.identity import MOST_KNOWN, Serials
@@ -29,8 +31,12 @@ class MediaReader:
         tokenizer: Tokenizer,
         pool: MediaPool,
         options: MediaOptions,
+        *,
+        three_axes: bool = False,
     ) -> None:
-        """`make_rules` makes those of an LLM with some of its processor's options changed."""
+        """`make_rules` makes those of an LLM with some of its processor's options changed;
+        `three_axes`: the model's positions have three coordinates."""
+        self._three_axes = three_axes
         self._make_rules, self.rules = make_rules, make_rules({})
         self.pool, self._options = pool, options
         self._tokenizer, self._serials = tokenizer, Serials()
@@ -47,7 +53,11 @@ class MediaReader:
 
     def grow_ids(self, ids: Ints, items: Sequence[PlacedItem]) -> Grown:
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        return grow_ids(ids, self.rules, items, self._tokenizer.backend.token_to_id, encode)
+        grown = grow_ids(ids, self.rules, items, self._tokenizer.backend.token_to_id, encode)
+        if not self._three_axes:
+            return grown
+        coordinates, delta = coordinates_of(len(grown.plain_ids), grown.spans)
+        return replace(grown, coordinates=coordinates, delta=delta)
 
     def _item(self, given: GivenImage, together: int, rules: ImageRules) -> PlacedItem:
         source = given.source

@@ -40,6 +40,8 @@ class Head:
 class NoRotary:
     """Positions are the model's own affair: there is no table to be made."""
 
+    has_axes = False
+
     def reach(self, max_len: int) -> None:
         """Any length is there."""
 

@@ -67,6 +67,8 @@ def _made(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
     text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k != "layer_types"}
     if text:
         values["text_config"] = {**text, "num_hidden_layers": 1}
+    else:  # older files have those of the text beside the others
+        values = {**{k: v for k, v in values.items() if k != "layer_types"}, "num_hidden_layers": 1}
     made_by: Any = getattr(transformers, family.module)
     made: nn.Module = made_by(transformers.AutoConfig.for_model(**values))
     return made

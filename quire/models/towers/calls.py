@@ -53,9 +53,33 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     return rows
 
 
+def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+    """Images of any shape as patches, those that become one row together; what the tower makes for
+    deeper layers stands beside the rows."""
+    module: Any = tower.module
+    about = module.config.vision_config
+    size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
+    rows: list[Tensor] = []
+    for item in items:
+        pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
+        _, height, width = pixels.shape
+        high, wide = height // size, width // size
+        cut = pixels.view(3, high // merge, merge, size, wide // merge, merge, size)
+        cut = cut.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        cut = cut.expand(*cut.shape[:5], times, size, size).reshape(high * wide, -1)
+        grid = torch.tensor([[1, high, wide]], device=tower.device)
+        made = module.get_image_features(pixel_values=cut, image_grid_thw=grid)
+        deeper = [torch.cat(list(one)) for one in getattr(made, "deepstack_features", None) or ()]
+        rows.append(torch.cat([torch.cat(list(_features(made))), *deeper], 1))
+    return rows
+
+
 CALLS: dict[str, EncodeItems] = {
     "llava": _squares,
     "llava_next": _grids,
     "idefics3": _tiles,
     "smolvlm": _tiles,
+    "qwen2_vl": _patches,
+    "qwen2_5_vl": _patches,
+    "qwen3_vl": _patches,
 }

@@ -1,0 +1,49 @@
+"""What a pass has of media: rows of encoders among its tokens, and coordinates of its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from quire.executor.coordinates import Deltas
+from quire.executor.shelf import Shelf
+from quire.layers.batch import Batch
+from quire.request import Ints
+from quire.step import Slice, StepPlan, no_ints
+
+_NONE = no_ints()
+
+
+class PassMedia:
+    """For one runner: the shelf, and what its rows add to their positions."""
+
+    def __init__(self, shelf: Shelf | None, num_rows: int) -> None:
+        self.shelf, self.deltas = shelf or Shelf(None), Deltas(num_rows)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Before a plan's passes are laid out."""
+        self.deltas.start(plan.starts)
+
+    def encode(self, plan: StepPlan) -> None:
+        """Before its passes are computed."""
+        self.shelf.change(plan)
+
+    def is_in(self, prefill: Sequence[Slice]) -> bool:
+        """Whether these slices are more than tokens at their positions."""
+        return any(one.media or self.deltas.moves(one) for one in prefill)
+
+    def joined(
+        self, batch: Batch, prefill: Sequence[Slice], rows: Ints = _NONE, at: Ints = _NONE
+    ) -> Batch:
+        """The batch of these slices, and of decode rows at their positions, with what it has of
+        media."""
+        overlay = None
+        if any(one.media for one in prefill):
+            overlay = self.shelf.overlay(prefill, batch.query_starts.tolist())
+        moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
+        if overlay is None and moved is None:
+            return batch
+        coordinates = None if moved is None else torch.from_numpy(moved).to(batch.positions.device)
+        return replace(batch, overlay=overlay, coordinates=coordinates)
