@@ -116,3 +116,5 @@ class Family:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # Values of keys beyond which it would be another model; null and absent are fine.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Sizes that configs leave out where it is the text of a model that sees.
+    unsaid: Mapping[str, Any] = field(default_factory=dict)

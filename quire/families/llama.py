@@ -27,4 +27,12 @@ FAMILY = Family(
     read=read,
     gguf="llama",
     gguf_interleaved=True,
+    unsaid={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
 )

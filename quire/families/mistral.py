@@ -33,4 +33,13 @@ FAMILY = Family(
     gguf="llama",
     gguf_windows=True,
     gguf_interleaved=True,
+    unsaid={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
 )

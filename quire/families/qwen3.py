@@ -27,4 +27,12 @@ FAMILY = Family(
     model_types=("qwen3",),
     read=read,
     gguf="qwen3",
+    unsaid={
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 32768,
+    },
 )

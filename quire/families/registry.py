@@ -27,9 +27,10 @@ from quire.families import (
     phi3,
     qwen2,
     qwen2_moe,
+    qwen2_vl,
     qwen3,
     qwen3_moe,
-    qwen_vl,
+    qwen3_vl,
     smollm3,
     stablelm,
     starcoder2,
@@ -57,7 +58,6 @@ FAMILIES: tuple[Family, ...] = (
     mixtral.FAMILY,
     olmoe.FAMILY,
     gemma3.FAMILY,
-<<<<<<< HEAD
     gemma2.FAMILY,
     olmo3.FAMILY,
     gpt2.FAMILY,
@@ -66,11 +66,11 @@ FAMILIES: tuple[Family, ...] = (
     ministral3.FAMILY,
     glm4_moe.FAMILY,
     granitemoe.FAMILY,
-=======
-    qwen_vl.QWEN2,
-    qwen_vl.QWEN3,
->>>>>>> 26c0d47 (Read images with Qwen2-VL, Qwen2.5-VL and Qwen3-VL)
+    qwen2_vl.FAMILY,
+    qwen3_vl.FAMILY,
 )
+# Whose text a model that sees has where its config does not say.
+UNSAID_TEXT = llama.FAMILY
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 CAUSAL = "ForCausalLM"
 # The same layers with another head, or with none.

@@ -16,8 +16,7 @@ from quire.errors import ModelNotFound, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.media.registry import media_family
-from quire.families.media.text_defaults import text_defaults
-from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, family_of
+from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, UNSAID_TEXT, family_of
 from quire.families.rope_config import overridden
 from quire.spec import ModelSpec
 from quire.weights.checkpoint import checked_file
@@ -101,8 +100,10 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     said["text_model_type"] = text.get("model_type")
     if media_family(config) is not None and not any(map(family_of, config["architectures"])):
         # Another model's text, read as that model's own config.
-        said = {**said, "architectures": None, "model_type": text.get("model_type", "llama")}
-        text = {**text_defaults(said["model_type"]), **text}
+        kind = text.get("model_type") or UNSAID_TEXT.model_types[0]
+        said = {**said, "architectures": None, "model_type": kind}
+        family = BY_MODEL_TYPE.get(kind)
+        text = {**({} if family is None else family.unsaid), **text}
     return {**{key: value for key, value in config.items() if key != "text_config"}, **text, **said}
 
 

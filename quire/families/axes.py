@@ -1,5 +1,4 @@
-"""The text of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3 with positions of three
-coordinates, each turning its own pairs of a head. No torch."""
+"""Positions of three coordinates, each of which turns its own pairs of a head. No torch."""
 
 from __future__ import annotations
 
@@ -7,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from quire.families import qwen2, qwen3
-from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.layer_plan import AttentionPlan
 from quire.spec import ModelSpec
@@ -17,21 +14,15 @@ ROPES = ("rope_scaling", "rope_parameters")
 _OWN = ("mrope_section", "mrope_interleaved", "type", "rope_type")
 
 
-def read_qwen2(fields: Fields) -> ModelSpec:
-    return _read(fields, qwen2.read, (16, 24, 24), interleaved=False)
-
-
-def read_qwen3(fields: Fields) -> ModelSpec:
-    return _read(fields, qwen3.read, (24, 20, 20), interleaved=True)
-
-
-def _read(
+def read_with_axes(
     fields: Fields,
     read: Callable[[Fields], ModelSpec],
     unsaid: tuple[int, int, int],
     *,
     interleaved: bool,
 ) -> ModelSpec:
+    """The spec that `read` makes of a config, with how many pairs each coordinate turns: side by
+    side, or `interleaved`; `unsaid` are those of a config that does not say."""
     said: dict[str, Any] = {}
     for key in ROPES:
         said |= fields.inner(key).values
@@ -63,17 +54,3 @@ def _interleaved(sections: list[int] | tuple[int, ...], pairs: int) -> tuple[int
     return tuple(
         pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in range(pairs)
     )
-
-
-QWEN2 = Family(
-    name="qwen2_vl",
-    architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
-    model_types=("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"),
-    read=read_qwen2,
-)
-QWEN3 = Family(
-    name="qwen3_vl",
-    architectures=("Qwen3VLForConditionalGeneration",),
-    model_types=("qwen3_vl", "qwen3_vl_text"),
-    read=read_qwen3,
-)

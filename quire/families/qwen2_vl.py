@@ -1,0 +1,21 @@
+"""The text of Qwen2-VL and Qwen2.5-VL: Qwen2 with positions of three coordinates. No torch."""
+
+from __future__ import annotations
+
+from quire.families import qwen2
+from quire.families.axes import read_with_axes
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    return read_with_axes(fields, qwen2.read, (16, 24, 24), interleaved=False)
+
+
+FAMILY = Family(
+    name="qwen2_vl",
+    architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+    model_types=("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"),
+    read=read,
+)

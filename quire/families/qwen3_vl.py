@@ -1,0 +1,21 @@
+"""The text of Qwen3-VL: Qwen3 with positions of three coordinates. No torch."""
+
+from __future__ import annotations
+
+from quire.families import qwen3
+from quire.families.axes import read_with_axes
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    return read_with_axes(fields, qwen3.read, (24, 20, 20), interleaved=True)
+
+
+FAMILY = Family(
+    name="qwen3_vl",
+    architectures=("Qwen3VLForConditionalGeneration",),
+    model_types=("qwen3_vl", "qwen3_vl_text"),
+    read=read,
+)
