@@ -31,11 +31,8 @@ def mentions(name: str) -> set[str]:
         for path in PACKAGE.rglob("*.py")
         if word.search(path.read_text(encoding="utf-8"))
     }
-    return {
-        file
-        for file in found
-        if not file.startswith(tuple(f"{room}/" for room in (*FORMATS, *SEEING)))
-    }
+    rooms = tuple(f"{room}/" for room in (*FORMATS, *SEEING))
+    return {file for file in found if not file.startswith(rooms)}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
