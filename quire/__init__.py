@@ -44,6 +44,7 @@ _HOME = {
     "compat.model_registry": "ModelRegistry",
     "compat.not_built": "LLMEngine initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
+    "InvalidAdapter AdapterFailed "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
     "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed DoesNotFit BatchError "
     "InvalidBatch EngineError NotEnoughMemory EngineClosed EngineAsleep EngineBusy JobError "

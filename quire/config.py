@@ -26,6 +26,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterOptions:
+    """LoRA adapters: so many in one batch, of at most this rank, and so many in main memory."""
+
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What the engine runs with, after `options.resolve` decided."""
 
@@ -61,6 +70,7 @@ class EngineConfig:
     # Classes of logits processors: those that edit every row, and those that serve a request.
     batch_processors: tuple[Callable[..., Any], ...] = ()
     request_processors: tuple[Callable[..., Any], ...] = ()
+    adapters: AdapterOptions | None = None  # None: no LoRA adapters
 
 
 @dataclass(frozen=True, slots=True)

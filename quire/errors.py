@@ -6,6 +6,7 @@ QuireError
 │   ├── InvalidPrompt         a prompt: wrong type, empty, token out of range, bad text
 │   │   └── PromptTooLong     more tokens than the model or the KV pool takes
 │   ├── InvalidGrammar        a schema, regex or grammar that cannot be followed
+│   ├── InvalidAdapter        a LoRA adapter that is broken, not built, or of another model
 │   └── InvalidOption         an engine option with a bad value
 │       └── UnknownOption     an option nobody knows (also a TypeError)
 ├── NotSupported              known, but not built (also a NotImplementedError)
@@ -17,6 +18,7 @@ QuireError
 │   ├── InvalidLogits         the model gave NaN or infinite logits
 │   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
 │   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
+│   ├── AdapterFailed         its adapter's files changed, or went, before they were needed
 │   └── DoesNotFit            the row outgrew the whole KV pool
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
 │   └── InvalidBatch          one of them for what was passed with it (also an InvalidRequest)
@@ -85,6 +87,10 @@ class InvalidGrammar(InvalidRequest):
     """A schema, a regex or a grammar is broken, unsupported, unsatisfiable or too large."""
 
 
+class InvalidAdapter(InvalidRequest):
+    """A LoRA adapter is broken, asks for what is not built, or belongs to another model."""
+
+
 class InvalidOption(InvalidRequest):
     """An engine option has a value that cannot work."""
 
@@ -127,6 +133,10 @@ class GrammarFailed(RowError):
 
 class ProcessorFailed(RowError):
     """One of the row's logits processors raised, never returned, or gave nothing of use."""
+
+
+class AdapterFailed(RowError):
+    """The row's adapter could not be read when its turn came."""
 
 
 class DoesNotFit(RowError):

@@ -12,7 +12,6 @@ from quire.inputs.prompt import merge_prompts
 from quire.options import EngineArgs, Options, parse_options
 from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
-from quire.params.lora import LORA_WAY_OUT
 from quire.plan.plan import Plan
 from quire.run import Window
 from quire.sampling_params import BeamSearchParams
@@ -67,9 +66,10 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         defaults if None. A list is checked whole before any work. With on_error="return" a
         prompt that fails gets an output with finish_reason "error" and its `.error`; with
         "raise" the others still finish, and the error carries their outputs. `on_result(index,
-        output)` is called as each result comes.
+        output)` is called as each result comes. `lora_request` names a LoRA adapter for all
+        prompts, or lists one (or None) for each.
         """
-        _refuse_media(lora_request, mm_processor_kwargs)
+        _refuse_media(mm_processor_kwargs)
         with self._session.turn():
             windows, total = self._session.intake.read(
                 merge_prompts(prompts, prompt_token_ids),
@@ -77,6 +77,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
                 strict=raises(on_error),
+                adapters=self._session.asked_adapters(lora_request),
             )
             return self._gather(windows, total, use_tqdm, on_error, on_result)
 
@@ -106,7 +107,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         chat template, or with `chat_template` (a template, or the path of one). A special token
         in a message is text, unless `special_tokens_in_messages`.
         """
-        _refuse_media(lora_request, mm_processor_kwargs)
+        _refuse_media(mm_processor_kwargs)
         template = self._chat_template if chat_template is None else read_template(chat_template)
         conversations = [messages] if is_conversation(messages) else messages
         with self._session.turn():
@@ -116,6 +117,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
                 strict=raises(on_error),
+                adapters=self._session.asked_adapters(lora_request),
                 rendering={
                     "chat_template": template,
                     "content_format": chat_template_content_format,
@@ -142,9 +144,8 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         its `n` best answers come best first. `concurrency_limit` searches run at once, by default
         as many as there is room for.
         """
-        _refuse_media(lora_request, None)
         with self._session.turn():
-            call = self._session.beam_call(prompts, params, concurrency_limit)
+            call = self._session.beam_call(prompts, params, concurrency_limit, lora_request)
             return call.outputs(gather_call(self._session.run, call, use_tqdm, call.count))
 
     def score_continuations(
@@ -153,6 +154,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         continuations: Any,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
     ) -> list[list[ContinuationScore]]:
         """How likely each continuation of each context is: multiple choice without generating.
 
@@ -162,7 +164,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         continuations it has. The answers have the shape of `continuations`.
         """
         with self._session.turn():
-            call = self._session.score_call(contexts, continuations)
+            call = self._session.score_call(contexts, continuations, lora_request)
             return call.scores(gather_call(self._session.run, call, use_tqdm))
 
     def stream(
@@ -173,6 +175,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         tokens: bool = False,
+        lora_request: Any = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Yield (index of the prompt, its output) as each finishes, in bounded memory.
 
@@ -186,6 +189,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 priority=priority,
                 watched=tokens,
                 tokenization_kwargs=tokenization_kwargs,
+                adapters=self._session.asked_adapters(lora_request),
             )
             with closing(self._session.run(windows, ctrl_c.check)) as results:
                 yield from results
@@ -212,7 +216,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Check prompts now and run them at `wait_for_completion`; returns their request ids."""
-        _refuse_media(lora_request, mm_processor_kwargs)
+        _refuse_media(mm_processor_kwargs)
         with self._session.turn():
             windows, _ = self._session.intake.read(
                 prompts,
@@ -220,6 +224,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
                 strict=True,
+                adapters=self._session.asked_adapters(lora_request),
             )
             queued = [item for window in windows for item in window]
             self._queued.append(queued)
@@ -267,9 +272,7 @@ def _open(model: str, parsed: Options, given: dict[str, Any]) -> Session:
     return ReplicaSession.open_replicas(model, parsed, given)
 
 
-def _refuse_media(lora_request: Any, mm_processor_kwargs: Any) -> None:
-    if lora_request is not None:
-        raise NotSupported(LORA_WAY_OUT)
+def _refuse_media(mm_processor_kwargs: Any) -> None:
     if mm_processor_kwargs:
         raise NotSupported("images and audio are not built: leave mm_processor_kwargs out.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -77,6 +77,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """A LoRA adapter: its name with the content of its files, under a number of its own.
+
+    `asked` is the LoRARequest as the caller wrote it, `plan` what the store knows of its files.
+    """
+
+    number: int
+    name: str
+    digest: str
+    asked: Any = None
+    plan: Any = None
+
+    def salted(self, salt: str) -> str:
+        """What sets the KV of its requests apart. No caller's salt has a NUL in it."""
+        return f"\0{self.name}\0{self.digest}\0{salt}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Request:
     """One prompt with its parameters, checked and complete.
 
@@ -104,6 +122,9 @@ class Request:
 
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
     the `background` yields to those that are not.
+
+    A request with an `adapter` is computed by the model with that adapter. Its `cache_salt` is the
+    adapter's then, so that no other request reads its KV.
     """
 
     number: int
@@ -130,11 +151,29 @@ class Request:
     with_placeholders: Ints | None = None  # the prompt's ids where some are negative
     coordinates: Ints | None = None
     delta: int = 0
+    adapter: Adapter | None = None
 
     @property
     def plain_ids(self) -> Ints:
         """The prompt in ids of the vocabulary."""
         return self.prompt_ids if self.with_placeholders is None else self.with_placeholders
+
+    @property
+    def adapter_number(self) -> int:
+        """0: none."""
+        return 0 if self.adapter is None else self.adapter.number
+
+    @property
+    def lora_request(self) -> Any:
+        """What its adapter was asked for with."""
+        return None if self.adapter is None else self.adapter.asked
+
+    def adapted_by(self, adapter: Adapter | None) -> Request:
+        """The same, computed with an adapter."""
+        if adapter is None:
+            return self
+        salt = adapter.salted(self.cache_salt)
+        return replace(self, adapter=adapter, cache_salt=salt)
 
     @property
     def num_prompt(self) -> int:

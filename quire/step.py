@@ -100,6 +100,7 @@ class RowStart:
     number among the executor's Handles; with `has_processors` the functions found there edit
     the row's logits before anything else does. `paced`: each of its tokens has come home before a
     plan asks for the next, and when it decodes it is in `StepPlan.single`.
+    `adapter` is the number, there too, of the LoRA adapter that the row is computed with; 0: none.
     """
 
     row: int
@@ -114,6 +115,7 @@ class RowStart:
     has_processors: bool = False
     paced: bool = False
     delta: int = 0  # added to its positions where heads are turned, once its prompt is computed
+    adapter: int = 0
 
     @property
     def freezing_ids(self) -> Ints:

@@ -16,6 +16,7 @@ from quire import (
     AsyncEngineArgs,
     AsyncLLM,
     AsyncLLMEngine,
+    LoRARequest,
     PoolingParams,
     RequestOutput,
     RequestOutputKind,
@@ -197,7 +198,8 @@ def test_what_scripts_ask_of_an_engine(llm: AsyncLLM) -> None:
         with pytest.raises(NotSupported):
             await anext(llm.encode("a", PoolingParams(task="embed")))
         with pytest.raises(NotSupported):
-            await anext(llm.generate("a", params(1), lora_request=object()))
+            request = LoRARequest("a", 1, "adapter")
+            await anext(llm.generate("a", params(1), lora_request=request))
 
     asyncio.run(main())
     assert llm.is_running and not llm.errored and llm.dead_error is None

@@ -17,6 +17,7 @@ from quire import (
     BeamSearchParams,
     DoesNotFit,
     InvalidParams,
+    LoRARequest,
     NotSupported,
     PromptTooLong,
     QuireWarning,
@@ -277,7 +278,7 @@ def test_what_cannot_be_is_refused_with_its_rule(llm: LLM) -> None:
     with pytest.raises(InvalidParams, match="concurrency_limit"):
         llm.beam_search("a", params, concurrency_limit=0)
     with pytest.raises(NotSupported):
-        llm.beam_search("a", params, lora_request=object())
+        llm.beam_search("a", params, lora_request=LoRARequest("a", 1, "adapter"))
     params.beam_width = 0
     with pytest.raises(InvalidParams, match="beam_width"):
         llm.beam_search("a", params)

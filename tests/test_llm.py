@@ -24,6 +24,7 @@ from quire import (
     InvalidParams,
     InvalidPrompt,
     InvalidRequest,
+    LoRARequest,
     NotSupported,
     PromptTooLong,
     RequestOutput,
@@ -457,8 +458,10 @@ def test_what_is_not_built_says_so_with_a_way_out(llm: LLM, name: str) -> None:
         getattr(llm, name)("a")
 
 
-def test_lora_is_refused(llm: LLM) -> None:
-    with pytest.raises(NotSupported, match="LoRA"):
+def test_an_adapter_needs_enable_lora(llm: LLM) -> None:
+    with pytest.raises(NotSupported, match="enable_lora=True"):
+        generate(llm, "a", GREEDY, lora_request=LoRARequest("a", 1, "adapter"))
+    with pytest.raises(InvalidRequest, match="LoRARequest"):
         generate(llm, "a", GREEDY, lora_request=object())
 
 

@@ -114,6 +114,8 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "data_parallel_size": [(1, 1), (4, 4)],
     "distributed_executor_backend": [("mp", "mp"), ("uni", "uni")],
     **options.TAKEN,
+    "enable_lora": [(True, True)],
+    **{f"max_{what}": [(1, 1), (32, 32)] for what in ("loras", "lora_rank", "cpu_loras")},
 }
 # ... and values that are not.
 BAD: dict[str, list[Any]] = {
@@ -170,6 +172,8 @@ BAD: dict[str, list[Any]] = {
     "data_parallel_size": [0, 257, "2", True],
     "distributed_executor_backend": ["gloo", 3],
     **options.BAD,
+    "enable_lora": [1],
+    **{f"max_{what}": [0, True, "2", 1 << 30] for what in ("loras", "lora_rank", "cpu_loras")},
 }
 
 
@@ -481,7 +485,7 @@ def test_engine_args_are_checked_when_made() -> None:
     with pytest.raises(InvalidOption):
         make("m", max_num_seqs=0)
     with pytest.raises(NotSupported):
-        make("m", enable_lora=True)
+        make("m", enable_lora_bias=True)
     with pytest.raises(InvalidOption):
         make(5)
     with pytest.raises(TypeError):

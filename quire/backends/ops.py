@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+
 # (x [T, H], chosen int64 [T, k], scores float32 [T, k]) -> [T, H]
 ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
@@ -143,6 +145,9 @@ class Kernels(Protocol):
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
         """What the experts that tokens chose make of them (experts.py), of products made here."""
+
+    def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
+        """What adds LoRA adapters to products (adapters.py)."""
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of table [V, H] -> [T, H]."""

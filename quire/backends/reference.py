@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import LoopedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.layer_plan import Activation, LayerPlan
@@ -43,6 +45,9 @@ class ReferenceKernels:
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
+
+    def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
+        return LoopedAdapters(self.make_linear, self.padded)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return table[token_ids]

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from quire.errors import InvalidPrompt, InvalidRequest, PromptTooLong
 from quire.inputs.parse import ParsedPrompt, is_single, parse_prompt, split_prompts
 from quire.inputs.tokenizer import Tokenizer
-from quire.request import Ints, Request
+from quire.request import Adapter, Ints, Request
 from quire.sampling_params import SamplingParams
 
 # Contexts encoded at once: whole texts are kept no longer than it takes to split them.
@@ -43,7 +43,17 @@ class _Group:
 
     context: Ints
     salt: str
+    adapter: Adapter | None
     continuations: dict[bytes, Ints] = field(default_factory=dict)
+
+
+class AdapterOf(Protocol):
+    """The LoRA adapters of contexts."""
+
+    def check_count(self, num_prompts: int) -> None:
+        """InvalidRequest unless there is one for each of so many."""
+
+    def at(self, index: int) -> Adapter | None: ...
 
 
 class ContinuationReader:
@@ -55,11 +65,16 @@ class ContinuationReader:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._max_model_len, self._pool_tokens = max_model_len, pool_tokens
 
-    def read(self, contexts: Any, continuations: Any) -> ContinuationBatch:
-        """Everything is checked here, before any work."""
+    def read(
+        self, contexts: Any, continuations: Any, adapters: AdapterOf | None = None
+    ) -> ContinuationBatch:
+        """Everything is checked here, before any work. `adapters` has one for each context."""
         if is_single(contexts):
             contexts, continuations = [contexts], [continuations]
         given = list(split_prompts(contexts))
+        if adapters is not None:
+            adapters.check_count(len(given))
+        adapted = [None if adapters is None else adapters.at(i) for i in range(len(given))]
         listed = _lists(continuations, len(given))
         parsed = [self._parse(one, f"context {i}", "contexts") for i, one in enumerate(given)]
         options = [
@@ -75,7 +90,8 @@ class ContinuationReader:
             some = slice(first, first + TOGETHER)
             encoded = self._encode(_texts(parsed[some], options[some]))
             for context, theirs in zip(parsed[some], options[some], strict=True):
-                found.append(self._group(context, theirs, encoded, groups, len(found)))
+                by = adapted[len(found)]
+                found.append(self._group(context, theirs, encoded, groups, len(found), by))
         return _batch(list(groups.values()), found)
 
     def _group(
@@ -85,14 +101,16 @@ class ContinuationReader:
         encoded: dict[str, Ints],
         groups: dict[tuple[str, bytes], _Group],
         index: int,
+        adapter: Adapter | None,
     ) -> list[tuple[_Group, bytes]]:
         """Put the continuations of context number `index` into their groups; where they are."""
         places = []
+        salt = context.cache_salt if adapter is None else adapter.salted(context.cache_salt)
         for j, continuation in enumerate(continuations):
             ids, own = self._split(context, continuation, encoded)
             self._check(ids, own, f"continuation {j} of context {index}")
-            key = (context.cache_salt, ids.tobytes())
-            group = groups.setdefault(key, _Group(ids, context.cache_salt))
+            key = (salt, ids.tobytes())
+            group = groups.setdefault(key, _Group(ids, salt, adapter))
             group.continuations[own.tobytes()] = own
             places.append((group, own.tobytes()))
         return places
@@ -266,6 +284,7 @@ def _batch(groups: list[_Group], found: list[list[tuple[_Group, bytes]]]) -> Con
                 arrival=now,
                 cache_salt=group.salt,
                 continuations=tuple(group.continuations[own] for own in order),
+                adapter=group.adapter,
             )
         )
     places = [[place_of[id(group)][own] for group, own in row] for row in found]

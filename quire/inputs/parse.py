@@ -167,9 +167,10 @@ def _from_mapping(given: Mapping[Any, Any], vocab_size: int) -> ParsedPrompt:
             '"prompt_token_ids")',
             parameter="prompt",
         )
-    if salt is not None and (not isinstance(salt, str) or not salt):
+    if salt is not None and (not isinstance(salt, str) or not salt or "\0" in salt):
         raise InvalidPrompt(
-            f'"cache_salt" is {salt!r}; it should be text, or left out', parameter="cache_salt"
+            f'"cache_salt" is {salt!r}; it should be text without NUL characters, or left out',
+            parameter="cache_salt",
         )
     if text is not None:
         check_text(text)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.backends.ops import HeadShape, Kernels
 from quire.layer_plan import KVGroup
+from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
@@ -116,12 +117,14 @@ def build_decoder(
     *,
     max_len: int,
     tp: TensorParallel,
+    adapters: AdapterSites | None = None,
 ) -> Decoder:
     """Take the weights out of the dict, one by one, and put them where they belong.
 
     The dict is emptied on the way, so that a packed weight never lies beside its source.
+    `adapters`: where products get slots for LoRA adapters, if they are to have some.
     """
-    parts = Parts(spec, weights, kernels, shape, tp)
+    parts = Parts(spec, weights, kernels, shape, tp, adapters)
     table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm_before(index) for index in range(spec.num_layers + 1)]
     layers = [parts.layer(i, plan, norms[i + 1]) for i, plan in enumerate(spec.layers)]
@@ -140,7 +143,7 @@ def build_decoder(
         embedding,
         norms[0],
         layers,
-        head,
+        parts.adapted("head", head),
         Rotary(spec.ropes, spec.head_dim, max_len, table.device),
         tp,
         vocab_size=spec.vocab_size,

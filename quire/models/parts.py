@@ -7,6 +7,7 @@ from torch import Tensor
 from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layers.adapted import AdapterSites
 from quire.layers.attention import (
     Attention,
     DividedWidths,
@@ -37,9 +38,11 @@ class Parts:
         kernels: Kernels,
         shape: HeadShape,
         tp: TensorParallel,
+        adapters: AdapterSites | None = None,
     ) -> None:
+        """`adapters`: where products get slots for LoRA adapters, if they are to have some."""
         self.spec, self.weights, self.kernels = spec, weights, kernels
-        self.shape, self.tp = shape, tp
+        self.shape, self.tp, self.adapters = shape, tp, adapters
         self.places: Places = {}  # of the weights that were made into parts so far
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -64,9 +67,22 @@ class Parts:
         weight = self.matrix(f"{name}.weight", rows, columns)
         made = Linear(self.kernels, weight, self.tensor(f"{name}.bias", rows) if bias else None)
         self.places[f"{name}.weight"] = (made,)
+        return self.adapted(name, made)
+
+    def adapted(self, name: str, made: Linear) -> Linear:
+        """The product, with slots for LoRA adapters where it is to have some."""
+        if self.adapters is not None:
+            made.multiply = self.adapters.around(name, made.multiply, made.bias)
         return made
 
     def embedding(self, table: Matrix | Rows) -> Embedding:
+        made = self._embedding(table)
+        if self.adapters is not None:
+            sizes = self.spec.vocab_size, self.spec.hidden_size
+            made.look_up = self.adapters.around_rows("embed", made.look_up, *sizes)
+        return made
+
+    def _embedding(self, table: Matrix | Rows) -> Embedding:
         spec, learned = self.spec, self.spec.learned_positions
         if learned is not None:
             if spec.embedding_scale != 1.0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from quire.backends.ops import HeadShape, Kernels
 from quire.errors import UnsupportedModel
 from quire.families.registry import family_named
+from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, build_decoder
 from quire.models.fallback.loaded import LoadedModule
@@ -25,11 +26,12 @@ def build_model(
     *,
     max_len: int,
     tp: TensorParallel,
+    adapters: AdapterSites | None = None,
 ) -> Decoder:
     """The model of a spec; empties `weights`. UnsupportedModel for a family that is not known."""
     family_named(spec.family)
     _check_heads(spec)
-    return build_decoder(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+    return build_decoder(spec, weights, kernels, shape, max_len=max_len, tp=tp, adapters=adapters)
 
 
 def build_any_model(
@@ -40,13 +42,14 @@ def build_any_model(
     *,
     max_len: int,
     tp: TensorParallel,
+    adapters: AdapterSites | None = None,
 ) -> Decoder | ModuleModel:
     """The model of a spec, or the one that Transformers computes."""
     if isinstance(weights, LoadedModule):
         from quire.models.fallback.build import build_fallback  # Transformers, which takes seconds
 
         return build_fallback(weights, kernels, shape)
-    return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp)
+    return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp, adapters=adapters)
 
 
 def _check_heads(spec: ModelSpec) -> None:

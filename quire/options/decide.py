@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
+from quire.options.adapters import adapter_options
 from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY
 from quire.options.parse import Options
 from quire.options.speculation import speculation_for
@@ -103,7 +104,12 @@ def resolve(
         structured_outputs=_structured_outputs(options),
         batch_processors=batch_processors,
         request_processors=tuple(c for c in classes if _is_adapter(c)),
+        adapters=adapter_options(*_adapter_limits(options)) if options.enable_lora else None,
     )
+
+
+def _adapter_limits(options: Options) -> tuple[int, int, int | None]:
+    return options.max_loras, options.max_lora_rank, options.max_cpu_loras
 
 
 def _structured_outputs(options: Options) -> StructuredOutputsConfig:

@@ -187,18 +187,10 @@ MOOT: dict[str, dict[str, Any]] = {
         "mm_device_do_normalize": True,
         "ec_manager_config": None,
     },
-    "It only matters with LoRA adapters, and enable_lora is refused.": {
-        "max_loras": 1,
-        "max_lora_rank": 16,
-        "max_cpu_loras": None,
+    "Adapters lie whole on the device, in slots, and none adds tokens to the vocabulary.": {
         "fully_sharded_loras": False,
-        "lora_dtype": "auto",
         "lora_extra_vocab_size": 256,
-        "lora_target_modules": None,
-        "enable_tower_connector_lora": False,
         "specialize_active_lora": False,
-        "enable_mixed_moe_lora_format": False,
-        "enable_moe_shared_loras": False,
     },
     "Every grammar is followed by llguidance, and there is nothing to fall back on.": {
         "guided_decoding_backend": "auto",

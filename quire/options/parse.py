@@ -10,6 +10,7 @@ from typing import Any
 from quire.base.notes import warn
 from quire.config import Speculation
 from quire.errors import NotSupported, UnknownOption
+from quire.options.adapters import MAX_LORAS, MAX_RANK
 from quire.options.table import OPTIONS
 from quire.params.rules import PARAMS_STATUS, show
 from quire.params.structured import StructuredOutputsConfig
@@ -72,6 +73,10 @@ class Options:
     allowed_media_domains: tuple[str, ...] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     interleave_mm_strings: bool = False
+    enable_lora: bool = False
+    max_loras: int = MAX_LORAS
+    max_lora_rank: int = MAX_RANK
+    max_cpu_loras: int | None = None
 
     def __repr__(self) -> str:
         """Only what was set, and never the token."""

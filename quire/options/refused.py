@@ -65,10 +65,16 @@ REFUSED: dict[str, dict[str, Any]] = {
         "spec_tokens": None,
     },
     "Merge the adapter into the weights and load those.": {
-        "enable_lora": False,
         "default_mm_loras": None,
         "enable_lora_bias": False,
         "enable_prompt_adapter": False,
+        "enable_tower_connector_lora": False,
+        "enable_mixed_moe_lora_format": False,
+        "enable_moe_shared_loras": False,
+    },
+    "An adapter has the model's dtype, and changes every module that its tensors name.": {
+        "lora_dtype": "auto",
+        "lora_target_modules": None,
     },
     "Name one of the parsers that are there in reasoning_parser.": {
         "reasoning_parser_plugin": None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.options import checks
+from quire.options.adapters import ADAPTER_OPTIONS
 from quire.options.checks import Check
 from quire.options.media import MEDIA
 from quire.options.moot import MOOT
@@ -313,6 +314,7 @@ HONOURED: tuple[Option, ...] = (
         '"mp" (the default) starts processes where there are replicas; "uni" allows none.',
     ),
     *(_honoured(name, *facts) for name, facts in MEDIA.items()),
+    *(_honoured(*option) for option in ADAPTER_OPTIONS),
 )
 
 # Values of other options that ask for nothing new, and options whose values are still checked.

@@ -1,19 +1,22 @@
-"""LoRARequest: which adapter an answer should use. It can be made; `generate` refuses it."""
+"""LoRARequest: which adapter an answer should use."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequest
-from quire.params.rules import whole
-
-LORA_WAY_OUT = "LoRA adapters are not built: merge the adapter into the weights and load those."
+from quire.errors import InvalidRequest, NotSupported
+from quire.params.rules import fail, whole
 
 
 @dataclass(slots=True, eq=False)
 class LoRARequest:
-    """An adapter by name and number; two requests are equal when their names are."""
+    """An adapter by name, number and path; two requests are equal when their names are.
+
+    `lora_path` is a directory that PEFT wrote, or a Hub id. What counts is the name together with
+    the content found there: an adapter that changed on disk is another one.
+    """
 
     lora_name: str
     lora_int_id: int
@@ -21,9 +24,22 @@ class LoRARequest:
     base_model_name: str | None = None
     tensorizer_config_dict: dict[str, Any] | None = None
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
+        name = self.lora_name
+        if not isinstance(name, str) or not name or "\0" in name or len(name) > 1000:
+            rule = "a text of 1 to 1000 characters, none of them NUL"
+            fail(InvalidRequest, "lora_name", rule, name)
         self.lora_int_id = whole(InvalidRequest, "lora_int_id", self.lora_int_id, low=1)
+        if not isinstance(self.lora_path, str | os.PathLike) or "\0" in os.fspath(self.lora_path):
+            fail(InvalidRequest, "lora_path", "a path without NUL characters", self.lora_path)
+        self.lora_path = os.fspath(self.lora_path)
+        for field in ("tensorizer_config_dict", "is_3d_lora_weight"):
+            if getattr(self, field):
+                raise NotSupported(
+                    f"LoRARequest.{field} is not built: give the directory that PEFT wrote."
+                )
 
     @property
     def adapter_id(self) -> int:

@@ -60,6 +60,7 @@ class Results:
             [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
             True,
             _metrics(request, samples),
+            lora_request=request.lora_request,
             num_cached_tokens=first.num_cached,
             error=next((s.error for s in samples if s.error), None),
         )
@@ -93,6 +94,7 @@ class Results:
             [self._completion(a, text) for a, text in zip(answers, texts, strict=True)],
             True,
             metrics,
+            lora_request=request.lora_request,
             num_cached_tokens=samples[0].num_cached,
             error=error,
             choice_chances=chances,
@@ -114,6 +116,7 @@ class Results:
             answers,
             False,
             _metrics(request, samples),
+            lora_request=request.lora_request,
             num_cached_tokens=samples[0].num_cached,
         )
 
@@ -242,6 +245,7 @@ def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
         [],
         True,
         _metrics(request, samples),
+        lora_request=request.lora_request,
         num_cached_tokens=samples[0].num_cached,
         error=error,
         continuation_scores=None if error else PathScores(samples).of_continuations(),
@@ -259,6 +263,7 @@ def _hidden_output(request: Request, kind: HiddenKind, sequence: Sequence) -> Re
         [],
         True,
         _metrics(request, [sequence]),
+        lora_request=request.lora_request,
         num_cached_tokens=sequence.num_cached,
         error=error,
         hidden=None if error else joined(kind, sequence.hidden),

@@ -20,6 +20,7 @@ class Limits:
     speculation: Speculation | None = None
     pacing: Pacing = Pacing()
     shelf_rows: int = 0  # of encoded media that are kept; one item may be larger
+    max_adapters: int = 1  # LoRA adapters that run at once
 
     @staticmethod
     def in_engine(config: EngineConfig, shelf_rows: int = 0) -> Limits:
@@ -32,4 +33,5 @@ class Limits:
             speculation=config.speculation,
             pacing=Pacing.in_engine(config),
             shelf_rows=shelf_rows,
+            max_adapters=1 if config.adapters is None else config.adapters.max_loras,
         )

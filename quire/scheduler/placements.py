@@ -11,7 +11,7 @@ or whose guesses were wrong, finds all it needs to go on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -325,7 +325,8 @@ class Placements:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
             ids = request.plain_ids, sequence.output_ids, no_ints()
             how = row, _IN_VAIN, 0, sequence.sample
-            return RowStart(*how, *ids, max_tokens=UNLIMITED, delta=request.delta)
+            start = RowStart(*how, *ids, max_tokens=UNLIMITED, delta=request.delta)
+            return replace(start, adapter=request.adapter_number)
         return RowStart(
             row=row,
             sampling=self._sampling(request.params),
@@ -339,6 +340,7 @@ class Placements:
             has_processors=bool(request.processors),
             paced=bool(self.rows.paced[row]),
             delta=request.delta,
+            adapter=request.adapter_number,
         )
 
     def _sampling(self, params: SamplingParams) -> RowSampling:

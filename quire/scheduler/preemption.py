@@ -11,8 +11,10 @@ from collections.abc import Sequence as Many
 from quire.cache.groups import most_tokens
 from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit
+from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.commit import Committer
+from quire.scheduler.lanes import Lanes
 from quire.scheduler.placements import Placements
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
@@ -64,7 +66,15 @@ class Preemption:
         # Never the first admitted: someone must get to the end.
         self._preempt(running[min(range(1, len(running)), key=reluctance)])
 
-    def make_way(self) -> None:
+    def make_way(self, lanes: Lanes, admission: Admission, budget: int) -> None:
+        """Rows and blocks for who waits in the foreground, from the background's."""
+        first = self._waiting.first_in_foreground
+        while first is not None and lanes.can_yield:
+            if admission.takes(first, self._waiting.num_foreground, budget):
+                return
+            self._preempt_background()
+
+    def _preempt_background(self) -> None:
         """Preempt what came last of the background, where any of it runs."""
         rows = self._placements.rows
         for row in reversed(self._first_rows()):

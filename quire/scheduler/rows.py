@@ -69,6 +69,7 @@ class Rows:
         self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
         self.watched = np.zeros(capacity, bool)  # each of its steps is reported
         self.background = np.zeros(capacity, bool)  # it yields to others
+        self.adapter = ints()  # the number of its LoRA adapter; 0 = none
         self.forked = np.zeros(capacity, bool)  # its last block may have other holders
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
@@ -115,6 +116,7 @@ class Rows:
         self.guided[row] = sequence.guide is not None
         self.watched[row] = request.watched
         self.background[row] = request.background
+        self.adapter[row] = request.adapter_number
         self.paced[row] = self._pacing.of(sequence)
         self.visited[row] = (
             sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS

@@ -21,6 +21,7 @@ import numpy as np
 from quire.cache.pool import BlockPool
 from quire.errors import InvalidRequest
 from quire.request import Ints, Request
+from quire.scheduler.adapters import AdapterPlaces, Hold
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.commit import Committer, SentPlan, StepReport
@@ -57,11 +58,12 @@ class Scheduler:
         expected_output: Callable[[Request], float] = lambda request: request.max_tokens,
         make_masks: MakeMasks | None = None,
         accept_all: AcceptAll = accept_each,
+        hold_adapter: Hold | None = None,
         clock: Callable[[], float] = time.monotonic,
         times: PassTimes | None = None,
     ) -> None:
         """`make_masks` begins to fill the masks of rows that follow grammars, `accept_all` has them
-        go on; `times` are those of passes, as far as known."""
+        go on; `hold_adapter` has a LoRA adapter in memory; `times` are those of passes."""
         self.pool, self.limits = pool, limits
         capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.rows = Rows(capacity, pool.num_groups, limits.pacing)
@@ -71,12 +73,15 @@ class Scheduler:
         self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
         self._make_masks, self._accept_all = make_masks, accept_all
+        self._hold_adapter = hold_adapter
         self._sent: deque[SentPlan] = deque()
         self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
         self._beams = Beams(self._placements, expected_output)
         self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
         given = (self._placements, self._scoring, self._beams, self.guesses)
         self._committer = Committer(*given, clock, accept_all)
+        running = (self.rows, self.waiting, limits.max_adapters)
+        self._adapters = AdapterPlaces(*running, hold_adapter, self._committer.fail)
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
         parts = (self._placements, self._scoring, self.waiting)
         self._forking = Forking(*parts, expected_output, clock)
@@ -92,6 +97,7 @@ class Scheduler:
             expected_output=self._expected_output,
             make_masks=self._make_masks,
             accept_all=self._accept_all,
+            hold_adapter=self._hold_adapter,
             clock=self._clock,
             times=self.guesses.times,
         )
@@ -139,7 +145,7 @@ class Scheduler:
         """The next plan, or None if nothing can be done before a result comes back."""
         budget = self.limits.max_num_batched_tokens
         self._past_windows.give_back()
-        self._make_way(budget)
+        self._preemption.make_way(self.lanes, self._admission, budget)
         self.media.begin()
         spare = self.lanes.spare(budget)
         while True:
@@ -161,14 +167,6 @@ class Scheduler:
                 continue
             # Prompts only, none with room for its next chunk.
             self._preemption.make_room()
-
-    def _make_way(self, budget: int) -> None:
-        """Rows and blocks for who waits in the foreground, from the background's."""
-        first = self.waiting.first_in_foreground
-        while first is not None and self.lanes.can_yield:
-            if self._admission.takes(first, self.waiting.num_foreground, budget):
-                return
-            self._preemption.make_way()
 
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
@@ -307,8 +305,9 @@ class Scheduler:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
         max_wait = self._committer.long_wait(self.limits.max_wait)
         self._admission.begin()
+        self._adapters.begin(self._clock(), max_wait)
         while draft.budget > 0:
-            sequence = self.waiting.next(self._clock(), max_wait, background=draft.spare > 0)
+            sequence = self._adapters.next(self._clock(), max_wait, background=draft.spare > 0)
             if sequence is None or not self._admission.has_rows(sequence):
                 return
             budget = draft.spare if sequence.request.background else draft.budget

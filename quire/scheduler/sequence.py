@@ -112,6 +112,7 @@ class Sequence:
     num_cached: int = 0
     num_preemptions: int = 0
     waiting: bool = False
+    parked: bool = False  # it waits, and its adapter has no place
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: QuireError | None = None

@@ -2,14 +2,14 @@
 
 A sequence that has waited longer than `max_wait` goes before all others of its lane, whatever the
 priorities say, the longest waiting first. The background comes after everyone else, but has every
-tenth turn.
+tenth turn. Those whose LoRA adapter has no place are parked beside the lanes (adapters.py).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from quire.scheduler.sequence import Sequence
@@ -75,13 +75,17 @@ class Waiting:
     def __init__(self) -> None:
         self._foreground, self._background = _Lane(), _Lane()
         self._turns = 0  # that the background let others have since it last had one
+        self._parked: dict[int, deque[Sequence]] = {}  # by adapter
+        self._num_parked = 0
+        self._num_unparked: Counter[int] = Counter()  # by adapter, in the lanes
 
     def __len__(self) -> int:
-        return len(self._foreground) + len(self._background)
+        return len(self._foreground) + len(self._background) + self._num_parked
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._foreground
         yield from self._background
+        yield from (s for some in self._parked.values() for s in some if s.parked)
 
     @property
     def num_foreground(self) -> int:
@@ -97,15 +101,78 @@ class Waiting:
     def add(self, sequence: Sequence, *, again: bool = False) -> None:
         """`again`: it was here before (preempted), so it is among the oldest."""
         self._lane(sequence).add(sequence, again=again)
+        if number := sequence.request.adapter_number:
+            self._num_unparked[number] += 1
 
     def add_again(self, sequence: Sequence) -> None:
         self.add(sequence, again=True)
 
     def remove(self, sequence: Sequence) -> None:
         """Take it out."""
-        self._lane(sequence).remove(sequence)
+        if sequence.parked:  # what holds it is emptied when the adapter's turn comes
+            sequence.parked = sequence.waiting = False
+            self._num_parked -= 1
+            return
+        self._take_out(sequence)
         is_turn = sequence.request.background or not self._background
         self._turns = 0 if is_turn else self._turns + 1
+
+    def _take_out(self, sequence: Sequence) -> None:
+        self._lane(sequence).remove(sequence)
+        if number := sequence.request.adapter_number:
+            self._num_unparked[number] -= 1
+            if not self._num_unparked[number]:
+                del self._num_unparked[number]
+
+    def num_unparked(self, adapter: int) -> int:
+        """How many wait in the lanes for this adapter."""
+        return self._num_unparked.get(adapter, 0)
+
+    def park(self, sequence: Sequence) -> None:
+        """Let others go past it until its adapter has a place."""
+        self._take_out(sequence)
+        sequence.waiting = sequence.parked = True
+        self._num_parked += 1
+        self._parked.setdefault(sequence.request.adapter_number, deque()).append(sequence)
+
+    def unpark_first(self, now: float, max_wait: float) -> int | None:
+        """Put those back whose adapter is next, in the order of the lanes, the longest overdue
+        first; its number, or None where none is parked."""
+        if not self._num_parked:
+            self._parked.clear()
+            return None
+        firsts = self._first_parked()
+
+        def turn(number: int) -> tuple[bool, float, Key]:
+            first = firsts[number]
+            queued = first.timings.queued
+            overdue = queued if now - queued > max_wait else math.inf
+            return first.request.background, overdue, _key(first)
+
+        chosen = min(firsts, key=turn)
+        for sequence in reversed(self._parked.pop(chosen)):
+            if sequence.parked:
+                sequence.parked = False
+                self._num_parked -= 1
+                self.add(sequence, again=True)
+        return chosen
+
+    def _first_parked(self) -> dict[int, Sequence]:
+        """Of each adapter the first that is parked for it."""
+        for number, some in list(self._parked.items()):
+            while some and not some[0].parked:
+                some.popleft()
+            if not some:
+                del self._parked[number]
+        return {number: some[0] for number, some in self._parked.items()}
+
+    @property
+    def oldest_parked(self) -> Sequence | None:
+        """Of the foreground, if any of it is parked."""
+        if not self._num_parked:
+            return None
+        firsts = self._first_parked().values()
+        return min(firsts, key=lambda s: (s.request.background, s.timings.queued))
 
     def next(self, now: float, max_wait: float, *, background: bool = True) -> Sequence | None:
         """The one to admit next, left in the queue; None if nobody waits, of the background too

@@ -15,7 +15,6 @@ from typing import Any, Self
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
 from quire.options import EngineArgs, parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
-from quire.params.lora import LORA_WAY_OUT
 from quire.params.pooling import PoolingParams
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.engine_thread import Asked, EngineThread, News
@@ -101,8 +100,6 @@ class AsyncLLM:
         `request_id` names the request for `abort`, and comes back in its outputs. A prompt or
         parameters that are not right raise at the first step of the loop.
         """
-        if lora_request is not None:
-            raise NotSupported(LORA_WAY_OUT)
         if data_parallel_rank:
             raise NotSupported(f"data_parallel_rank={data_parallel_rank}: there is one engine, 0.")
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
@@ -112,7 +109,7 @@ class AsyncLLM:
                 parameter="sampling_params",
                 value=params,
             )
-        asked = Asked(prompt, params, priority, tokenization_kwargs)
+        asked = Asked(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
         reader = self._ask(self._new_id(request_id), asked)
         output = None
         try:
@@ -142,12 +139,11 @@ class AsyncLLM:
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
         """What `pooling_params.task` asks for of one prompt: one output, with `outputs.data`."""
-        if lora_request is not None:
-            raise NotSupported(LORA_WAY_OUT)
         pooling = self._session.pooling
         task = pooling.check(task_of(None, pooling_params))
         [wanted] = pooling.asked(pooling_params, task, 1)
-        asked = Asked(prompt, pooling_params.checked_copy(), priority, tokenization_kwargs)
+        params = pooling_params.checked_copy()
+        asked = Asked(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
         reader = self._ask(self._new_id(request_id), asked)
         output = None
         try:

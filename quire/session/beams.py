@@ -13,6 +13,7 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from quire.run import Refused, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.session.adapters import AskedAdapters
 from quire.session.intake import Intake
 
 
@@ -29,6 +30,7 @@ class BeamCall:
         tokenizer: Tokenizer | None,
         num_blocks: int,
         has_processors: bool,
+        adapters: AskedAdapters | None = None,
     ) -> None:
         """A prompt or a list of them, checked whole; a beam takes at least one of `num_blocks`.
 
@@ -38,7 +40,8 @@ class BeamCall:
         self._limit = _checked_limit(concurrency_limit)
         self._prompts = list(split_prompts(prompts))
         self._tokenizer = tokenizer
-        windows, _ = intake.read(self._prompts, search_sampling(search), strict=True)
+        params_of = search_sampling(search)
+        windows, _ = intake.read(self._prompts, params_of, strict=True, adapters=adapters)
         self._windows: list[Window] = [
             [item if isinstance(item, Refused) else replace(item, search=search) for item in window]
             for window in windows

@@ -15,6 +15,7 @@ from quire.families.encoders.registry import encoder_spec
 from quire.families.fields import Fields
 from quire.options import DeviceFacts, Options, resolve
 from quire.pooling.spec import PoolerSpec
+from quire.session.adapters import check_no_adapters
 from quire.spec import EncoderSpec
 from quire.weights.source import ModelFiles
 
@@ -35,6 +36,7 @@ def load_encoder(
     options: Options,
 ) -> tuple[EncoderSpec, EngineConfig, ModelExecutor]:
     """The spec of an encoder, how it runs, and an executor that is yet to be started."""
+    check_no_adapters(options, "an encoder")
     spec = encoder_spec(family, Fields(config, "config.json"))
     if pooler.max_len is not None:
         spec = replace(spec, max_model_len=min(spec.max_model_len, pooler.max_len))

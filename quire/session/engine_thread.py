@@ -40,6 +40,7 @@ class Asked:
     chat: bool = False
     tools: bool = False
     search: BeamSearchParams | None = None
+    lora_request: Any = None
     request_id: str = ""
     reader: Any = None
     number: int | None = None  # of the request in the engine, once it is there
@@ -204,7 +205,8 @@ class EngineThread:
     def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:
         if isinstance(params, PoolingParams):
             made = self._session.read_pooling(
-                asked.prompt, params, asked.tokenization_kwargs, asked.priority
+                *(asked.prompt, params, asked.tokenization_kwargs, asked.priority),
+                lora_request=asked.lora_request,
             )
             return made if isinstance(made, Refused) else replace(made, background=asked.background)
         read = self._session.intake.read_watched(
@@ -215,6 +217,7 @@ class EngineThread:
             background=asked.background,
             chat=asked.chat,
             with_tools=asked.tools,
+            adapters=self._session.asked_adapters(asked.lora_request),
         )
         if asked.search is None or isinstance(read, Refused):
             return read

@@ -66,6 +66,7 @@ def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -
         ("batch_invariant", options.batch_invariant, "Leave it out."),
         ("quantization", options.quantization not in (None, "none"), "Leave it out."),
         ("kv_cache_dtype", options.kv_cache_dtype == "fp8", "Leave it at 'auto'."),
+        ("enable_lora", options.enable_lora, "Merge the adapter into its base, and load that."),
     ):
         if value:
             raise NotSupported(

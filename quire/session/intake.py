@@ -23,6 +23,7 @@ from quire.outputs import AnswerReading
 from quire.request import Request
 from quire.run import Refused, Window
 from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.session.adapters import AskedAdapters, Make, adapted
 
 # A plan sees at most this much at once; beyond it the gain is small and the memory is not.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
@@ -78,6 +79,7 @@ class Intake:
         tokenization_kwargs: dict[str, Any] | None = None,
         strict: bool = False,
         watched: bool = False,
+        adapters: AskedAdapters | None = None,
     ) -> tuple[Iterable[Window], int | None]:
         """Windows of requests, and how many prompts there are, None if nobody knows.
 
@@ -91,7 +93,7 @@ class Intake:
             made = _with_reading(made, self._answers.for_text)
             return [_watch(one) for one in made] if watched else made
 
-        return self._read(given, params, priority, strict, make)
+        return self._read(given, params, priority, strict, make, adapters)
 
     def read_chats(
         self,
@@ -102,6 +104,7 @@ class Intake:
         tokenization_kwargs: dict[str, Any] | None = None,
         strict: bool = False,
         rendering: dict[str, Any],
+        adapters: AskedAdapters | None = None,
     ) -> tuple[Iterable[Window], int | None]:
         """The same for conversations, written out with the chat template first."""
         tokenizer = self._tokenizer
@@ -117,7 +120,8 @@ class Intake:
             made = self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
             return _with_reading(made, reading)
 
-        return self._read(split_prompts(conversations), params, priority, strict, make)
+        given = split_prompts(conversations)
+        return self._read(given, params, priority, strict, make, adapters)
 
     def read_watched(
         self,
@@ -129,11 +133,12 @@ class Intake:
         background: bool = False,
         chat: bool = False,
         with_tools: bool = False,
+        adapters: AskedAdapters | None = None,
     ) -> Request | Refused:
         """One prompt, whose answer is wanted step by step. `chat`: it was written out from a
         conversation, and its answer is taken apart as such."""
         make = partial(self._maker.make, tokenization_kwargs=tokenization_kwargs)
-        [made] = self._make([prompt], _ParamCopies(params), 0, [priority], make)
+        [made] = self._make([prompt], _ParamCopies(params), 0, [priority], adapted(make, adapters))
         if isinstance(made, Refused):
             return made
         reading: Callable[[str | None], AnswerReading | None] = self._answers.for_text
@@ -163,12 +168,16 @@ class Intake:
         params: Params | None,
         priority: Sequence[int] | None,
         strict: bool,
-        make: Callable[..., list[Request | QuireError]],
+        make: Make,
+        adapters: AskedAdapters | None,
     ) -> tuple[Iterable[Window], int | None]:
+        make = adapted(make, adapters)
         copies = _ParamCopies(self._default_params() if params is None else params)
         if not isinstance(given, Sequence):
             return self._lazily(iter(given), copies, priority, make), None
         copies.check_count(len(given))
+        if adapters is not None:
+            adapters.check_count(len(given))
         if priority is not None and len(priority) != len(given):
             raise _wrong_priorities(f"has {len(priority)} entries for {len(given)} prompts")
         made = self._make(list(given), copies, 0, priority, make)
@@ -184,7 +193,7 @@ class Intake:
         copies: _ParamCopies,
         first: int,
         priority: Sequence[int] | None,
-        make: Callable[..., list[Request | QuireError]],
+        make: Make,
     ) -> Window:
         self.check()
         priorities = None if priority is None else _priorities(priority, first, len(prompts))
@@ -207,7 +216,7 @@ class Intake:
         prompts: Iterator[Any],
         copies: _ParamCopies,
         priority: Sequence[int] | None,
-        make: Callable[..., list[Request | QuireError]],
+        make: Make,
     ) -> Iterator[Window]:
         first = 0
         while some := list(islice(prompts, self._lazy_window)):

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.adapters.store import AdapterStore
 from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, InvalidParams, NotSupported
@@ -27,6 +28,7 @@ from quire.options.plugins import unused_line
 from quire.pooling.choose import choose_pooler
 from quire.pooling.spec import PoolerSpec
 from quire.sampling_params import SamplingParams
+from quire.session.adapters import make_store
 from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.fallback import load_fallback, resolve_fallback
@@ -71,6 +73,7 @@ class LoadedModel:
     head: Head | None = None  # what makes embeddings and classes of its states
     no_text: str | None = None  # why it writes no text, where it does not
     media: ModelMedia | None = None  # how it sees, where it does
+    adapters: AdapterStore | None = None  # its LoRA adapters, where it may have some
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -155,6 +158,7 @@ def load(model: str, options: Options) -> LoadedModel:
         head,
         no_text,
         media,
+        make_store(config, spec, options, files, executor.handles),
     )
 
 

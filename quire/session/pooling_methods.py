@@ -24,7 +24,7 @@ from quire.session.pooling import (
     text_options,
     truncation,
 )
-from quire.session.score_method import ScoreMethod, refuse_lora
+from quire.session.score_method import ScoreMethod
 
 
 class PoolingMethods(ScoreMethod):
@@ -130,7 +130,6 @@ class PoolingMethods(ScoreMethod):
         prompt_name: str | None = None,
         on_error: OnError,
     ) -> list[Any]:
-        refuse_lora(lora_request)
         strict = raises(on_error)
         with self._session.turn():
             pooling = self._session.pooling
@@ -139,6 +138,9 @@ class PoolingMethods(ScoreMethod):
             options = text_options(pooling, tokenization_kwargs, keep, prompt_name)
             given = list(split_prompts(prompts))
             asked = pooling.asked(params, known, len(given))
+            adapters = self._session.asked_adapters(lora_request)
+            if adapters is not None:
+                adapters.check_count(len(given))
             if not given:
                 return []
             first = self._session.intake.take_numbers(len(given))
@@ -149,6 +151,7 @@ class PoolingMethods(ScoreMethod):
                 first_number=first,
                 skip_cache=any(one.skip_cache for one in asked),
             )
+            made = made if adapters is None else adapters.onto(made, 0)
             call = PoolCall(
                 pooling, made, asked, partial(finish, pooling), first_number=first, strict=strict
             )

@@ -10,7 +10,6 @@ from quire.errors import BatchError, InvalidRequest, NotSupported, QuireError
 from quire.inputs.chat import read_template, render_conversations
 from quire.inputs.prompt import split_prompts
 from quire.outputs import RequestOutput, ScoringOutput, ScoringRequestOutput
-from quire.params.lora import LORA_WAY_OUT
 from quire.pooling.similarity import cosine, max_sim
 from quire.pooling.spec import Task
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
@@ -51,15 +50,16 @@ class ScoreMethod:
         one of the role "document"); of an embedding model the score is the cosine, and where each
         token has its own vector the sum of the best products.
         """
-        refuse_lora(lora_request)
         strict = raises(on_error)
         pairs = _pairs(data_1, data_2)
         if not pairs:
             return []
         with self._session.turn():
-            pooling = self._session.pooling
+            pooling, adapters = self._session.pooling, self._session.asked_adapters(lora_request)
             keep = truncation(truncate_prompt_tokens, pooling_params)
             options = text_options(pooling, tokenization_kwargs, keep, "")
+            if adapters is not None:
+                raise NotSupported("lora_request for scores is not built: embed the texts with it.")
             if not pooling.spec.is_cross_encoder:
                 _refuse_template(chat_template)
                 task: Task = "embed" if "embed" in pooling.tasks else "token_embed"
@@ -179,8 +179,3 @@ def _refuse_template(chat_template: str | None) -> None:
             "chat_template: this model embeds texts each by itself; pass them as they are to be "
             "read."
         )
-
-
-def refuse_lora(lora_request: Any) -> None:
-    if lora_request is not None:
-        raise NotSupported(LORA_WAY_OUT)

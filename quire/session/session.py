@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from quire.cache.pool import BlockPool
 from quire.engine import Engine
 from quire.errors import EngineAsleep, InvalidOption, NotSupported
 from quire.executor.executor import PARTS
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.continuations import ContinuationReader
 from quire.inputs.given_tokenizer import tokenizer_of
-from quire.inputs.prompt import RequestMaker
 from quire.options import Options
 from quire.params.pooling import PoolingParams
 from quire.plan.lengths import OutputLengths
@@ -26,8 +24,7 @@ from quire.request import Request
 from quire.results.finished import Results
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
-from quire.scheduler.limits import Limits
-from quire.scheduler.scheduler import Scheduler
+from quire.session.adapters import AskedAdapters, asked_adapters
 from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
 from quire.session.guides import Guides
@@ -35,11 +32,11 @@ from quire.session.hf_config import config_object
 from quire.session.intake import Intake, Params
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.loading import LoadedModel, load
+from quire.session.making import make_maker, make_scheduler
 from quire.session.media import SessionMedia
 from quire.session.metrics import Metric, Metrics
 from quire.session.observing import observe_step
 from quire.session.pooling import make_pooling
-from quire.session.processors import RequestProcessors
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns
 
@@ -61,7 +58,7 @@ class Session:
         self._metrics = Metrics(model.name, config.max_model_len)
         self._guides = self._make_guides()
         self.engine = Engine(
-            self._make_scheduler(),
+            make_scheduler(self.model, self._lengths, self._guides),
             model.executor,
             depth=config.depth,
             # Not a method of this object: a cycle would keep it all until a full collection.
@@ -79,7 +76,7 @@ class Session:
         self.pooling = make_pooling(model)
         self._media = SessionMedia(self.model.media, self.model.tokenizer)
         self.intake = Intake(
-            self._make_maker(),
+            make_maker(self.model, self._media),
             model.default_params,
             tokenizer=model.tokenizer,
             lazy_window=4 * self.engine.scheduler.rows.capacity,
@@ -112,39 +109,6 @@ class Session:
             eos_ids=model.eos_ids,
             config=model.config.structured_outputs,
             handles=model.executor.handles,
-        )
-
-    def _make_scheduler(self) -> Scheduler:
-        config = self.model.config
-        pool = BlockPool(
-            self.model.facts.num_blocks,
-            block_size=config.block_size,
-            caching=config.enable_prefix_caching,
-            windows=self.model.facts.windows,
-        )
-        kept = self.model.facts.num_blocks * config.block_size  # a few per cent of the KV
-        return Scheduler(
-            pool,
-            Limits.in_engine(config, shelf_rows=kept),
-            expected_output=self._lengths.expected,
-            make_masks=self._guides.make_masks,
-            accept_all=self._guides.accept_all,
-        )
-
-    def _make_maker(self) -> RequestMaker:
-        model, config = self.model, self.model.config
-        return RequestMaker(
-            model.tokenizer,
-            vocab_size=model.spec.vocab_size,
-            max_model_len=config.max_model_len,
-            pool_tokens=model.facts.pool_tokens(config.block_size, config.max_model_len),
-            eos_ids=model.eos_ids,
-            more_eos_ids=model.more_eos_ids,
-            llm_seed=config.seed,
-            max_logprobs=config.max_logprobs,
-            processors=RequestProcessors(config, model.spec.vocab_size).of,
-            edits_logits=bool(config.batch_processors),
-            media=self._media.reader,
         )
 
     def turn(self) -> AbstractContextManager[None]:
@@ -199,8 +163,16 @@ class Session:
         _ = plan.estimate  # made now, from what is known now
         return plan
 
+    def asked_adapters(self, lora_request: Any) -> AskedAdapters | None:
+        """The adapters that a call names; None where it names none."""
+        return asked_adapters(lora_request, self.model.adapters)
+
     def beam_call(
-        self, prompts: Any, params: BeamSearchParams, concurrency_limit: int | None
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        concurrency_limit: int | None,
+        lora_request: Any = None,
     ) -> BeamCall:
         """Prompts to search answers for, read and checked."""
         return BeamCall(
@@ -211,9 +183,10 @@ class Session:
             tokenizer=self.model.tokenizer,
             num_blocks=self.model.facts.num_blocks // len(self.model.facts.windows),
             has_processors=bool(self.model.config.batch_processors),
+            adapters=self.asked_adapters(lora_request),
         )
 
-    def score_call(self, contexts: Any, continuations: Any) -> ScoreCall:
+    def score_call(self, contexts: Any, continuations: Any, lora_request: Any = None) -> ScoreCall:
         """Contexts and continuations, read and checked."""
         model, config = self.model, self.model.config
         self.intake.check()
@@ -223,7 +196,8 @@ class Session:
             max_model_len=config.max_model_len,
             pool_tokens=model.facts.pool_tokens(config.block_size, config.max_model_len),
         )
-        return ScoreCall(reader.read(contexts, continuations))
+        adapters = self.asked_adapters(lora_request)
+        return ScoreCall(reader.read(contexts, continuations, adapters))
 
     def read_pooling(
         self,
@@ -231,10 +205,13 @@ class Session:
         params: PoolingParams,
         tokenization_kwargs: dict[str, Any] | None,
         priority: int,
+        lora_request: Any = None,
     ) -> Request | Refused:
         """One prompt whose hidden states are wanted."""
         number = self.intake.take_numbers(1)
         made = self.pooling.read_one(prompt, params, tokenization_kwargs, number)
+        if (adapters := self.asked_adapters(lora_request)) is not None:
+            [made] = adapters.onto([made], 0)
         if not isinstance(made, Request):
             return Refused(number, made)
         return replace(made, priority=priority)
@@ -270,11 +247,11 @@ class Session:
             self._guides.close()
             self.model = replace(self.model, tokenizer=made)
             self._guides = self._make_guides()
-            self.engine.scheduler = self._make_scheduler()
+            self.engine.scheduler = make_scheduler(self.model, self._lengths, self._guides)
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
             self._media = SessionMedia(self.model.media, self.model.tokenizer)
-            self.intake.use(self._make_maker(), made)
+            self.intake.use(make_maker(self.model, self._media), made)
 
     def sleep(self, level: int) -> None:
         """Give memory back; see LLM.sleep."""
@@ -320,6 +297,8 @@ class Session:
                 raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
             self.engine.scheduler.pool.forget_cache()
             self.engine.scheduler.media.clear()
+            if self.model.adapters is not None:
+                self.model.adapters.base_changed()
             return self.model.executor.load_weights(named)
 
     @property

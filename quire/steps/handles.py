@@ -1,15 +1,15 @@
 """What plans and results name and cannot hold: things that belong to this process.
 
 Plans and results are plain data (step.py), so that they can go to another process or into a file.
-A request's own code, masks that threads are still filling, and logits that are with their
-processors are named there by a number, and found here. An executor owns one of these.
+A request's own code, LoRA adapters, masks that threads are still filling, and logits that are with
+their processors are named there by a number, and found here. An executor owns one of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -29,6 +29,10 @@ class HeldLogits(Protocol):
         """Until these or others are done, at most so long."""
 
 
+def _no_adapter(number: int) -> Any:
+    raise LookupError(f"adapter {number}: this engine was made without adapters")
+
+
 def _plain_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
     return np.empty((num_rows, num_words), np.uint32)
 
@@ -44,6 +48,8 @@ class Handles:
         self._numbers = count(1)
         # Room for masks [rows, words]; an executor may know better memory for them.
         self.new_masks: Callable[[int, int], npt.NDArray[np.uint32]] = _plain_masks
+        # What a LoRA adapter adds (adapters/read.py), by its number.
+        self.adapter: Callable[[int], Any] = _no_adapter
 
     def add_request(self, request: Request) -> None:
         self._requests[request.number] = request

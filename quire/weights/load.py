@@ -147,13 +147,18 @@ def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles)
         first += part.rows
 
 
-def stored_weights(files: ModelFiles, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, one at a time: for
-    a model that is built already. Each is checked before the first is read."""
+def stored_weights(
+    files: ModelFiles, spec: ModelSpec, *, only: Collection[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, or of `only` those
+    named, one at a time: for a model that is built already. Each is checked before the first is
+    read."""
     stored = files.stored_tensors()
     by_name: dict[str, list[tuple[Part, tuple[int, ...], Source]]] = {}
     for weight in weights_of(spec):
         for part, source in zip(weight.parts, sources_of(weight, stored, files), strict=True):
+            if only is not None and part.hf not in only:
+                continue
             piece = part, (part.rows, *weight.shape[1:]), source
             by_name.setdefault(part.hf, []).append(piece)
     for name, pieces in by_name.items():

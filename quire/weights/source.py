@@ -116,6 +116,18 @@ def locate(
     return _local(model, hub.snapshot(model, patterns))
 
 
+def fetch_files(
+    repo: str,
+    patterns: list[str],
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    token: str | bool | None = None,
+) -> Path:
+    """The directory with those files of a Hub repository that match, fetched if need be."""
+    return _Hub(revision, download_dir, token).snapshot(repo, patterns)
+
+
 def _local(model: str, path: Path) -> ModelFiles:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
@@ -152,8 +164,9 @@ def _what_a_directory_is(path: Path) -> str:
         base = _base_of(path)
         return (
             f"{path} is an adapter (LoRA), a change to a model and not one itself"
-            f"{f'; it was made for {base!r}' if base else ''}. quire runs whole models: merge it "
-            "into its base with peft's merge_and_unload() and save_pretrained(), and give that."
+            f"{f'; it was made for {base!r}' if base else ''}. Give the base as the model, "
+            "and the adapter as LoRARequest(name, 1, path) with enable_lora=True; or merge it with "
+            "peft's merge_and_unload() and save_pretrained()."
         )
     if (path / "params.json").exists():
         return (

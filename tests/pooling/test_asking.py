@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, AsyncLLM, PoolingParams
+from quire import LLM, AsyncLLM, LoRARequest, PoolingParams
 from quire.errors import (
     BatchError,
     InvalidLogits,
@@ -95,7 +95,8 @@ def test_a_bad_prompt_fails_alone_where_that_is_asked(llm: LLM) -> None:
         ({"pooling_params": PoolingParams(task="classify")}, InvalidParams),
         ({"pooling_params": PoolingParams(returned_token_ids=[1])}, NotSupported),
         ({"on_error": "ignore"}, InvalidOption),
-        ({"lora_request": 1}, NotSupported),
+        ({"lora_request": 1}, InvalidRequest),
+        ({"lora_request": LoRARequest("a", 1, "adapter")}, NotSupported),
         ({"tokenization_kwargs": {"padding": True}}, InvalidRequest),
     ],
 )

@@ -93,11 +93,13 @@ def test_a_pickle_is_called_one_with_the_way_out(name: str, tmp_path: Path) -> N
 
 
 def test_an_adapter_is_called_one_with_its_base(tmp_path: Path) -> None:
-    for base, words in {"owner/base": "made for 'owner/base'", 7: "not one itself. quire"}.items():
+    for base, words in {"owner/base": "made for 'owner/base'", 7: "not one itself. Give"}.items():
         config = {"peft_type": "LORA", "base_model_name_or_path": base}
         (tmp_path / "adapter_config.json").write_text(json.dumps(config))
         (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
-        with pytest.raises(ModelNotFound, match=rf"adapter \(LoRA\).*{words}.*merge_and_unload"):
+        with pytest.raises(
+            ModelNotFound, match=rf"adapter \(LoRA\).*{words}.*enable_lora=True.*merge_and_unload"
+        ):
             locate(tmp_path)
 
 

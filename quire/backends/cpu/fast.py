@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends import generic
+from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+from quire.backends.adapters import LoopedAdapters
 from quire.backends.cpu.attention import CpuAttention, Scratch
 from quire.backends.cpu.linear import make_linear
 from quire.backends.experts import LoopedExperts
@@ -46,6 +48,9 @@ class CpuKernels:
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
+
+    def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
+        return LoopedAdapters(self.make_linear, self.padded)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends import generic
+from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
@@ -21,6 +22,7 @@ from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.errors import NotSupported
 from quire.layer_plan import Activation, LayerPlan
 
 
@@ -53,6 +55,9 @@ class TritonKernels:
         wide = up.grouped and down.grouped and down.weights.shape[2] >= WIDE
         for_many = GroupedExperts(gate, up.weights, down.weights) if wide else None
         return FusedExperts(gate, up, down, for_many=for_many)
+
+    def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
+        raise NotSupported("enable_lora=True on a GPU is not built. Set device='cpu'.")
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)

@@ -14,6 +14,7 @@ from quire.backends.choose import kernels_for
 from quire.backends.ops import HeadShape
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
+from quire.executor.adapters import make_sites, row_adapters
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.cpu.runner import Runner
 from quire.executor.declined import declined_notes
@@ -30,6 +31,7 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import sampler_for
 from quire.executor.shelf import Shelf, Tower
+from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -84,6 +86,7 @@ class LocalExecutor:
         self._model: Model | None = None
         self._runner: Runner | None = None
         self._num_blocks = 0
+        self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
         """Build the model, size the KV pool, and say what came of it."""
@@ -120,7 +123,15 @@ class LocalExecutor:
     def _build(self, weights: Weights | LoadedModule) -> Model:
         config, shape = self.config, self._shape
         kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
-        return build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+        if config.adapters is not None:
+            device = torch.device(config.device)
+            self._sites = make_sites(config.adapters, self.spec, kernels, shape.dtype, device)
+        return build_any_model(
+            *(self.spec, weights, kernels, shape),
+            max_len=0,
+            tp=TensorParallel(),
+            adapters=self._sites,
+        )
 
     def _cache_dtype(self, model: Model) -> torch.dtype:
         auto = self.config.kv_cache_dtype == "auto"
@@ -143,6 +154,7 @@ class LocalExecutor:
             groups=groups,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
             shelf=self.shelf,
+            adapters=row_adapters(config, self._sites, self.handles),
         )
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -166,6 +178,8 @@ class LocalExecutor:
             raise EngineClosed("this executor has no weights that could be exchanged.")
         if not isinstance(self._model, Decoder):
             raise NotSupported(NO_EXCHANGE)
+        if self._runner is not None and self._runner.adapters is not None:
+            self._runner.adapters.forget()
         return NewWeights(self._model, self.spec).load(named)
 
     def submit(self, plan: StepPlan) -> FinishedStep:

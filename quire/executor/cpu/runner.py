@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.executor.adapters import RowAdapters
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
@@ -71,10 +72,12 @@ class Runner:
         groups: Sequence[KVGroup] = (),
         scores_as_logits: bool = False,
         shelf: Shelf | None = None,
+        adapters: RowAdapters | None = None,
     ) -> None:
         """`groups` of layers, whose blocks `cache` holds; none given: one of all. Where some have
         a window, the last block is nobody's: it stays zeros, for kernels that read whole tiles of
-        keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits."""
+        keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits.
+        `adapters`: the slots of LoRA adapters, if the model has some."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         model.use_groups(groups)
@@ -83,12 +86,12 @@ class Runner:
         self._zeros = cache.shape[2] - 1
         if any(window is not None for window in self._windows):
             cache[:, :, self._zeros] = 0
-        self.block_size, self.handles = block_size, handles
+        self.block_size, self.handles, self.adapters = block_size, handles, adapters
         self.media = PassMedia(shelf, len(rows.last_tokens))
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
         # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
         # until a full collection.
-        logits = partial(_logits, model)
+        logits = partial(_logits, model, adapters)
         self.scorer = Scorer(logits, num_lines=num_lines, as_logits=scores_as_logits)
 
     @torch.inference_mode()
@@ -125,6 +128,8 @@ class Runner:
                 windows=self._windows,
                 zeros=self._zeros,
             )
+            if self.adapters is not None:
+                self.adapters.begin_pass(prefill, sampled_rows[entries])
             batch = self.media.joined(batch, prefill, sampled_rows[entries], positions)
             hidden = self._forward(batch)
             if k == 0:
@@ -141,6 +146,8 @@ class Runner:
         """These rows are free for other sequences."""
         self.rows.end(rows)
         self.sampler.end(rows)
+        if self.adapters is not None:
+            self.adapters.end(rows)
 
     def _change(self, plan: StepPlan) -> None:
         """Everything a plan says before its pass, in the order of its contract."""
@@ -151,6 +158,8 @@ class Runner:
             self.rows.start(start)
             if start.max_tokens:
                 self.sampler.start(start)
+        if self.adapters is not None:
+            self.adapters.start(plan.starts)
         self.rows.assign(plan.assigned)
         if plan.copies:
             self.model.kernels.copy_blocks(self.cache, plan.copies)
@@ -174,7 +183,7 @@ class Runner:
         draws: Draws,
     ) -> None:
         """A token for each row, from the logits it reads; several where guesses were right."""
-        logits = _logits(self.model, hidden, batch.logit_tokens)
+        logits = _logits(self.model, self.adapters, hidden, batch.logit_tokens)
         if len(batch.draws) != logits.shape[0]:
             logits = logits.index_select(0, batch.draws)
         beams = np.flatnonzero(np.isin(rows, plan.searched))
@@ -213,9 +222,11 @@ class Runner:
         made.add(entries, sampled)
 
 
-def _logits(model: Model, hidden: Tensor, tokens: Tensor) -> Tensor:
+def _logits(model: Model, adapters: RowAdapters | None, hidden: Tensor, tokens: Tensor) -> Tensor:
     """Logits of some tokens of a pass. [len(tokens), V]"""
     count = tokens.shape[0]
+    if adapters is not None:
+        adapters.begin_logits(tokens.cpu().numpy())
     extra = model.kernels.padded(count) - count
     chosen = hidden.index_select(0, torch.cat([tokens, tokens.new_zeros(extra)]))
     return model.logits(chosen)[:count]

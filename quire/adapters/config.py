@@ -1,0 +1,173 @@
+"""adapter_config.json: what of it changes the arithmetic, and what is refused. No torch.
+
+Which modules an adapter changes, and at which rank, its tensors say; the config is needed for the
+scale alone. A field that would change the result and is not built is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.base.notes import warn
+from quire.errors import InvalidAdapter
+from quire.weights.checkpoint import checked_file
+from quire.weights.json_file import read_json
+
+CONFIG = "adapter_config.json"
+MERGE = "Merge it into its base with peft's merge_and_unload() and load the merged model."
+
+# Field -> values that ask for nothing; any other is refused with what to do instead.
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "modules_to_save": ((None, []), MERGE),
+    "bias": (("none", None), MERGE),
+    "lora_bias": ((False, None), MERGE),
+    "use_qalora": ((False, None), MERGE),
+    "alora_invocation_tokens": (
+        (None, []),
+        "An activated adapter (aLoRA) changes the model from a token of the prompt on, which is "
+        "not built; use one that changes all of it.",
+    ),
+    "alora_invocation_string": ((None, ""), "An activated adapter (aLoRA) is not built."),
+    "target_parameters": ((None, []), MERGE),
+    "trainable_token_indices": ((None, [], {}), MERGE),
+    "layer_replication": ((None, []), "A model with layers that are used twice is not built."),
+    "ensure_weight_tying": ((False, None), MERGE),
+    "use_bdlora": ((False, None), MERGE),
+    "arrow_config": ((None,), MERGE),
+    # These start from another base than the model's files hold.
+    "init_lora_weights": (
+        (True, False, None, "gaussian", "eva", "orthogonal"),
+        "Such an adapter belongs to a base that was changed with it. Convert it: peft's "
+        "save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+    ),
+}
+_USED = ("peft_type", "lora_alpha", "r", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+# How it was trained, where it came from, and which modules it changes: their tensors say that.
+_WITHOUT_EFFECT = (
+    *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("layers_pattern", "fan_in_fan_out", "megatron_config", "megatron_core", "peft_version"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
+    *("qalora_group_size", "monteclora_config"),
+)
+MOST_ALPHA = 1e9
+MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300
+# A pattern with more repeats, or one inside another, can take longer than anybody waits.
+MOST_REPEATS = 2
+_REPEAT, _NESTED = re.compile(r"(?<!\\)[*+{]"), re.compile(r"\)[*+{]")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What the arithmetic of an adapter needs beside its tensors."""
+
+    alpha: float
+    use_rslora: bool
+    use_dora: bool
+    alphas: tuple[tuple[re.Pattern[str], float], ...]  # of modules whose names match
+
+    def scale(self, module: str, rank: int) -> float:
+        """What B(A x) is multiplied with in a module of this name, at this rank."""
+        alpha = next((a for pattern, a in self.alphas if pattern.match(module)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def read_adapter_config(directory: Path) -> AdapterConfig:
+    """The config in a directory of PEFT; InvalidAdapter for what is not built or not right."""
+    if not (directory / CONFIG).exists():
+        raise InvalidAdapter(
+            f"{directory} holds no {CONFIG}: give the directory that peft's save_pretrained() "
+            "made for one adapter",
+            parameter="lora_path",
+            value=str(directory),
+        )
+    given = read_json(checked_file(directory, CONFIG))
+    fields = _Fields(given, directory / CONFIG)
+    fields.check_known()
+    return AdapterConfig(
+        alpha=fields.number("lora_alpha", 8.0),
+        use_rslora=fields.flag("use_rslora"),
+        use_dora=fields.flag("use_dora"),
+        alphas=fields.alphas(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    given: Mapping[str, Any]
+    path: Path
+
+    def wrong(self, name: str, rule: str, way_out: str = "") -> InvalidAdapter:
+        value = self.given.get(name)
+        shown = repr(value)
+        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        return InvalidAdapter(
+            f"{self.path}: {name} is {shown}; {rule}. {way_out}".rstrip(),
+            parameter=name,
+            value=value,
+        )
+
+    def check_known(self) -> None:
+        kind = self.given.get("peft_type", "LORA")
+        if str(kind).upper() != "LORA":
+            raise self.wrong("peft_type", "quire has adapters of the type LORA", MERGE)
+        for name, (harmless, way_out) in _REFUSED.items():
+            value = self.given.get(name)
+            # 1 == True, and a list cannot be looked up in a set: compared one by one, with type.
+            if not any(type(value) is type(one) and value == one for one in harmless):
+                raise self.wrong(name, "that is not built", way_out)
+        known = {*_REFUSED, *_USED, *_WITHOUT_EFFECT}
+        unknown = [name for name in self.given if name not in known and self.given[name]]
+        if unknown:
+            warn(
+                f"{self.path}: quire does not know the field"
+                f"{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown[:5]))}; the "
+                "adapter is applied as if not set"
+            )
+
+    def flag(self, name: str) -> bool:
+        value = self.given.get(name)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise self.wrong(name, "it should be true or false")
+
+    def number(self, name: str, default: float) -> float:
+        value = self.given.get(name, default)
+        if _is_alpha(value):
+            return float(value)
+        raise self.wrong(name, "it should be a finite number")
+
+    def alphas(self) -> tuple[tuple[re.Pattern[str], float], ...]:
+        patterns = self.given.get("alpha_pattern") or {}
+        if not isinstance(patterns, dict) or len(patterns) > MOST_PATTERNS:
+            raise self.wrong("alpha_pattern", "it should be an object from modules to numbers")
+        found = []
+        for key, alpha in patterns.items():
+            if not _is_alpha(alpha):
+                raise self.wrong("alpha_pattern", f"{key[:80]!r} should have a finite number")
+            found.append((self._pattern(key), float(alpha)))
+        return tuple(found)
+
+    def _pattern(self, key: str) -> re.Pattern[str]:
+        simple = len(_REPEAT.findall(key)) <= MOST_REPEATS and not _NESTED.search(key)
+        if len(key) > LONGEST_PATTERN or not simple:
+            raise self.wrong(
+                "alpha_pattern",
+                f"{key[:80]!r} is longer than {LONGEST_PATTERN} characters, or repeats more than "
+                f"{MOST_REPEATS} times or inside another repeat",
+                "Write the modules out by their names.",
+            )
+        try:
+            return re.compile(rf"(.*\.)?({key})$")
+        except re.error as error:
+            raise self.wrong("alpha_pattern", f"{key[:80]!r} is no pattern: {error}") from None
+
+
+def _is_alpha(value: Any) -> bool:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and math.isfinite(value) and abs(value) <= MOST_ALPHA

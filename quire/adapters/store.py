@@ -1,0 +1,128 @@
+"""AdapterStore: LoRARequests made into adapters that are known by number, and their weights.
+
+An adapter is its name with the bytes of its files. It is checked when it is asked for, from the
+headers; its weights are read when a row that uses it is about to begin, and as many are kept in
+memory as were used last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from quire.adapters.files import adapter_directory, digest_of, stamps_of
+from quire.adapters.plan import AdapterPlan, plan_adapter
+from quire.adapters.sites import Sites
+from quire.errors import AdapterFailed, InvalidAdapter, ModelError, QuireError
+from quire.params.lora import LoRARequest
+from quire.request import Adapter
+
+if TYPE_CHECKING:
+    from quire.adapters.read import AdapterWeights
+
+MOST_KNOWN = 10_000  # adapters whose files were looked at, kept so that they need not be again
+
+
+class AdapterStore:
+    """The adapters of one model."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        *,
+        max_rank: int,
+        capacity: int,
+        read: Callable[[AdapterPlan], AdapterWeights],
+        download_dir: str | None = None,
+        token: str | bool | None = None,
+    ) -> None:
+        """Of at most `max_rank`; the weights of `capacity` of them stay in memory."""
+        self._sites, self._max_rank, self._capacity, self._read = sites, max_rank, capacity, read
+        self._download_dir, self._token = download_dir, token
+        self._numbers = count(1)
+        self._known: OrderedDict[tuple[str, str], Adapter] = OrderedDict()  # by name and path
+        self._by_content: WeakValueDictionary[tuple[str, str], Adapter] = WeakValueDictionary()
+        self._by_number: WeakValueDictionary[int, Adapter] = WeakValueDictionary()
+        self._loaded: OrderedDict[int, AdapterWeights] = OrderedDict()
+        self._dora_refusal = ""
+
+    def find(self, request: LoRARequest) -> Adapter:
+        """The adapter that is asked for, checked against the model; InvalidAdapter if it cannot be
+        used with it."""
+        key = (request.lora_name, request.lora_path)
+        try:
+            directory = self._directory(request.lora_path)
+            known = self._known.get(key)
+            if known is None or known.plan.stamps != stamps_of(directory):
+                known = self._known[key] = self._check(request, directory)
+        except (ModelError, OSError) as error:
+            raise InvalidAdapter(
+                f"adapter {request.lora_name!r}: {error}",
+                parameter="lora_path",
+                value=request.lora_path,
+            ) from error
+        self._known.move_to_end(key)
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        if self._dora_refusal and known.plan.uses_dora:
+            raise InvalidAdapter(self._dora_refusal, parameter="use_dora", value=True)
+        return known
+
+    def _directory(self, path: str) -> Path:
+        if not path:
+            raise InvalidAdapter(
+                "lora_path is empty: give the directory of the adapter", parameter="lora_path"
+            )
+        return adapter_directory(path, download_dir=self._download_dir, token=self._token)
+
+    def _check(self, request: LoRARequest, directory: Path) -> Adapter:
+        plan = plan_adapter(directory, self._sites, self._max_rank)
+        content = (request.lora_name, digest_of(directory))
+        before = self._by_content.get(content)  # the same bytes, written again or elsewhere
+        number = next(self._numbers) if before is None else before.number
+        adapter = Adapter(number, *content, request, plan)
+        self._by_content[content] = self._by_number[number] = adapter
+        return adapter
+
+    def hold(self, number: int) -> QuireError | None:
+        """Have the weights of an adapter in memory; why not, where that cannot be."""
+        try:
+            self.weights(number)
+        except QuireError as error:
+            return error if isinstance(error, AdapterFailed) else AdapterFailed(str(error))
+        except OSError as error:
+            return AdapterFailed(f"the files of an adapter cannot be read: {error}")
+        return None
+
+    def weights(self, number: int) -> AdapterWeights:
+        """What an adapter adds, read if it is not in memory."""
+        if number not in self._loaded:
+            adapter = self._by_number[number]
+            plan: AdapterPlan = adapter.plan
+            made = self._read(plan)
+            if stamps_of(plan.directory) != plan.stamps:
+                raise AdapterFailed(
+                    f"the files of adapter {adapter.name!r} in {plan.directory} changed while a "
+                    "request waited for them. Ask again."
+                )
+            self._loaded[number] = made
+        self._loaded.move_to_end(number)
+        while len(self._loaded) > self._capacity:
+            self._loaded.popitem(last=False)
+        return self._loaded[number]
+
+    def base_changed(self) -> None:
+        """The model has other weights than its files: a factor that was made from those is no
+        longer true."""
+        self._dora_refusal = (
+            "a DoRA adapter needs the weights of the model's files, and others were loaded since. "
+            "Make a new LLM."
+        )
+        for number in list(self._loaded):
+            adapter = self._by_number.get(number)
+            if adapter is None or adapter.plan.uses_dora:
+                del self._loaded[number]

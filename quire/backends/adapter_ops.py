@@ -1,0 +1,75 @@
+"""What LoRA adapters add to a product, as every device has it: y += B (A x), each line by its own.
+
+Adapters lie in numbered slots of every product; a line takes what is in its slot, or nothing (-1).
+With a factor f (DoRA) a line becomes f * (y - bias) + bias + B (A x), with f in B already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.request import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one adapter adds to one part of a product: rows first, first + 1, ..."""
+
+    part: int
+    first: int
+    a: Tensor  # [rank, K]; of an embedding [rank, V]
+    b: Tensor  # [rows, rank], the scale in it
+    factor: Tensor | None = None  # float32 [rows]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes + (0 if self.factor is None else self.factor.nbytes)
+
+
+class AdapterLines(Protocol):
+    """Which slot each line of a product takes, in the form that its products want."""
+
+    def take(self, lines: Ints) -> AdapterLines:
+        """The same of some lines, in this order."""
+
+
+class AdaptedProduct(Protocol):
+    """One product's slots."""
+
+    def load(self, slot: int, added: Sequence[Added]) -> None:
+        """The slot holds this from now on; with nothing, lines of it stay as they are."""
+
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+        """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.
+        `y` may be written to."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it keeps on its device."""
+
+
+class AdapterKernels(Protocol):
+    """Makes products that hold adapters, and lines for them, on one device."""
+
+    def product(self, rows: tuple[int, ...], columns: int, bias: Tensor | None) -> AdaptedProduct:
+        """Slots of a product of so many rows, part by part, to which its op has added `bias`."""
+
+    def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
+        """Slots of an embedding, a table of so many rows."""
+
+    def lines(self, slots: Ints) -> AdapterLines | None:
+        """For lines that take these slots, -1 for none; None where no line takes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """How much is kept on a device: so many adapters at once, each of at most this rank."""
+
+    num_slots: int
+    max_rank: int
+    dtype: torch.dtype
+    device: torch.device

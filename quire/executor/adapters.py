@@ -1,0 +1,109 @@
+"""RowAdapters: which slot of the model's products holds the LoRA adapter of each row.
+
+A plan names adapters by number. One that has no slot yet gets one that no row uses, and is loaded
+there; the scheduler sees to it that there is always one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from quire.adapters.sites import sites_of
+from quire.backends.adapter_ops import AdapterLines, AdapterRoom
+from quire.backends.ops import Kernels
+from quire.config import AdapterOptions, EngineConfig
+from quire.layers.adapted import AdapterSites
+from quire.request import Ints
+from quire.spec import ModelSpec
+from quire.step import RowStart, Slice
+from quire.steps.handles import Handles
+
+NONE = -1
+
+
+def make_sites(
+    options: AdapterOptions,
+    spec: ModelSpec,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AdapterSites:
+    """Slots for every product of a model that adapters may change."""
+    room = AdapterRoom(options.max_loras, options.max_lora_rank, dtype, device)
+    sites = sites_of(spec).sites
+    return AdapterSites(
+        kernels.make_adapters(room),
+        {name: site.rows for name, site in sites.items()},
+        {name: site.columns for name, site in sites.items()},
+    )
+
+
+def row_adapters(
+    config: EngineConfig, sites: AdapterSites | None, handles: Handles
+) -> RowAdapters | None:
+    """The rows of an executor over the slots of its model, if that has some."""
+    if sites is None or config.adapters is None:
+        return None
+    return RowAdapters(sites, config.adapters.max_loras, config.max_num_seqs, handles)
+
+
+class RowAdapters:
+    """The slots of one model, and the rows that use them."""
+
+    def __init__(
+        self, sites: AdapterSites, num_slots: int, num_rows: int, handles: Handles
+    ) -> None:
+        """`handles`: where the weights of an adapter are found by its number."""
+        self.sites, self._handles = sites, handles
+        self.slot_of = np.full(num_rows, NONE, np.int32)  # of each row
+        self._numbers = [0] * num_slots  # of the adapter in each slot; 0 = empty
+        self._last_use = [0] * num_slots
+        self._uses = 0
+        self._pass: AdapterLines | None = None  # the lines of the last pass that was begun
+
+    def start(self, starts: Sequence[RowStart]) -> None:
+        """These rows begin; rows that ended were named before."""
+        for start in starts:
+            self.slot_of[start.row] = self._slot(start.adapter) if start.adapter else NONE
+
+    def end(self, rows: Ints) -> None:
+        self.slot_of[rows] = NONE
+
+    def _slot(self, number: int) -> int:
+        self._uses += 1
+        if number not in self._numbers:
+            used = set(self.slot_of.tolist())
+            free = [slot for slot in range(len(self._numbers)) if slot not in used]
+            if not free:
+                raise LookupError(f"no slot is free for adapter {number}. This is a bug.")
+            slot = min(free, key=self._last_use.__getitem__)
+            self._numbers[slot] = 0  # not the old one any more, and not the new one if that fails
+            self.sites.load(slot, self._handles.adapter(number).added)
+            self._numbers[slot] = number
+        slot = self._numbers.index(number)
+        self._last_use[slot] = self._uses
+        return slot
+
+    def lines(self, prefill: Sequence[Slice], decode_rows: Ints, num_lines: int = 0) -> Ints:
+        """The slot of every token of a pass, slices first; -1 for lines that fill up."""
+        rows = np.array([s.row for s in prefill] + decode_rows.tolist(), np.int64)
+        lengths = [len(s.token_ids) for s in prefill] + [1] * len(decode_rows)
+        slots = np.repeat(self.slot_of[rows], lengths)
+        return np.append(slots, np.full(max(0, num_lines - len(slots)), NONE, np.int32))
+
+    def begin_pass(self, prefill: Sequence[Slice], decode_rows: Ints) -> AdapterLines | None:
+        """What is computed next are these tokens."""
+        self._pass = self.sites.kernels.lines(self.lines(prefill, decode_rows))
+        self.sites.use(self._pass)
+        return self._pass
+
+    def begin_logits(self, tokens: Ints) -> None:
+        """What is computed next are the logits of these tokens of that pass."""
+        self.sites.use(None if self._pass is None else self._pass.take(tokens))
+
+    def forget(self) -> None:
+        """Nothing that lies in a slot is used again."""
+        self._numbers = [0] * len(self._numbers)

@@ -1,0 +1,87 @@
+"""Products with LoRA adapters in slots: made when a model is built, where adapters are wanted.
+
+Which slot each line of a pass takes is set once before the pass, for all products; the head, whose
+lines are other ones, gets its own before it is called. A model that was built without has none of
+this in its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.backends.adapter_ops import AdaptedProduct, AdapterKernels, AdapterLines, Added
+from quire.backends.ops import LinearOp, RowOp
+
+
+@dataclass(slots=True)
+class Current:
+    """The lines of what is being multiplied; None: no line has an adapter."""
+
+    lines: AdapterLines | None = None
+
+
+class AdaptedLinear:
+    """A product, and what adapters add to it."""
+
+    def __init__(self, base: LinearOp, product: AdaptedProduct, current: Current) -> None:
+        self._base, self._product, self._current = base, product, current
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y, lines = self._base(x), self._current.lines
+        return y if lines is None else self._product.add(x, y, lines)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self._base.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._base.tensors()
+
+
+class AdapterSites:
+    """All products of a model that have slots, by their names."""
+
+    def __init__(
+        self,
+        kernels: AdapterKernels,
+        rows: Mapping[str, tuple[int, ...]],
+        columns: Mapping[str, int],
+    ) -> None:
+        """`rows` of each product, part by part, and its `columns`; others have no slots."""
+        self.kernels, self._rows, self._columns = kernels, rows, columns
+        self._current = Current()
+        self._products: dict[str, AdaptedProduct] = {}
+
+    def around(self, name: str, base: LinearOp, bias: Tensor | None) -> LinearOp:
+        """The product of this name, with slots if it may have some."""
+        if name not in self._rows:
+            return base
+        made = self.kernels.product(self._rows[name], self._columns[name], bias)
+        self._products[name] = made
+        return AdaptedLinear(base, made, self._current)
+
+    def around_rows(self, name: str, base: RowOp, num_rows: int, width: int) -> RowOp:
+        """The same for an embedding."""
+        made = self._products[name] = self.kernels.embedding(num_rows, width)
+        current = self._current
+
+        def look_up(token_ids: Tensor) -> Tensor:
+            y, lines = base(token_ids), current.lines
+            return y if lines is None else made.add(token_ids, y, lines)
+
+        return look_up
+
+    def use(self, lines: AdapterLines | None) -> None:
+        """What is multiplied from now on has these lines."""
+        self._current.lines = lines
+
+    def load(self, slot: int, added: Mapping[str, Sequence[Added]]) -> None:
+        """The slot holds this adapter from now on."""
+        for name, product in self._products.items():
+            product.load(slot, added.get(name, ()))
+
+    @property
+    def products(self) -> Mapping[str, AdaptedProduct]:
+        return self._products

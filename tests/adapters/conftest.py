@@ -1,0 +1,36 @@
+"""One base with three adapters on disk, for all tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LoRARequest
+from tests.adapters.peft_files import Peft, make_peft, named, random_model
+from tests.parity.families import FAMILIES
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A base, its adapters, and where they are."""
+
+    base: Path
+    model: Any
+    pefts: tuple[Peft, ...]
+    requests: tuple[LoRARequest, ...]
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    directory = tmp_path_factory.mktemp("adapters")
+    model = random_model(FAMILIES["qwen3"])
+    model.save_pretrained(directory / "base")
+    pefts = tuple(make_peft(model, TARGETS, seed=seed, rank=2 + seed) for seed in (1, 2, 3))
+    paths = [peft.save(directory / f"adapter-{i}") for i, peft in enumerate(pefts)]
+    requests = tuple(named(path, i + 1) for i, path in enumerate(paths))
+    return Shelf(directory / "base", model, pefts, requests)

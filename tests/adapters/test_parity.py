@@ -1,0 +1,78 @@
+"""What an adapter makes of a model, against PEFT's arithmetic on Transformers' layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import SamplingParams
+from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
+from tests.parity.families import FAMILIES
+from tests.parity.test_more_families import MORE
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "all modules, tied": ("llama", ALL, {}),
+    "q and v alone, rslora": ("qwen2", ("q_proj", "v_proj"), {"use_rslora": True}),
+    "patterns": (
+        "qwen3",
+        ALL,
+        {
+            "rank_pattern": {"layers.1.mlp.up_proj": 7, "k_proj": 2},
+            "alpha_pattern": {"layers.1.mlp.up_proj": 1, "o_proj": 11},
+        },
+    ),
+    "dora beside biases": ("llama untied, every bias", ALL, {"use_dora": True}),
+    "dora, heads whose rows are in another order": (
+        "phi3, partial longrope",
+        ("qkv_proj", "o_proj"),
+        {"use_dora": True},
+    ),
+    "fused modules": ("phi3, window 9", ("qkv_proj", "gate_up_proj", "down_proj"), {}),
+    "embedding and head of one matrix": ("qwen3", ("embed_tokens", "lm_head", "q_proj"), {}),
+    "embedding and head, untied": ("qwen3 untied", ("embed_tokens", "lm_head"), {}),
+    "scaled embedding, norms behind": ("gemma3", ALL, {}),
+    "rows in another order": ("glm", (*ATTENTION, "gate_up_proj"), {}),
+    "attention of experts": ("qwen3 moe", ATTENTION, {}),
+    "a shared expert": ("qwen2 moe", (*ATTENTION, "shared_expert.gate_proj"), {}),
+    "side by side": ("cohere", ALL, {}),
+}
+
+
+def check(found: Any, oracle: Any, prompt: list[int]) -> None:
+    answer = found.outputs[0]
+    text = [*prompt, *answer.token_ids]
+    theirs = logprobs(oracle, text)
+    ours = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
+    expected = theirs[len(prompt) - 1 : -1].gather(1, torch.tensor(answer.token_ids)[:, None])
+    assert torch.tensor(ours) == pytest.approx(expected[:, 0], abs=1e-4)
+    assert answer.token_ids[0] == int(theirs[len(prompt) - 1].argmax())
+    scored = [p[t].logprob for p, t in zip(found.prompt_logprobs[1:], prompt[1:], strict=True)]
+    before = theirs[: len(prompt) - 1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    assert torch.tensor(scored) == pytest.approx(before, abs=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_changes_a_model_as_peft_does(case: str, tmp_path: Path) -> None:
+    name, targets, config = CASES[case]
+    model = random_model({**FAMILIES, **MORE}[name])
+    model.save_pretrained(tmp_path / "base")
+    first = make_peft(model, targets, **config)
+    second = make_peft(model, targets[:1], seed=2, rank=3)
+    one, other = first.save(tmp_path / "first"), second.save(tmp_path / "second")
+    asked = [named(one), None, named(other, 2)]
+    with open_llm(tmp_path / "base") as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=asked)
+    with applied(model, first):
+        check(outputs[0], model, PROMPTS[0])
+        strange = logprobs(model, PROMPTS[0])
+    assert (strange - logprobs(model, PROMPTS[0])).abs().max() > 0.05, "the adapter does nothing"
+    check(outputs[1], model, PROMPTS[1])
+    with applied(model, second):
+        check(outputs[2], model, PROMPTS[2])
