@@ -82,7 +82,7 @@ def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
         if change.magnitude is None:
             continue
         a, b = _matrices(change)
-        wide = weight.float() if weight.shape == (len(b), a.shape[1]) else weight.float().T
+        wide = weight.float().T if change.part.turned else weight.float()
         length = torch.linalg.vector_norm(wide + b @ a, dim=1)
         magnitude = read_tensor(change.magnitude).flatten()
         found[change.part.module] = magnitude / length.clamp_min(torch.finfo(torch.float32).tiny)

@@ -33,6 +33,7 @@ class SitePart:
     columns: int
     order: RowOrder | None  # in which quire wants the rows of the files
     within: Within  # which rows of the module, where that is not all of them
+    turned: bool  # the files have its weight as [in, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def _add_parts(
         module = part.hf.removesuffix(_WEIGHT)
         # However the files lay the weight out, an adapter's A is [rank, in] and its B [out, rank].
         within = replace(part.hf_within, turned=False)
-        made = SitePart(module, site, index, first, part.rows, columns, part.order, within)
+        place = (index, first, part.rows, columns)
+        made = SitePart(module, site, *place, part.order, within, part.hf_within.turned)
         parts[module] = (*parts.get(module, ()), made)
         first += part.rows

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from quire import LLM, LoRARequest
 
@@ -81,6 +82,8 @@ def make_peft(
             continue
         own = next((r for key, r in ranks.items() if name.endswith(key)), rank)
         rows, columns = module.weight.shape
+        if isinstance(module, Conv1D):
+            rows, columns = columns, rows
         if isinstance(module, nn.Embedding):
             embedding.add(name)
             rows, columns = columns, rows
@@ -116,7 +119,8 @@ def _hook(peft: Peft, name: str) -> Any:
         added = F.linear(F.linear(inputs[0], a), b) * scale
         if name not in peft.magnitude:
             return output + added
-        length = (module.weight + scale * b @ a).norm(dim=1)
+        weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+        length = (weight + scale * b @ a).norm(dim=1)
         bias = 0 if module.bias is None else module.bias
         return peft.magnitude[name] / length * (output - bias + added) + bias
 

@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "attention of experts": ("qwen3 moe", ATTENTION, {}),
     "a shared expert": ("qwen2 moe", (*ATTENTION, "shared_expert.gate_proj"), {}),
     "side by side": ("cohere", ALL, {}),
+    "stored [in, out], dora": ("gpt2", ("c_attn", "c_proj", "c_fc"), {"use_dora": True}),
+    "heads side by side in one module": ("gpt neox", ("query_key_value", "dense"), {}),
 }
 
 
