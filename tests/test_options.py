@@ -172,7 +172,6 @@ BAD: dict[str, list[Any]] = {
     "data_parallel_size": [0, 257, "2", True],
     "distributed_executor_backend": ["gloo", 3],
     **options.BAD,
-    "enable_lora": [1],
     **{f"max_{what}": [0, True, "2", 1 << 30] for what in ("loras", "lora_rank", "cpu_loras")},
 }
 

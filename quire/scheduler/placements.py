@@ -324,9 +324,8 @@ class Placements:
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
             ids = request.plain_ids, sequence.output_ids, no_ints()
-            how = row, _IN_VAIN, 0, sequence.sample
-            start = RowStart(*how, *ids, max_tokens=UNLIMITED, delta=request.delta)
-            return replace(start, adapter=request.adapter_number)
+            start = RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED)
+            return replace(start, delta=request.delta, adapter=request.adapter_number)
         return RowStart(
             row=row,
             sampling=self._sampling(request.params),
