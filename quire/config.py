@@ -61,6 +61,7 @@ class EngineConfig:
     skip_tokenizer_init: bool
     trust_remote_code: bool
     max_wait: float  # seconds after which a waiting request goes first
+    tensor_parallel_size: int = 1  # ranks that each compute a share of every layer
     prefix_groups: bool = True  # read shared prefixes once in decode
     speculation: Speculation | None = None  # None: no token is guessed
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each

@@ -23,7 +23,8 @@ QuireError
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
 │   └── InvalidBatch          one of them for what was passed with it (also an InvalidRequest)
 ├── EngineError               the engine cannot go on; .outputs has what was finished
-│   └── NotEnoughMemory       too little memory, with the numbers
+│   ├── NotEnoughMemory       too little memory, with the numbers
+│   └── RankDied              one of several ranks died, got stuck or went astray
 ├── JobError                  a job that cannot begin or go on
 │   ├── JobChanged            what is asked for is not what the job on disk was made from
 │   ├── JobLocked             another writer holds the job
@@ -189,6 +190,10 @@ class EngineError(_WithOutputs):
 
 class NotEnoughMemory(EngineError):
     """Too little memory for the model or for its KV pool."""
+
+
+class RankDied(EngineError):
+    """A rank, a process with a share of the model, died, got stuck or went astray: all ended."""
 
 
 class JobError(QuireError):

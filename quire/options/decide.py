@@ -94,6 +94,7 @@ def resolve(
         skip_tokenizer_init=options.skip_tokenizer_init,
         trust_remote_code=options.trust_remote_code,
         max_wait=MAX_WAIT,
+        tensor_parallel_size=options.tensor_parallel_size,
         # Merging two partial results rounds differently from reading all at once, unless the
         # kernels add up in the same order either way.
         prefix_groups=facts.steady_kernels or not batch_invariant,

@@ -66,6 +66,7 @@ class Options:
     device: str | None = None
     batch_invariant: bool | None = None
     data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
     distributed_executor_backend: str | None = None
     limit_mm_per_prompt: dict[str, int] | None = None
     language_model_only: bool = False

@@ -12,7 +12,6 @@ _PARALLEL = (
 
 REFUSED: dict[str, dict[str, Any]] = {
     _PARALLEL: {
-        "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "prefill_context_parallel_size": 1,
         "decode_context_parallel_size": 1,

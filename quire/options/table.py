@@ -302,6 +302,12 @@ HONOURED: tuple[Option, ...] = (
         "each, behind one LLM: outputs come in the order of the prompts. docs/parallel.md.",
     ),
     _honoured(
+        "tensor_parallel_size",
+        1,
+        checks.num_devices,
+        "So many processes with a share of every layer each, on a GPU or some cores. docs/parallel.md.",
+    ),
+    _honoured(
         "distributed_executor_backend",
         None,
         checks.choice(
@@ -311,7 +317,7 @@ HONOURED: tuple[Option, ...] = (
             instead="On a Ray cluster use `quire run --ray`; quire starts its own processes, so "
             "no launcher such as torchrun is needed.",
         ),
-        '"mp" (the default) starts processes where there are replicas; "uni" allows none.',
+        '"mp" (the default) starts processes where there are replicas or ranks; "uni" allows none.',
     ),
     *(_honoured(name, *facts) for name, facts in MEDIA.items()),
     *(_honoured(*option) for option in ADAPTER_OPTIONS),
@@ -323,7 +329,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (True,),
 }
 _CHECKED = {
-    "tensor_parallel_size": checks.num_devices,
     "pipeline_parallel_size": _SIZE,
     "enable_chunked_prefill": checks.flag,
     "disable_log_stats": checks.flag,

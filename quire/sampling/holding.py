@@ -89,7 +89,7 @@ class HoldingSampler:
             return sampled
         for line in theirs.tolist():
             self._begin(int(rows[line]), logits[line], int(positions[line]))
-        made = _Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows), self._device)
         others = np.flatnonzero(~self._has[rows])
         if len(others):
             at = torch.from_numpy(others).to(self._device)
@@ -107,7 +107,7 @@ class HoldingSampler:
 
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
         """The next token of each of these rows, from its held logits, which are processed."""
-        made = _Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows), self._device)
         held = [self._held.pop(row) for row in rows.tolist()]
         outcomes = [one.call.outcome() for one in held]
         for line, (row, outcome) in enumerate(zip(rows.tolist(), outcomes, strict=True)):
@@ -147,7 +147,7 @@ class HoldingSampler:
 
 
 @dataclass(slots=True)
-class _Merged:
+class Merged:
     """The result of several draws, put together line by line."""
 
     tokens: Tensor
@@ -157,7 +157,7 @@ class _Merged:
     errors: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, num_lines: int, device: torch.device) -> _Merged:
+    def of(cls, num_lines: int, device: torch.device) -> Merged:
         return cls(torch.zeros(num_lines, dtype=torch.int64, device=device))
 
     def add(self, lines: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:

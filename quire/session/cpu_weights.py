@@ -14,6 +14,7 @@ from quire.models.decoder import head_shape
 from quire.models.parts import Weights
 from quire.options import DeviceFacts, Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
+from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_int8_weights, dummy_weights, load_int8_weights, load_weights
 from quire.weights.source import ModelFiles
@@ -26,9 +27,15 @@ def with_kernels(facts: DeviceFacts, spec: ModelSpec, options: Options) -> Devic
 
 
 def load_cpu_weights(
-    files: ModelFiles, spec: ModelSpec, config: EngineConfig, *, at_hand: Weights | None = None
+    files: ModelFiles,
+    spec: ModelSpec,
+    config: EngineConfig,
+    *,
+    at_hand: Weights | None = None,
+    share: RankShare = ALONE,
 ) -> Weights:
-    """The weights as the config wants them; `at_hand` are 8-bit ones that were loaded before."""
+    """The weights as the config wants them; `at_hand` are 8-bit ones that were loaded before. Of
+    one of several ranks its share of them."""
     dummy = config.load_format == "dummy"
     if config.quantization == "int8":
         from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
@@ -38,9 +45,9 @@ def load_cpu_weights(
             return at_hand
         arithmetic = int8_arithmetic()
         if dummy:
-            return dummy_int8_weights(spec, arithmetic, seed=config.seed)
-        return load_int8_weights(files, spec, arithmetic)
+            return dummy_int8_weights(spec, arithmetic, seed=config.seed, share=share)
+        return load_int8_weights(files, spec, arithmetic, share)
     dtype: torch.dtype = getattr(torch, config.dtype)
     if dummy:
-        return dummy_weights(spec, dtype=dtype, device="cpu", seed=config.seed)
-    return load_weights(files, spec, dtype=dtype, device="cpu")
+        return dummy_weights(spec, dtype=dtype, device="cpu", seed=config.seed, share=share)
+    return load_weights(files, spec, dtype=dtype, device="cpu", share=share)

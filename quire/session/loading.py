@@ -35,6 +35,7 @@ from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.media import ModelMedia
 from quire.session.quantisation import check_quantisation, stored_method
+from quire.session.ranks import ranks_executor, refuse_ranks
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
@@ -109,7 +110,7 @@ class LoadedModel:
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
     _check_name(model)
-    wake_gpu(options.device)
+    wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
     dummy = options.load_format == "dummy"
     files = locate(
         model,
@@ -130,6 +131,7 @@ def load(model: str, options: Options) -> LoadedModel:
         reading = aside.submit(load_tokenizer, files, options)
         planned: AnySpec | FallbackPlan
         if encoder is not None:
+            refuse_ranks(options, "models that embed or classify alone")
             no_text: str | None = NO_TEXT
             planned, config, executor = load_encoder(files, said, encoder, pooler, options)
         else:
@@ -258,6 +260,8 @@ def _executor(
     options: Options,
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
+    if options.tensor_parallel_size > 1:
+        return ranks_executor(files, planned, options, media)
     if not isinstance(planned, ModelSpec):
         return _fallback_executor(files, planned, options)
     spec = planned

@@ -33,6 +33,7 @@ from quire.step import (
     StepResult,
     Targets,
 )
+from quire.steps.ranked import RankPlan, RankResult
 
 # In this order for ever: the place is what stands in the bytes.
 CLASSES: tuple[type[Any], ...] = (
@@ -52,7 +53,10 @@ CLASSES: tuple[type[Any], ...] = (
     Candidates,
     Encode,
     MediaPart,
+    RankPlan,
+    RankResult,
 )
+_WHOLE = (StepPlan, StepResult, RankPlan, RankResult)  # what bytes may be
 DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))
 MOST_DEPTH = 16  # of values inside values; a plan has 5
 
@@ -68,7 +72,7 @@ class BadStep(ValueError):
     """Bytes that are no plan and no result."""
 
 
-def encode(value: StepPlan | StepResult) -> bytes:
+def encode(value: StepPlan | StepResult | RankPlan | RankResult) -> bytes:
     out = bytearray()
     _write(out, value)
     return bytes(out)
@@ -81,7 +85,7 @@ def decode(data: bytes | memoryview) -> Any:
         value = reader.read(0)
     except (struct.error, IndexError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise BadStep(f"not a step: {error}") from error
-    if reader.at != len(data) or not isinstance(value, StepPlan | StepResult):
+    if reader.at != len(data) or not isinstance(value, _WHOLE):
         raise BadStep("not a step: it ends early, or is something else")
     return value
 

@@ -78,7 +78,7 @@ def test_ranks_add_up_to_the_model(name: str) -> None:
     weights = random_weights(spec)
     whole = logits_of(spec, weights, TensorParallel())
     scale = whole.std()
-    for size in (2, 3, 4):
+    for size in (2, 4):
         made = on_ranks(size, lambda tp: logits_of(spec, weights, tp))
         for other in made[1:]:
             assert torch.equal(made[0], other)

@@ -29,7 +29,7 @@ from quire.executor.memory import (
 )
 from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
-from quire.executor.samplers import sampler_for
+from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
 from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
@@ -72,15 +72,19 @@ class LocalExecutor:
         *,
         read_again: Callable[[], Weights | LoadedModule] | None = None,
         tower: Callable[[], Tower] | None = None,
+        tp: TensorParallel | None = None,
+        make_sampler: MakeSampler = sampler_for,
     ) -> None:
         """`read_again` reads the same weights once more, after a sleep that dropped them; `tower`
-        makes what encodes media, when the first comes."""
+        makes what encodes media, when the first comes. On one of several ranks `tp` says which,
+        and `spec` is of its share."""
         if config.kv_cache_dtype not in ("auto", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}). Leave it at 'auto'."
             )
         self.config, self.spec, self._read_again = config, spec, read_again
+        self._tp, self._make_sampler = tp or TensorParallel(), make_sampler
         self.handles, self.shelf = Handles(), Shelf(tower)
         self._weights: Weights | LoadedModule | None = weights
         self._model: Model | None = None
@@ -97,7 +101,9 @@ class LocalExecutor:
         limit_threads()
         self._model = model = self._build(weights)
         cache_dtype = self._cache_dtype(model)
-        self._num_blocks = count = num_blocks(config, spec, cache_dtype, available_memory())
+        free = available_memory() // self._tp.size  # which ranks divide
+        count = self._tp.least(num_blocks(config, spec, cache_dtype, free))
+        self._num_blocks = count
         self._runner = self._make_runner(model)
         groups = groups_of(config, spec)
         size = count * block_bytes(spec, config.block_size, cache_dtype, groups) / (1 << 20)
@@ -127,10 +133,7 @@ class LocalExecutor:
             device = torch.device(config.device)
             self._sites = make_sites(config.adapters, self.spec, kernels, shape.dtype, device)
         return build_any_model(
-            *(self.spec, weights, kernels, shape),
-            max_len=0,
-            tp=TensorParallel(),
-            adapters=self._sites,
+            *(self.spec, weights, kernels, shape), max_len=0, tp=self._tp, adapters=self._sites
         )
 
     def _cache_dtype(self, model: Model) -> torch.dtype:
@@ -148,7 +151,7 @@ class LocalExecutor:
             model,
             make_cache(spec, count, config.block_size, cache_dtype, device, groups),
             DeviceRows(config.max_num_seqs, device, len(groups)),
-            sampler_for(config, spec.vocab_size, device, self.handles),
+            self._make_sampler(config, spec.vocab_size, device, self.handles),
             config.block_size,
             handles=self.handles,
             groups=groups,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from quire.executor.guessed import Draws, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.memory import caches_by_layer, windows_of
 from quire.executor.pass_media import PassMedia
+from quire.executor.samplers import Samples
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
@@ -33,28 +33,12 @@ from quire.step import (
     Candidates,
     DrawnScores,
     Floats,
-    Masks,
-    RowStart,
     Scores,
     StepPlan,
     StepResult,
     joined_blocks,
 )
 from quire.steps.handles import Handles
-
-
-class Samples(Protocol):
-    """What the runner asks of a sampler."""
-
-    def start(self, start: RowStart) -> None: ...
-
-    def end(self, rows: Ints) -> None: ...
-
-    def sample(
-        self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None
-    ) -> Sampled: ...
-
-    def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled: ...
 
 
 class Runner:

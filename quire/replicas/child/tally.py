@@ -27,6 +27,8 @@ def _arithmetic(session: Session) -> dict[str, Any]:
     """The options that give the same numbers again, whatever another machine would choose."""
     config = session.model.config
     chosen: dict[str, Any] = {"device": config.device, "batch_invariant": config.batch_invariant}
+    if config.tensor_parallel_size > 1:  # sums of parts, and bytes with a scale for each part
+        chosen["tensor_parallel_size"] = config.tensor_parallel_size
     if config.quantization is not None:
         return {**chosen, "quantization": config.quantization}
     return {**chosen, "quantization": "none", "dtype": config.dtype}

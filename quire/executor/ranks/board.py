@@ -1,0 +1,79 @@
+"""What each rank is at, in memory that all share: looked at when nothing is heard."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Column(IntEnum):
+    """Plans that a rank began and finished, and sums it began. Of a plan its number and a checksum
+    are one value, so that nobody sees the one without the other: begun, of what it was given;
+    finished, of all that it drew so far and of the number of its sums."""
+
+    BEGUN, FINISHED, SUMS = range(3)
+
+
+_CHECKSUM_BITS = 32
+_CHECKSUM = (1 << _CHECKSUM_BITS) - 1
+
+
+class Board:
+    """One line of numbers for each rank, which only that rank writes."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.file, self._map = file, mmap.mmap(file, size * len(Column) * 8)
+        self._lines: npt.NDArray[np.int64] | None = np.frombuffer(self._map, np.int64).reshape(
+            size, len(Column)
+        )
+
+    @classmethod
+    def create(cls, size: int) -> Board:
+        file = os.memfd_create("quire-board")
+        os.ftruncate(file, size * len(Column) * 8)
+        return cls(file, size)
+
+    @property
+    def lines(self) -> npt.NDArray[np.int64]:
+        if self._lines is None:
+            raise ValueError("this board is closed")
+        return self._lines
+
+    def write(self, rank: int, column: Column, number: int, checksum: int | None = None) -> None:
+        if checksum is not None:
+            number = number << _CHECKSUM_BITS | checksum
+        self.lines[rank, column] = number
+
+    def movement(self) -> bytes:
+        """Another value whenever a rank has moved."""
+        return self.lines.tobytes()
+
+    def disagreement(self) -> str | None:
+        """How ranks at one plan differ in what they were given or made of it; None where they do
+        not, or are not at one plan."""
+        for column, what in (
+            (Column.BEGUN, "were given different plans under"),
+            (Column.FINISHED, "drew different tokens, or made different sums, up to"),
+        ):
+            values = self.lines[:, column].tolist()
+            numbers = {value >> _CHECKSUM_BITS for value in values}
+            if len(numbers) == 1 and len(set(values)) > 1:
+                return f"ranks {what} the number {numbers.pop()}"
+        return None
+
+    def describe(self) -> str:
+        """One clause for each rank."""
+        clauses = []
+        for rank, (begun, finished, sums) in enumerate(self.lines.tolist()):
+            plans = f"plan {begun >> _CHECKSUM_BITS} begun, {finished >> _CHECKSUM_BITS} finished"
+            clauses.append(f"rank {rank}: {plans}, {sums} sums")
+        return "; ".join(clauses)
+
+    def close(self) -> None:
+        self._lines = None
+        self._map.close()
+        os.close(self.file)

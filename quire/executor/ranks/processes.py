@@ -1,0 +1,297 @@
+"""The ranks as processes: started, told, heard, watched, and ended together.
+
+Ranks wait for each other in every layer, so one that died, stopped or computes something else stops
+them all. That is noticed here, by the end of a process, by boards that differ or by boards on which
+nothing moves, and then every rank is killed: no rank is ever asked to leave.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from quire import errors
+from quire.errors import EngineClosed, EngineError, QuireError, RankDied
+from quire.executor.ranks.board import Board
+from quire.executor.ranks.last_words import LastWords
+from quire.executor.ranks.plain_data import from_json, to_json
+from quire.executor.ranks.wire import SLOTS, Channel, Kind, Message, Ring, broadcast
+
+SILENCE = 60.0  # seconds in which no rank moves, after which they are taken for stuck
+SLOW_STEPS = 20  # or so many times as long as steps took in the mean
+START_SILENCE = 1800.0  # the same while a model is read, which moves nothing
+_GRACE = 0.3  # seconds in which the others may say why, after one ended
+_LOOK = 0.25  # seconds between two looks at the boards
+_LEAVING = 2.0  # seconds for the last that killed ranks wrote to arrive
+_ROOT = Path(__file__).resolve().parents[3]
+# What launchers of other programs leave in the environment, and torch would read.
+_STRIPPED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_STRIPPED_BEGINNINGS = ("TORCHELASTIC_", "VLLM_")
+
+
+class RankProcesses:
+    """Children that run `module`, one for each rank, and the messages to and from them."""
+
+    def __init__(
+        self, module: str, jobs: Sequence[Mapping[str, object]], *, silence: float = SILENCE
+    ) -> None:
+        """Each child is given one of `jobs`, plain data, with the name of a file where ranks may
+        meet as `meeting`."""
+        self.size, self._silence = len(jobs), silence
+        self.board, self._ring = Board.create(self.size), Ring.create()
+        self._folder = tempfile.mkdtemp(prefix="quire-ranks-")
+        # At one end of it a thread of each rank waits; the other ends with this process.
+        held, lifeline = os.pipe()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._end = weakref.finalize(self, _end, self._children, lifeline, self._folder)
+        pipes = []
+        try:
+            for rank in range(self.size):
+                child, channel, pipe = _spawn(
+                    module, (rank, self.size), held, self.board, self._ring
+                )
+                self._children.append(child)
+                self._channels.append(channel)
+                pipes.append(pipe)
+        except OSError as error:
+            self._end()
+            raise EngineError(
+                f"the processes of {self.size} ranks were not started: {error}"
+            ) from error
+        finally:
+            os.close(held)
+            self._words = LastWords(pipes)
+        self._deaths = [os.pidfd_open(child.pid) for child in self._children]
+        self._selector = selectors.DefaultSelector()
+        for rank, channel in enumerate(self._channels):
+            self._selector.register(channel, selectors.EVENT_READ, rank)
+            self._selector.register(self._deaths[rank], selectors.EVENT_READ)
+        # Messages that were sent, each with the answers that came.
+        self._number, self._open = 0, {0: dict[int, Message]()}
+        self._complaints: list[_Complaint] = []
+        self._failure: QuireError | None = None
+        self._seen, self._moved = b"", time.monotonic()
+        self._mean_step, self._started = 0.0, False
+        for channel, job in zip(self._channels, jobs, strict=True):
+            data = to_json({**job, "meeting": str(Path(self._folder, "meeting"))})
+            self._send(Kind.JOB, 0, data, [channel])
+
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children]
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def wait_started(self) -> bytes:
+        """Until every rank is ready; what the first says of itself."""
+        data = self.answers(0)[0].data
+        self._started, self._moved = True, time.monotonic()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return data
+
+    def tell(self, kind: Kind, data: bytes = b"") -> int:
+        """Send all ranks a message; its number."""
+        if self._failure is not None:
+            raise self._failure
+        self._number += 1
+        # A place of the ring is written again when every rank is through with what was there.
+        self._wait_for(self._number - SLOTS)
+        if not self._open:
+            self._moved = time.monotonic()
+        self._open[self._number] = {}
+        self._send(kind, self._number, data, self._channels)
+        return self._number
+
+    def answers(self, number: int) -> dict[int, Message]:
+        """What every rank said to a message, once all have."""
+        begun = time.monotonic()
+        self._wait_for(number)
+        if self._started:
+            took = time.monotonic() - begun
+            self._mean_step += (took - self._mean_step) / 8
+        return self._open.pop(number)
+
+    def settle(self) -> None:
+        """Wait for all answers that were not asked for, and forget them."""
+        self._wait_for(self._number)
+        self._open.clear()
+
+    def close(self) -> None:
+        """End every rank. Twice is fine."""
+        self._end()
+        if self._failure is None:
+            self._failure = EngineClosed("the ranks were ended.")
+        if not self._channels:
+            return
+        self._words.wait(_LEAVING)
+        self._selector.close()
+        for file in self._deaths:
+            os.close(file)
+        for channel in self._channels:
+            channel.close()
+        self._channels = []
+        self.board.close()
+        self._ring.close()
+
+    def _send(self, kind: Kind, number: int, data: bytes, channels: Sequence[Channel]) -> None:
+        try:
+            broadcast(channels, kind, number, data, self._ring)
+        except OSError:  # one of them is gone
+            self._fail("a rank could not be told anything")
+
+    def _wait_for(self, number: int) -> None:
+        """Until every rank answered the message of that number, if it is still open."""
+        while len(self._open.get(number, range(self.size))) < self.size:
+            if self._failure is not None:
+                raise self._failure
+            self._hear(_LOOK)
+            self._look()
+
+    def _hear(self, seconds: float) -> None:
+        """Take what comes within so many seconds; a rank that ended, or complains, ends all."""
+        is_over = False
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                is_over = True
+                continue
+            message = self._channels[key.data].receive()
+            if message is None:
+                self._selector.unregister(key.fileobj)
+                is_over = True
+            elif message.kind is Kind.ERROR:
+                self._complaints.append(_Complaint(key.data, **from_json(message.data)))
+            else:
+                self._open[message.number][key.data] = message
+        if (is_over or self._complaints) and seconds > 0:
+            self._fail("")
+
+    def _look(self) -> None:
+        """Whether ranks disagree, or have not moved for too long."""
+        found = self.board.disagreement()
+        if found is not None:
+            self._fail(found)
+        now, seen = time.monotonic(), self.board.movement()
+        if seen != self._seen:
+            self._seen, self._moved = seen, now
+        longest = max(self._silence, SLOW_STEPS * self._mean_step)
+        longest = longest if self._started else max(longest, START_SILENCE)
+        if now - self._moved > longest:
+            self._fail(f"no rank moved for {longest:.0f} s")
+
+    def _fail(self, why: str) -> NoReturn:
+        """Kill every rank, and raise what was the reason."""
+        until = time.monotonic() + _GRACE
+        while not why and time.monotonic() < until:  # others may say more, or die of it as well
+            self._hear(0)
+            time.sleep(0.01)
+        ended = [child.poll() for child in self._children]
+        where = self.board.describe()
+        self._end()
+        self._words.wait(_LEAVING)
+        words = [self._words.of(rank) for rank in range(self.size)]
+        self._failure = _reason(why, ended, self._complaints, words, where, started=self._started)
+        raise self._failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """What a rank says went wrong, and when."""
+
+    rank: int
+    type: str
+    text: str
+    at: float
+
+
+def _reason(
+    why: str,
+    ended: Sequence[int | None],
+    complaints: Sequence[_Complaint],
+    words: Sequence[str],
+    where: str,
+    *,
+    started: bool,
+) -> QuireError:
+    """The error that the engine ends with. A rank that a signal ended comes first: what others
+    complain of then is that it is gone."""
+    killed = [(rank, -code) for rank, code in enumerate(ended) if code is not None and code < 0]
+    first = min(complaints, key=lambda one: one.at, default=None)
+    if not why and not killed and first is not None:
+        kind = getattr(errors, first.type, None)
+        if isinstance(kind, type) and issubclass(kind, QuireError) and not started:
+            return kind(first.text)
+        if kind is errors.NotEnoughMemory:
+            return errors.NotEnoughMemory(first.text)
+        why = f"rank {first.rank}: {first.type}: {first.text}"
+    if not why and killed:
+        names = [f"rank {rank} was killed by {_signal(number)}" for rank, number in killed]
+        why = ", ".join(names)
+    if not why:
+        codes = [f"rank {r} ended with code {c}" for r, c in enumerate(ended) if c is not None]
+        why = ", ".join(codes) or "a rank closed its channel"
+    said = "; ".join(f"rank {r} wrote {text!r}" for r, text in enumerate(words) if text)
+    return RankDied(f"{why}. All {len(ended)} ranks were ended ({where})." + (said and f" {said}."))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _spawn(
+    module: str, place: tuple[int, int], held: int, board: Board, ring: Ring
+) -> tuple[subprocess.Popen[bytes], Channel, int]:
+    """A rank, our end of its channel, and the pipe of what it writes."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening, writing = os.pipe()
+    numbers = (theirs.fileno(), held, board.file, ring.file)
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _STRIPPED and not name.startswith(_STRIPPED_BEGINNINGS)
+    }
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, (*place, *numbers))],
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            pass_fds=numbers,
+            env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+            process_group=0,  # a Ctrl-C in the terminal is for the engine's process to act on
+        )
+    except OSError:
+        ours.close()
+        os.close(listening)
+        raise
+    finally:
+        theirs.close()
+        os.close(writing)
+    return child, Channel(ours, ring), listening
+
+
+def _end(children: Sequence[subprocess.Popen[bytes]], lifeline: int, folder: str) -> None:
+    for child in children:
+        child.kill()
+    for child in children:
+        child.wait()
+    os.close(lifeline)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""Messages between the engine's process and a rank: packets on a socket, with what is large in
+shared memory.
+
+What goes to all ranks is written once, into a ring in a memfd, and each gets a packet that says
+where; what does not fit there lies in a memfd of its own, which travels with the packet. Nothing is
+in /dev/shm, which is small in containers, and nothing has a name that could be left behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from quire.errors import EngineError
+
+SLOTS, SLOT_BYTES = 8, 256 << 10
+INLINE_BYTES = 32 << 10  # well below what a socket takes at once
+_header = struct.Struct("<BBQQI")  # kind, place, number, size, checksum
+_INLINE, _IN_RING, _IN_MEMFD = range(3)
+
+
+class Kind(IntEnum):
+    """What a message is: to a rank, and from one."""
+
+    JOB, PLAN, RESET, SLEEP, WAKE = range(5)
+    STARTED, DONE, ERROR = range(10, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: Kind
+    number: int  # that the sender gave it; answers repeat it
+    data: bytes
+    checksum: int
+
+
+class Ring:
+    """SLOTS places of SLOT_BYTES, which the engine's process writes and ranks read."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self._map = mmap.mmap(file, SLOTS * SLOT_BYTES)
+
+    @classmethod
+    def create(cls) -> Ring:
+        file = os.memfd_create("quire-plans")
+        os.ftruncate(file, SLOTS * SLOT_BYTES)
+        return cls(file)
+
+    def put(self, number: int, data: bytes) -> None:
+        first = number % SLOTS * SLOT_BYTES
+        self._map[first : first + len(data)] = data
+
+    def get(self, number: int, size: int) -> bytes:
+        first = number % SLOTS * SLOT_BYTES
+        return self._map[first : first + size]
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self.file)
+
+
+class Channel:
+    """One end of a socket between the engine's process and a rank."""
+
+    def __init__(self, end: socket.socket, ring: Ring) -> None:
+        self.end, self._ring = end, ring
+
+    def fileno(self) -> int:
+        return self.end.fileno()
+
+    def send(self, kind: Kind, number: int, data: bytes = b"") -> None:
+        broadcast([self], kind, number, data, ring=None)
+
+    def receive(self) -> Message | None:
+        """The next message; None where the other end is gone."""
+        try:
+            packet, files, _, _ = socket.recv_fds(self.end, _header.size + INLINE_BYTES, 1)
+        except ConnectionError:
+            return None
+        if not packet:
+            return None
+        kind, place, number, size, checksum = _header.unpack_from(packet)
+        if place == _INLINE:
+            data = packet[_header.size :]
+        elif place == _IN_RING:
+            data = self._ring.get(number, size)
+        else:
+            data = _read(files[0], size)
+        if len(data) != size or zlib.crc32(data) != checksum:
+            raise EngineError(f"message {number} is not what was sent: its checksum differs.")
+        return Message(Kind(kind), number, data, checksum)
+
+    def close(self) -> None:
+        self.end.close()
+
+
+def broadcast(
+    channels: Sequence[Channel], kind: Kind, number: int, data: bytes, ring: Ring | None
+) -> None:
+    """The same message to all. BrokenPipeError, or another OSError, where one is gone."""
+    place, files = _INLINE, []
+    if len(data) > INLINE_BYTES:
+        if ring is not None and len(data) <= SLOT_BYTES:
+            place = _IN_RING
+            ring.put(number, data)
+        else:
+            place, files = _IN_MEMFD, [_written(data)]
+    packet = _header.pack(kind, place, number, len(data), zlib.crc32(data))
+    packet += data if place == _INLINE else b""
+    try:
+        for channel in channels:
+            socket.send_fds(channel.end, [packet], files)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _written(data: bytes) -> int:
+    file = os.memfd_create("quire-message")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    return file
+
+
+def _read(file: int, size: int) -> bytes:
+    try:
+        parts, at = [], 0
+        while at < size and (part := os.pread(file, size - at, at)):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(file)

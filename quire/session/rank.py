@@ -1,0 +1,147 @@
+"""A rank: a process that computes its share of every layer, started with `python -m`.
+
+It reads its share of the weights, meets the other ranks, and runs plans in the order in which they
+come. It leaves by being killed, or when the engine's process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.executor.cpu.spinning import short_spins
+from quire.executor.executor import ModelExecutor
+from quire.executor.ranks.board import Board, Column
+from quire.executor.ranks.plain_data import from_json, to_json
+from quire.executor.ranks.sampler import RankSampler
+from quire.executor.ranks.wire import Channel, Kind, Message, Ring
+from quire.layers.tp import TensorParallel
+from quire.ranks.shares import RankShare, of_rank
+from quire.spec import ModelSpec
+from quire.step import StepResult
+from quire.steps.codec import decode, encode
+from quire.steps.ranked import RankPlan, RankResult
+from quire.weights.source import ModelFiles
+
+_MOST_TEXT = 2000  # characters of an error that are told
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What a rank is to compute, as it is told."""
+
+    files: ModelFiles
+    spec: ModelSpec  # of the whole model
+    config: EngineConfig
+    share: RankShare
+    num_threads: int
+    meeting: str  # a file by which ranks find each other
+
+
+def main() -> None:
+    rank, size, end, lifeline, board_file, ring_file = map(int, sys.argv[1:7])
+    threading.Thread(target=_leave_at_end, args=(lifeline,), daemon=True).start()
+    board = Board(board_file, size)
+    channel = Channel(socket.socket(fileno=end), Ring(ring_file))
+    try:
+        first = channel.receive()
+        if first is None:
+            return
+        rank_process = RankProcess(RankJob(**from_json(first.data)), board)
+        channel.send(Kind.STARTED, first.number, rank_process.start())
+        while (message := channel.receive()) is not None:
+            channel.send(Kind.DONE, message.number, rank_process.do(message))
+    except BaseException as error:  # whatever it was, the engine's process has to know
+        traceback.print_exc()
+        told = {"type": type(error).__name__, "text": str(error)[:_MOST_TEXT]}
+        channel.send(Kind.ERROR, 0, to_json({**told, "at": time.monotonic()}))
+    sys.stderr.flush()
+    os._exit(1)  # without the farewells of libraries, which wait for ranks that are gone
+
+
+def _leave_at_end(lifeline: int) -> None:
+    """Wait until the engine's process is gone, then leave, whatever this one waits for."""
+    while os.read(lifeline, 1):
+        pass
+    os._exit(1)
+
+
+class RankProcess:
+    """One rank and its executor."""
+
+    def __init__(self, job: RankJob, board: Board) -> None:
+        self.job, self._board, self._rank = job, board, job.share.rank
+        self._drawn = self._num_sums = 0
+        self.samplers: list[RankSampler] = []
+        self.executor = self._make_executor()
+
+    def start(self) -> bytes:
+        return to_json(self.executor.start())
+
+    def do(self, message: Message) -> bytes:
+        if message.kind is Kind.PLAN:
+            return self._run(message)
+        if message.kind is Kind.RESET:
+            self.executor.reset()
+        elif message.kind is Kind.SLEEP:
+            self.executor.sleep(**from_json(message.data))
+        else:
+            self.executor.wake_up(**from_json(message.data))
+        return b""
+
+    def _run(self, message: Message) -> bytes:
+        """Run a plan. Only the first rank's result is sent, but all must have drawn the same."""
+        self._board.write(self._rank, Column.BEGUN, message.number, message.checksum)
+        given: RankPlan = decode(message.data)
+        sampler = self.samplers[-1]
+        sampler.processed, sampler.failures = given.processed, given.failures
+        result: StepResult = self.executor.submit(given.plan).result()
+        asked = sampler.take_asked()
+        made = (result.tokens.tobytes(), result.counts.tobytes(), b"%d" % self._num_sums)
+        self._drawn = zlib.crc32(b"".join(made), self._drawn)
+        self._board.write(self._rank, Column.FINISHED, message.number, self._drawn)
+        return encode(RankResult(result, asked)) if self._rank == 0 else b""
+
+    def _make_executor(self) -> ModelExecutor:
+        with short_spins():
+            import torch
+        job = self.job
+        if job.config.device != "cpu":
+            raise NotImplementedError
+        from quire.executor.cpu.local import LocalExecutor
+        from quire.executor.ranks.gloo import GlooExchange
+        from quire.session.cpu_weights import load_cpu_weights
+
+        torch.set_num_threads(job.num_threads)
+        exchange = GlooExchange(job.share, Path(job.meeting), self._begun)
+        read = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
+        return LocalExecutor(
+            job.config,
+            of_rank(job.spec, job.share),
+            read(),
+            read_again=read,
+            tp=TensorParallel(job.share, exchange),
+            make_sampler=self._make_sampler,
+        )
+
+    def _begun(self, number: int) -> None:
+        self._num_sums = number
+        self._board.write(self._rank, Column.SUMS, number)
+
+    def _make_sampler(self, *arguments: Any) -> RankSampler:
+        self.samplers = [RankSampler(*arguments)]
+        return self.samplers[-1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""A rank that dies, stops or goes astray ends the engine at once, with its reason, and leaves
+nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from quire import LLM, SamplingParams
+from quire.errors import CorruptModel, EngineError, RankDied
+from quire.executor.ranks.executor import RanksExecutor
+from quire.executor.ranks.wire import Kind
+from quire.step import StepPlan
+from quire.steps.codec import encode
+from quire.steps.ranked import RankPlan
+from tests.tiny_llm import tiny_llm
+from tests.weights.tiny import tiny_model
+
+PROMPTS = [[i, i + 1, i + 2] for i in range(4)]
+ENDLESS = SamplingParams(max_tokens=450, ignore_eos=True, temperature=0)
+OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "tokenizer": None}
+
+
+def open_llm(folder: Path, size: int = 2) -> LLM:
+    return tiny_llm(folder, tensor_parallel_size=size, **OPTIONS)
+
+
+def executor_of(llm: LLM) -> RanksExecutor:
+    found = llm._session.model.executor
+    assert isinstance(found, RanksExecutor)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def open_files() -> set[str]:
+    """Memory files and sockets of this process."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if "memfd:quire" in target or target.startswith(("socket:", "anon_inode:[pidfd]")):
+            found.add(f"{entry.name} {target}")
+    return found
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    folders = set(Path(tempfile.gettempdir()).glob("quire-ranks-*"))
+    before = open_files()
+    yield
+    assert open_files() == before
+    assert set(Path(tempfile.gettempdir()).glob("quire-ranks-*")) <= folders
+
+
+def dies(llm: LLM, harm: Callable[[], None], within: float) -> RankDied:
+    """What a run ends with that is harmed soon after it began."""
+    happened: list[float] = []
+
+    def later() -> None:
+        happened.append(time.monotonic())
+        harm()
+
+    timer = threading.Timer(0.3, later)
+    timer.start()
+    with pytest.raises(RankDied) as raised:
+        while True:
+            llm.generate(PROMPTS, ENDLESS, use_tqdm=False)
+    assert time.monotonic() - happened[0] < within
+    timer.join()
+    return raised.value
+
+
+def kill_once(folder: Path, rank: int, size: int = 2) -> None:
+    with nothing_left():
+        llm = open_llm(folder, size)
+        pids = executor_of(llm).pids
+        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGKILL), within=5)
+        assert f"rank {rank} was killed by SIGKILL" in str(error)
+        assert not any(map(is_alive, pids))
+        with pytest.raises(EngineError):
+            llm.generate(PROMPTS, ENDLESS, use_tqdm=False)
+        llm.close()
+        llm.close()
+
+
+def stop_once(folder: Path, rank: int, size: int = 2) -> None:
+    with nothing_left():
+        llm = open_llm(folder, size)
+        executor = executor_of(llm)
+        pids = executor.pids
+        executor._alive._silence = 1.0
+        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGSTOP), within=6)
+        assert "no rank moved for 1 s" in str(error)
+        assert not any(map(is_alive, pids))
+        llm.close()
+
+
+def astray_once(folder: Path, rank: int, size: int = 2) -> None:
+    """A rank is given another plan than the others, under the same number."""
+    with nothing_left():
+        llm = open_llm(folder, size)
+        executor = executor_of(llm)
+        ranks, pids = executor._alive, executor.pids
+        with pytest.raises(RankDied, match="different plans under the number 1"):
+            number = ranks._number = ranks._number + 1
+            ranks._open[number] = {}
+            for place, channel in enumerate(ranks._channels):
+                plan = StepPlan(ends=PLANS[place == rank])
+                channel.send(Kind.PLAN, number, encode(RankPlan(plan)))
+            while True:
+                ranks._hear(0.05)
+                ranks._look()
+        assert not any(map(is_alive, pids))
+        llm.close()
+
+
+PLANS = {False: StepPlan().ends, True: StepPlan().ends.copy()}
+PLANS[True].resize(1)
+
+
+def test_a_killed_rank_ends_the_engine_at_once(tmp_path: Path) -> None:
+    kill_once(tmp_path, 1)
+
+
+def test_a_stopped_rank_is_noticed_by_the_deadline(tmp_path: Path) -> None:
+    stop_once(tmp_path, 0)
+
+
+def test_a_rank_with_another_plan_is_noticed_at_that_plan(tmp_path: Path) -> None:
+    astray_once(tmp_path, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_rank_may_die_at_any_time(size: int, tmp_path: Path) -> None:
+    for i in range(50):
+        kill_once(tmp_path, i % size, size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_rank_may_stop_or_go_astray(size: int, tmp_path: Path) -> None:
+    for i in range(20):
+        stop_once(tmp_path, i % size, size)
+    for i in range(10):
+        astray_once(tmp_path, i % size, size)
+
+
+def test_ranks_leave_when_the_engines_process_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, pathlib\n"
+        "from tests.ranks.test_kills import open_llm, executor_of\n"
+        "llm = open_llm(pathlib.Path(sys.argv[1]))\n"
+        "print(*executor_of(llm).pids, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    pids = [int(pid) for pid in child.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(is_alive, pids))
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, pids))
+
+
+def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, file)
+    with nothing_left(), pytest.raises(CorruptModel, match="down_proj.weight' is missing"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", tensor_parallel_size=2)
