@@ -1,0 +1,90 @@
+"""Parts of several ranks, added up or joined through memory that every rank's GPU can read.
+
+A program copies tiles of its rank's part into the rank's own buffer, tells its like on every rank,
+waits for theirs, and reads the same tiles of all buffers. The like of a program has its number; a
+tile belongs to one program whatever the size of the part, so that its places in the buffers are
+touched by that program alone. Each program counts the exchanges that it took part in: the count is
+what it signals, and it takes the two halves of the buffers by turns. So when it writes into a half
+again, all others have begun the exchange after the one they read there, and are through with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from quire.backends.triton.jit import kernel, part
+
+TILE_BYTES = 8192
+MOST_PROGRAMS = 64
+
+
+@part
+def _peer(pointers: Any, rank: Any, like: Any) -> Any:
+    """What stands at place `rank` of a list of addresses, as a pointer like another."""
+    return tl.load(pointers + rank).to(tl.pointer_type(like.dtype.element_ty))
+
+
+@part
+def _meet(
+    signals: Any, own: Any, program: Any, count: Any, RANK: tl.constexpr, SIZE: tl.constexpr
+) -> None:
+    """Tell the programs of this number on all ranks that this one is at `count`, and wait until
+    they are. Counts wrap around, so their difference is looked at."""
+    tl.debug_barrier()  # what all threads wrote goes before the signal
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            there = _peer(signals, rank, own) + program * SIZE + RANK
+            tl.atomic_xchg(there, count, sem="release", scope="sys")
+    for rank in tl.static_range(SIZE):
+        if rank != RANK:
+            here = own + program * SIZE + rank
+            while tl.atomic_add(here, 0, sem="acquire", scope="sys") - count < 0:
+                pass
+    tl.debug_barrier()  # and what all threads read comes after
+
+
+@kernel("numel")
+def exchange_kernel(
+    given: Any,
+    made: Any,
+    buffers: Any,
+    signals: Any,
+    own_signals: Any,
+    counts: Any,
+    numel: Any,
+    half: Any,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    ADDS: tl.constexpr,
+) -> None:
+    """made [numel] = the sum of every rank's `given` [numel] in the order of ranks, in float32,
+    rounded once; or, unless it ADDS, made [SIZE, numel] = all of them. `buffers` and `signals` are
+    lists of addresses, one of each rank; `half` numbers lie in one half of a buffer."""
+    program = tl.program_id(0)
+    count = tl.load(counts + program) + 1
+    first = (count & 1) * half
+    mine = _peer(buffers, RANK, given) + first
+    inside = tl.arange(0, TILE)
+    for tile in range(program, tl.cdiv(numel, TILE), PROGRAMS):
+        at = tile * TILE + inside
+        tl.store(mine + at, tl.load(given + at, mask=at < numel), mask=at < numel)
+    _meet(signals, own_signals, program, count, RANK, SIZE)
+    for tile in range(program, tl.cdiv(numel, TILE), PROGRAMS):
+        at = tile * TILE + inside
+        there = at < numel
+        total = tl.zeros([TILE], tl.float32)
+        for rank in tl.static_range(SIZE):
+            theirs = _peer(buffers, rank, given) + first
+            values = tl.load(theirs + at, mask=there, volatile=True)
+            if ADDS:
+                wide = values.to(tl.float32)
+                total = wide if rank == 0 else total + wide
+            else:
+                tl.store(made + rank * numel.to(tl.int64) + at, values, mask=there)
+        if ADDS:
+            tl.store(made + at, total.to(made.dtype.element_ty), mask=there)
+    tl.store(counts + program, count)

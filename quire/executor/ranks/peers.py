@@ -1,0 +1,92 @@
+"""Sums over ranks on GPUs that can read each other's memory, which torch's symmetric memory maps.
+
+What lies in main memory goes through gloo. Torch calls its symmetric memory alpha: whatever changes
+there is met in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from quire.backends.triton.exchange import PeerMemory, new_counts, signal_bytes
+from quire.executor.ranks.gloo import GlooExchange
+from quire.ranks.shares import RankShare
+
+_GROUP = "quire-ranks"
+_SIGNALS_AT = 256  # bytes to which the beginning of the halves is rounded
+
+
+class PeerExchange:
+    """One rank's end, on its current GPU."""
+
+    def __init__(
+        self,
+        share: RankShare,
+        meeting: Path,
+        half_bytes: int,
+        begun: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """Parts of at most `half_bytes` are exchanged at once."""
+        self._size, self._begun, self._number = share.size, begun, 0
+        self._on_host = GlooExchange(share, meeting)
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._memory, self._mapped = _peer_memory(share, meeting, half_bytes, device)
+        torch.cuda.synchronize()
+        self._on_host.gather(torch.zeros(1))  # every rank's signals are zeros
+
+    def sum(self, part: Tensor) -> Tensor:
+        if not part.is_cuda:
+            return self._on_host.sum(part)
+        self._count()
+        given = part.contiguous()
+        made = torch.empty_like(given)
+        self._memory.exchange(given.view(-1), made.view(-1), adds=True)
+        return made
+
+    def gather(self, part: Tensor) -> Sequence[Tensor]:
+        if not part.is_cuda:
+            return self._on_host.gather(part)
+        self._count()
+        given = part.contiguous()
+        made = given.new_empty(self._size, given.numel())
+        self._memory.exchange(given.view(-1), made, adds=False)
+        return made.view(self._size, *given.shape).unbind()
+
+    def _count(self) -> None:
+        self._number += 1
+        self._begun(self._number)
+
+
+def _peer_memory(
+    share: RankShare, meeting: Path, half_bytes: int, device: torch.device
+) -> tuple[PeerMemory, Any]:
+    """The memory of all ranks, and what keeps it mapped."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    made: Any = torch.distributed
+    backend: Any = symmetric._SymmetricMemory
+    store = made.FileStore(f"{meeting}-peers", share.size)
+    backend.set_group_info(_GROUP, share.rank, share.size, store)
+    at = -(-signal_bytes(share.size) // _SIGNALS_AT) * _SIGNALS_AT
+    half_bytes = -(-half_bytes // _SIGNALS_AT) * _SIGNALS_AT
+    own = symmetric.empty(at + 2 * half_bytes, dtype=torch.uint8, device=device)
+    own.zero_()
+    torch.cuda.synchronize()
+    mapped: Any = symmetric.rendezvous(own, _GROUP)
+    addresses = [int(one) for one in mapped.buffer_ptrs]
+    memory = PeerMemory(
+        rank=share.rank,
+        size=share.size,
+        buffers=torch.tensor([one + at for one in addresses], device=device),
+        signals=torch.tensor(addresses, device=device),
+        own_signals=own[:at].view(torch.int32),
+        counts=new_counts(device),
+        half_bytes=half_bytes,
+    )
+    return memory, (own, mapped)
