@@ -128,6 +128,7 @@ MAY_CATCH_ANYTHING = {
     "quire/sampling/lanes.py",
     "quire/server/batch_service.py",
     "quire/session/engine_thread.py",
+    "quire/session/rank.py",
 }
 
 

@@ -29,6 +29,7 @@ from quire.step import (
 )
 from quire.steps import codec as step_codec
 from quire.steps.codec import BadStep, decode, encode
+from quire.steps.ranked import RankPlan, RankResult
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -136,6 +137,12 @@ def test_ten_thousand_random_plans_and_results_come_back_equal() -> None:
             assert equal(decode(encode(made)), made), number
 
 
+def test_what_goes_to_ranks_and_comes_from_them_comes_back_equal() -> None:
+    rng, logits = random.Random(6), {3: np.arange(5, dtype=np.float32)}
+    for made in (RankPlan(plan(rng), logits, {4: "why"}), RankResult(result(rng), logits)):
+        assert equal(decode(encode(made)), made)
+
+
 def test_arrays_come_back_aligned_and_apart_from_the_bytes() -> None:
     data = encode(StepPlan(ends=np.arange(9, dtype=np.int32)))
     back = decode(data)
@@ -151,11 +158,13 @@ def test_what_is_no_plain_data_is_refused_when_it_is_written() -> None:
 
 def test_every_class_of_a_step_is_known_to_the_codec() -> None:
     from quire import step
+    from quire.steps import ranked
 
     mentioned = {
         kind
-        for kind in vars(step).values()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == step.__name__
+        for module in (step, ranked)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
     }
     assert mentioned == set(step_codec.CLASSES)
 

@@ -9,7 +9,6 @@ from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.spinning import short_spins
 from quire.executor.executor import ModelExecutor
-from quire.executor.ranks.executor import RanksExecutor
 from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import OPTION, RankShare, check_ranks, of_rank
 from quire.spec import ModelSpec
@@ -41,6 +40,8 @@ def ranks_executor(
     media: object | None = None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     """Decide how ranks run the model, and start them; they load it while this goes on."""
+    from quire.executor.ranks.executor import RanksExecutor  # torch
+
     size = options.tensor_parallel_size
     if not isinstance(spec, ModelSpec):
         raise not_divided(options, "models that Transformers computes")

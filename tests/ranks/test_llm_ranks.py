@@ -12,7 +12,7 @@ import torch
 
 from quire import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.errors import BatchError, InvalidOption, NotSupported
-from quire.session import ranks
+from quire.executor.ranks import executor
 from tests.ranks.thread_executor import ThreadRanks
 from tests.tiny_llm import tiny_llm
 
@@ -126,7 +126,7 @@ def pair(
     changes = {"quantization": "int8"} if request.param == 4 else {}
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "RanksExecutor", ThreadRanks)
+        patch.setattr(executor, "RanksExecutor", ThreadRanks)
         threads = tiny(folder, request.param, **changes)
     with tiny(folder, request.param, **changes) as processes, threads:
         yield processes, threads
@@ -156,6 +156,6 @@ def test_processes_give_the_bits_of_threads(pair: tuple[LLM, LLM], what: str) ->
 def test_what_cannot_be_is_refused_before_any_process_is_started(
     options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(ranks, "RanksExecutor", None)
+    monkeypatch.setattr(executor, "RanksExecutor", None)
     with pytest.raises(error, match=words):
         tiny(tmp_path, options.pop("tensor_parallel_size", 2), **options)

@@ -6,6 +6,7 @@ there is met in this file.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,18 +68,16 @@ def _peer_memory(
     share: RankShare, meeting: Path, half_bytes: int, device: torch.device
 ) -> tuple[PeerMemory, Any]:
     """The memory of all ranks, and what keeps it mapped."""
-    import torch.distributed._symmetric_memory as symmetric
-
     made: Any = torch.distributed
-    backend: Any = symmetric._SymmetricMemory
+    symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
     store = made.FileStore(f"{meeting}-peers", share.size)
-    backend.set_group_info(_GROUP, share.rank, share.size, store)
+    symmetric._SymmetricMemory.set_group_info(_GROUP, share.rank, share.size, store)
     at = -(-signal_bytes(share.size) // _SIGNALS_AT) * _SIGNALS_AT
     half_bytes = -(-half_bytes // _SIGNALS_AT) * _SIGNALS_AT
     own = symmetric.empty(at + 2 * half_bytes, dtype=torch.uint8, device=device)
     own.zero_()
     torch.cuda.synchronize()
-    mapped: Any = symmetric.rendezvous(own, _GROUP)
+    mapped = symmetric.rendezvous(own, _GROUP)
     addresses = [int(one) for one in mapped.buffer_ptrs]
     memory = PeerMemory(
         rank=share.rank,

@@ -21,7 +21,9 @@ class Peers:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.buffers = [torch.zeros(2 * HALF, dtype=torch.uint8, device=DEVICE) for _ in range(size)]
+        self.buffers = [
+            torch.zeros(2 * HALF, dtype=torch.uint8, device=DEVICE) for _ in range(size)
+        ]
         self.signals = [
             torch.zeros(signal_bytes(size) // 4, dtype=torch.int32, device=DEVICE)
             for _ in range(size)
