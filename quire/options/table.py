@@ -305,7 +305,7 @@ HONOURED: tuple[Option, ...] = (
         "tensor_parallel_size",
         1,
         checks.num_devices,
-        "So many processes with a share of every layer each, on a GPU or some cores. docs/parallel.md.",
+        "So many processes with a share of every layer each, on a GPU or cores. docs/parallel.md.",
     ),
     _honoured(
         "distributed_executor_backend",
