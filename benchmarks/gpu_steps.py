@@ -23,8 +23,8 @@ if not __package__:  # run as a file: the repository is not on the path
 from benchmarks.gpu import opened
 from benchmarks.gpu_profile import summary
 from quire.executor.cuda.decoding import Decoding, Parts
-from quire.executor.cuda.device_rows import Column
 from quire.executor.cuda.graphs import GraphKey, Graphs
+from quire.steps.row_schema import Column
 
 STEPS = 24  # replayed at a time
 

@@ -20,8 +20,7 @@ from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.scheduler.pacing import Pacing, brings_much
 from quire.scheduler.sequence import Sequence
-
-STOP_COLUMNS = 8  # stop ids compared as arrays; a row with more of them is visited by Python
+from quire.steps.row_schema import STOP_COLUMNS
 
 NOT_STALE = np.iinfo(np.int32).max
 

@@ -80,7 +80,7 @@ def test_rows_with_and_without_guesses_share_a_pass() -> None:
 def test_a_stop_token_ends_the_row_among_its_guesses() -> None:
     expected = one_by_one(5)
     stop = expected[2]
-    runner, _, first = begun(stop_ids=(stop,))
+    runner, _, first = begun(stop_ids=ints(stop))
     kept = expected[1 : expected.index(stop, 1) + 1]
     assert written(guess(runner, LENGTH, [first, *expected[1:5]]), 0) == kept
     assert not runner.rows.is_live(ints(0))[0]

@@ -84,7 +84,7 @@ def test_a_row_freezes_at_a_stop_id() -> None:
     stop = next(t for t in expected[2:] if t not in expected[:2])
     at = expected.index(stop)
     runner, _ = new_runner()
-    runner.run(prefill_plan(stop_ids=(199, stop)))
+    runner.run(prefill_plan(stop_ids=ints(199, stop)))
     result = runner.run(decode_plan(ints(0), ints(7), repeat=7))
     assert written(result, 0) == expected[1 : at + 1]
     again = runner.run(decode_plan(ints(0), ints(14)))

@@ -1,10 +1,7 @@
 """The two ends of a decode step: what the rows feed, and what becomes of what they drew.
 
-Rows are columns of a matrix [columns, row stride] of 64-bit integers; `places` name the row
-each place of a batch belongs to. The lines of the matrix, as whoever owns it numbers them:
-
-    0 last token   1 its position   2 outputs so far   3 frozen
-    4 min tokens   5 max tokens     6.. stop ids, -1 where there is none
+Rows are columns of a matrix [columns, row stride] of 64-bit integers, whose lines
+steps/row_schema.py numbers; `places` name the row each place of a batch belongs to.
 """
 
 from __future__ import annotations
@@ -15,10 +12,15 @@ from typing import TYPE_CHECKING
 import triton.language as tl
 
 from quire.backends.triton.jit import kernel
+from quire.steps.row_schema import FAILED, NOWHERE, RESTS, Column
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LAST_TOKEN, POSITION, NUM_OUTPUTS, FROZEN, MIN_TOKENS, MAX_TOKENS, STOP_IDS = (
+    tl.constexpr(int(column)) for column in Column
+)
+NO_ID, SAID_FAILED, SAID_RESTS = (tl.constexpr(one) for one in (NOWHERE, FAILED, RESTS))
 PLACES_AT_ONCE = 256  # places a program works on at once
 
 
@@ -94,9 +96,10 @@ def _feed(
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = at < count
     row = tl.load(places + at, mask=inside, other=0).to(tl.int64)
-    token = tl.load(ints + row, mask=inside, other=0)
-    position = tl.load(ints + stride + row, mask=inside, other=0)
-    frozen = tl.load(ints + 3 * stride + row, mask=inside, other=1)
+    own = ints + row
+    token = tl.load(own + LAST_TOKEN * stride, mask=inside, other=0)
+    position = tl.load(own + POSITION * stride, mask=inside, other=0)
+    frozen = tl.load(own + FROZEN * stride, mask=inside, other=1)
     live = inside & (frozen == 0)
     table = tables + group * group_stride + row * table_stride
     block = tl.load(table + position // SLOTS, mask=live, other=0)
@@ -130,21 +133,22 @@ def _accept(
         inside = at < count
         row = tl.load(places + at, mask=inside, other=0).to(tl.int64)
         own = ints + row
-        live = inside & (tl.load(own + 3 * stride, mask=inside, other=1) == 0)
+        live = inside & (tl.load(own + FROZEN * stride, mask=inside, other=1) == 0)
         token = tl.load(tokens + at, mask=inside, other=0)
         bad = tl.load(failed + at, mask=inside, other=0) != 0
-        written = tl.load(own + 2 * stride, mask=live, other=0) + 1
-        stops = token == -1
-        for column in tl.static_range(6, COLUMNS):
-            stops |= tl.load(own + column * stride, mask=live, other=-1) == token
-        stops &= written >= tl.load(own + 4 * stride, mask=live, other=0)
-        full = written >= tl.load(own + 5 * stride, mask=live, other=0)
-        tl.store(own, token, mask=live)
-        position = tl.load(own + stride, mask=live, other=0)
-        tl.store(own + stride, position + 1, mask=live)
-        tl.store(own + 2 * stride, written, mask=live)
-        tl.store(own + 3 * stride, (stops | full | bad).to(tl.int64), mask=live)
-        told = tl.where(live, tl.where(bad, -2, token), -1).to(tl.int32)
+        written = tl.load(own + NUM_OUTPUTS * stride, mask=live, other=0) + 1
+        stops = token == NO_ID
+        for column in tl.static_range(STOP_IDS, COLUMNS):
+            stops |= tl.load(own + column * stride, mask=live, other=NO_ID) == token
+        stops &= written >= tl.load(own + MIN_TOKENS * stride, mask=live, other=0)
+        full = written >= tl.load(own + MAX_TOKENS * stride, mask=live, other=0)
+        tl.store(own + LAST_TOKEN * stride, token, mask=live)
+        position = tl.load(own + POSITION * stride, mask=live, other=0)
+        tl.store(own + POSITION * stride, position + 1, mask=live)
+        tl.store(own + NUM_OUTPUTS * stride, written, mask=live)
+        tl.store(own + FROZEN * stride, (stops | full | bad).to(tl.int64), mask=live)
+        said = tl.where(bad, SAID_FAILED, token)
+        told = tl.where(live, said, SAID_RESTS).to(tl.int32)
         tl.store(made + now * made_stride + at, told, mask=inside)
     tl.debug_barrier()
     tl.store(step, now + 1)

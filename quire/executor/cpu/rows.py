@@ -10,44 +10,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.executor.row_columns import RowColumns
 from quire.request import Ints
 from quire.step import Assigned, Chosen, RowStart
+from quire.steps.row_schema import NOWHERE, Column, row_ints
 
-NOWHERE = -1
 
-
-class DeviceRows:
+class DeviceRows(RowColumns):
     """State of `num_rows` rows as tensors, one entry per row."""
 
     def __init__(self, num_rows: int, device: torch.device, num_groups: int = 1) -> None:
         """With a block table for each group of layers: tables [num_groups, num_rows, width]."""
+        super().__init__(num_rows, device)
         self.device = device
-        self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         shape = (num_groups, num_rows, 16)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
-        self.num_outputs = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.min_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.max_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.stop_ids = torch.full((num_rows, 4), NOWHERE, dtype=torch.int64, device=device)
-        self.frozen = torch.ones(num_rows, dtype=torch.bool, device=device)
+
+    @property
+    def last_tokens(self) -> Tensor:
+        return self.ints[Column.LAST_TOKEN]
 
     def start(self, start: RowStart) -> None:
-        row, stops = start.row, len(start.freezing_ids)
-        self.stop_ids = _widened(self.stop_ids, stops)
-        last = start.output_ids if len(start.output_ids) else start.prompt_ids
-        self.last_tokens[row] = int(last[-1])
-        self.num_outputs[row] = len(start.output_ids)
-        self.min_tokens[row] = start.sampling.min_tokens
-        self.max_tokens[row] = start.max_tokens
-        self.stop_ids[row] = NOWHERE
-        self.stop_ids[row, :stops] = torch.tensor(start.freezing_ids, dtype=torch.int64)
-        self.frozen[row] = False
+        self.ints[:, start.row] = torch.tensor(row_ints(start))
 
     def end(self, rows: Ints) -> None:
         gone = self._put(rows)
         self.tables[:, gone] = NOWHERE
-        self.last_tokens[gone] = NOWHERE
-        self.frozen[gone] = True
+        self.ints[Column.LAST_TOKEN, gone] = NOWHERE
+        self.ints[Column.FROZEN, gone] = 1
 
     def assign(self, assigned: Assigned) -> None:
         if not len(assigned.rows):
@@ -64,17 +54,13 @@ class DeviceRows:
 
     def is_live(self, rows: Ints) -> Tensor:
         """Which of these rows still write."""
-        return ~self.frozen[self._put(rows)]
+        return self.live(self._put(rows))
 
-    def accept(self, rows: Ints, tokens: Tensor, failed: Tensor) -> None:
+    def drew(self, rows: Ints, tokens: Tensor, failed: Tensor) -> None:
         """Each row drew a token; one that must stop, or whose logits failed, freezes."""
         at = self._put(rows)
-        tokens = tokens.to(torch.int64)
-        written = self.num_outputs[at] + 1
-        stops = (self.stop_ids[at] == tokens[:, None]).any(-1) & (written >= self.min_tokens[at])
-        self.last_tokens[at] = tokens
-        self.num_outputs[at] = written
-        self.frozen[at] = stops | (written >= self.max_tokens[at]) | failed
+        positions = self.ints[Column.POSITION].index_select(0, at) + 1
+        self.accept(at, tokens.to(torch.int64), positions, failed)
 
     def _put(self, rows: Ints) -> Tensor:
         return torch.from_numpy(rows).to(self.device, torch.int64)

@@ -199,10 +199,10 @@ class Runner:
         failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
         failed[list(sampled.failed)] = True
         if not sampled.held:
-            self.rows.accept(rows, sampled.tokens, failed)
+            self.rows.drew(rows, sampled.tokens, failed)
         else:
             drawn = np.setdiff1d(np.arange(len(rows)), list(sampled.held))
-            self.rows.accept(rows[drawn], sampled.tokens[drawn], failed[drawn])
+            self.rows.drew(rows[drawn], sampled.tokens[drawn], failed[drawn])
         made.add(entries, sampled)
 
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from quire.executor.cuda.batch import padded, places_of
 from quire.executor.cuda.device_ops import DeviceOps, Feed
-from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import ENTRY, Asking
 from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
 from quire.executor.cuda.upload import Upload
 from quire.layers.attention import Pass
 from quire.models.model import KVCache, Model
 from quire.step import StepPlan
+from quire.steps.row_schema import NOWHERE
 
 
 class LogitsUses(Protocol):

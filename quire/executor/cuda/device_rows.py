@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
@@ -21,32 +20,13 @@ from torch import Tensor
 from quire.cache.groups import ONE_GROUP, Windows
 from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.cuda.upload import Upload
+from quire.executor.row_columns import RowColumns
 from quire.request import Ints
 from quire.step import Assigned, RowSampling, RowStart
+from quire.steps.row_schema import NOWHERE, Column, row_ints
 
-NOWHERE = -1
-# More stop ids than these are judged by the host; the scheduler looks at such a row each step.
-STOP_COLUMNS = 8
 GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token
-# What a result block says instead of a token.
-RESTS, FAILED = -1, -2
 MOST_TOP = 20  # likeliest tokens that the device gives beside a drawn one
-
-
-class Column(IntEnum):
-    """Lines of the integer matrix. The first four change with every token."""
-
-    LAST_TOKEN = 0
-    POSITION = 1  # where the last token stands: its KV is written when it is fed
-    NUM_OUTPUTS = 2
-    FROZEN = 3
-    MIN_TOKENS = 4
-    MAX_TOKENS = 5
-    STOP_IDS = 6  # the first of STOP_COLUMNS
-
-
-NUM_CHANGING = 4
-NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +69,7 @@ class Drawing:
     scored: bool  # some want logprobs of the device
 
 
-class DeviceColumns:
+class DeviceColumns(RowColumns):
     """The state of `num_rows` rows and their block tables.
 
     ints [NUM_COLUMNS, num_rows + 1] int64; tables [groups, num_rows + 1, table_width] int32, one
@@ -115,7 +95,7 @@ class DeviceColumns:
 
         self.device, self.num_rows, self.vocab_size = device, num_rows, vocab_size
         self.resting = num_rows  # the row that never does anything
-        self.ints = torch.zeros(NUM_COLUMNS, num_rows + 1, dtype=torch.int64, device=device)
+        super().__init__(num_rows + 1, device)
         self.sampling_columns = SamplingColumns(
             temperature=column(torch.float32),
             top_k=column(torch.int32),
@@ -146,8 +126,7 @@ class DeviceColumns:
 
     def clear(self) -> None:
         """No row belongs to anybody."""
-        self.ints[Column.FROZEN] = 1
-        self.ints[Column.STOP_IDS :] = NOWHERE
+        self.rest_all()
         self.tables.fill_(NOWHERE)
         self.edits.clear()
 
@@ -167,7 +146,7 @@ class DeviceColumns:
         self.edits.pack(upload, starts)
         upload.add("ends", ends)
         upload.add("starts", [start.row for start in starts])
-        upload.add("start ints", np.array([_ints(start) for start in starts], np.int64).T)
+        upload.add("start ints", np.array([row_ints(start) for start in starts], np.int64).T)
         for i, numbers in enumerate(zip(*(self._sampling_columns(s) for s in starts), strict=True)):
             upload.add(f"knob {i}", np.array(numbers))
         upload.add("assigned rows", assigned.rows)
@@ -208,10 +187,6 @@ class DeviceColumns:
             at = (upload.take("assigned rows"), upload.take("assigned indices"))
             self.tables[:, *at] = blocks.to(torch.int32).view(len(self.tables), -1)
 
-    def live(self, rows: Tensor) -> Tensor:
-        """Which of these rows still write."""
-        return self.ints[Column.FROZEN].index_select(0, rows) == 0
-
     def draw_once(self, rows: Tensor) -> None:
         """These rows wake, and rest again after their next token."""
         num_outputs = self.ints[Column.NUM_OUTPUTS].index_select(0, rows)
@@ -222,29 +197,6 @@ class DeviceColumns:
         """These rows feed the tokens drawn[0], which stand at drawn[1], whatever they drew."""
         self.ints[Column.LAST_TOKEN].index_copy_(0, rows, drawn[0])
         self.ints[Column.POSITION].index_copy_(0, rows, drawn[1])
-
-    def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
-        """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
-        the token, or FAILED, or RESTS for a row that drew nothing.
-
-        A row freezes at a stop id once min_tokens outputs exist, at max_tokens, and when its
-        logits failed.
-        """
-        ints = self.ints.index_select(1, rows)
-        live = ints[Column.FROZEN] == 0
-        written = ints[Column.NUM_OUTPUTS] + live
-        stops = (ints[Column.STOP_IDS :] == tokens).any(0) & (written >= ints[Column.MIN_TOKENS])
-        ends = stops | (written >= ints[Column.MAX_TOKENS]) | failed
-        changed = torch.stack(
-            [
-                torch.where(live, tokens, ints[Column.LAST_TOKEN]),
-                torch.where(live, positions, ints[Column.POSITION]),
-                written,
-                ints[Column.FROZEN] | ends,
-            ]
-        )
-        self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
-        return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)
 
     def _sampling_columns(self, start: RowStart) -> tuple[float, int, float, float, int, int, int]:
         """A row's knobs, in the order of SamplingColumns."""
@@ -285,19 +237,3 @@ def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
 def _fits_entry(sampling: RowSampling) -> bool:
     """Whether a row's logprobs have room in an entry."""
     return 0 <= (sampling.num_logprobs or 0) <= MOST_TOP and sampling.logprob_ids is None
-
-
-def _ints(start: RowStart) -> list[int]:
-    """A row's integer columns, in the order of Column."""
-    stops = start.freezing_ids[:STOP_COLUMNS].tolist()
-    last = start.output_ids if len(start.output_ids) else start.prompt_ids
-    return [
-        int(last[-1]),
-        len(start.prompt_ids) + len(start.output_ids) - 1,
-        len(start.output_ids),
-        0,
-        start.sampling.min_tokens,
-        start.max_tokens,
-        *stops,
-        *[NOWHERE] * (STOP_COLUMNS - len(stops)),
-    ]

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.decoding import LogitsUses, Parts
-from quire.executor.cuda.device_rows import NOWHERE
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
 from quire.executor.cuda.upload import Upload
@@ -26,6 +25,7 @@ from quire.executor.pass_media import PassMedia
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
 from quire.step import StepPlan
+from quire.steps.row_schema import NOWHERE
 
 # Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
 WORTH_CAPTURING = 20 * 10**12

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.executor.cuda.device_rows import FAILED, RESTS, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
 from quire.sampling.holding import HoldingSampler
 from quire.sampling.sampler import Sampled
 from quire.step import Masks, StepPlan, no_ints
+from quire.steps.row_schema import FAILED, RESTS
 
 
 @dataclass(frozen=True, slots=True)

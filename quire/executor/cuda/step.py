@@ -9,7 +9,6 @@ import numpy as np
 
 from quire.errors import EngineError
 from quire.executor.cuda.beams import CandidateLetter, joined_candidates
-from quire.executor.cuda.device_rows import FAILED, RESTS
 from quire.executor.cuda.drawn_scores import DrawnLetter
 from quire.executor.cuda.hidden import HiddenLetter
 from quire.executor.cuda.host_copies import HostCopy
@@ -19,6 +18,7 @@ from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
 from quire.step import DrawnScores, StepResult, joined_blocks
+from quire.steps.row_schema import FAILED, RESTS
 
 
 @dataclass(slots=True)

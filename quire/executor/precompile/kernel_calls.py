@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.backends.ops import HeadNorms, HeadShape
 from quire.config import EngineConfig
 from quire.executor.cuda.batch import PromptPass
-from quire.executor.cuda.device_rows import NOWHERE, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import new_entries
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
@@ -29,6 +29,7 @@ from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.models.decoder import head_shape
 from quire.spec import ModelSpec
 from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
+from quire.steps.row_schema import NOWHERE
 
 ROWS = 16
 

@@ -48,6 +48,7 @@ from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
 from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.spec import ModelSpec
+from quire.steps.row_schema import NUM_COLUMNS
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,6 @@ ROWS = 16  # of the smallest step: tiles go by it
 SOME = 2  # of an integer that no variant goes by
 A_FRACTION = 0.5  # nor by any fraction
 PREFIX_QUERIES = 64  # of a tile, unless somebody asks for another
-COLUMNS = 14  # of a row, as executor/cuda/device_rows.py numbers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class Steps:
         yield Variant(
             steps._accept,
             (I64, I32, I64, BOOL, I32, I32, SOME, SOME, SOME),
-            {"COLUMNS": COLUMNS, **constants},
+            {"COLUMNS": int(NUM_COLUMNS), **constants},
         )
         if not self.shape.fp8_kv:
             block = spec.num_kv_heads * size * spec.head_dim

@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.engine import Engine
 from quire.executor.cuda.device_edits import DeviceEdits, EditColumn
 from quire.executor.cuda.device_ops import Feed
-from quire.executor.cuda.device_rows import NOWHERE, Column, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
@@ -45,6 +45,7 @@ from quire.scheduler.sequence import Guide, Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
 from quire.steps.handles import Handles
+from quire.steps.row_schema import NOWHERE, Column
 
 
 class RestingAttention(ReferenceAttention):

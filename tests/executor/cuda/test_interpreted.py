@@ -10,11 +10,12 @@ import torch
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
 from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
-from quire.executor.cuda.device_rows import FAILED, RESTS, Column, DeviceColumns
+from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.layer_plan import LayerPlan, MlpPlan, NormPlan, Rope
 from quire.request import Request
 from quire.spec import LogitsPlan
+from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers

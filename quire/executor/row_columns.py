@@ -1,0 +1,51 @@
+"""RowColumns: the integers of rows between steps as a tensor, and the rule by which rows stop.
+
+What both executors do with them by torch; the same rule as a kernel is in backends/triton/steps.py,
+and the host's, which knows stop strings and grammars too, in scheduler/stopping.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.steps.row_schema import FAILED, NOWHERE, NUM_CHANGING, NUM_COLUMNS, RESTS, Column
+
+
+class RowColumns:
+    """ints [columns, num_rows] int64, as row_schema.py numbers them; every row rests at first."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.ints = torch.zeros(NUM_COLUMNS, num_rows, dtype=torch.int64, device=device)
+        self.rest_all()
+
+    def rest_all(self) -> None:
+        self.ints[Column.FROZEN] = 1
+        self.ints[Column.STOP_IDS :] = NOWHERE
+
+    def live(self, rows: Tensor) -> Tensor:
+        """Which of these rows still write."""
+        return self.ints[Column.FROZEN].index_select(0, rows) == 0
+
+    def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
+        """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
+        the token, or FAILED, or RESTS for a row that drew nothing.
+
+        A row freezes at a stop id once min_tokens outputs exist, at max_tokens, and when its
+        logits failed.
+        """
+        ints = self.ints.index_select(1, rows)
+        live = ints[Column.FROZEN] == 0
+        written = ints[Column.NUM_OUTPUTS] + live
+        stops = (ints[Column.STOP_IDS :] == tokens).any(0) & (written >= ints[Column.MIN_TOKENS])
+        ends = stops | (written >= ints[Column.MAX_TOKENS]) | failed
+        changed = torch.stack(
+            [
+                torch.where(live, tokens, ints[Column.LAST_TOKEN]),
+                torch.where(live, positions, ints[Column.POSITION]),
+                written,
+                ints[Column.FROZEN] | ends,
+            ]
+        )
+        self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
+        return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)

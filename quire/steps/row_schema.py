@@ -1,0 +1,46 @@
+"""What is kept of a row on a device between steps, as columns of integers: one numbering for those
+who fill them, those who keep them and the kernels that read them. No torch."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from quire.step import RowStart
+
+NOWHERE = -1
+# Stop ids compared as arrays; a row with more of them is looked at by the host at each step.
+STOP_COLUMNS = 8
+# What a result says instead of a token.
+RESTS, FAILED = -1, -2
+
+
+class Column(IntEnum):
+    """Lines of the integer matrix [columns, rows]. The first four change with every token."""
+
+    LAST_TOKEN = 0
+    POSITION = 1  # where the last token stands: its KV is written when it is fed
+    NUM_OUTPUTS = 2
+    FROZEN = 3
+    MIN_TOKENS = 4
+    MAX_TOKENS = 5
+    STOP_IDS = 6  # the first of the stop ids, NOWHERE where there are no more
+
+
+NUM_CHANGING = 4
+NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
+
+
+def row_ints(start: RowStart, num_stops: int = STOP_COLUMNS) -> list[int]:
+    """The columns of a row that starts, in the order of Column."""
+    stops = start.freezing_ids[:num_stops].tolist()
+    last = start.output_ids if len(start.output_ids) else start.prompt_ids
+    return [
+        int(last[-1]),
+        len(start.prompt_ids) + len(start.output_ids) - 1,
+        len(start.output_ids),
+        0,
+        start.sampling.min_tokens,
+        start.max_tokens,
+        *stops,
+        *[NOWHERE] * (num_stops - len(stops)),
+    ]
