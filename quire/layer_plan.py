@@ -127,6 +127,7 @@ class AttentionPlan:
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
     whole: WholeHeads | None = None  # None: these are all heads
+    sinks: bool = False  # every head has one key more: a score that was learned, of value 0
     query_growth: QueryGrowth | None = None  # None: queries are alike at every position
 
     @property
@@ -137,13 +138,15 @@ class AttentionPlan:
         return norm if known else None
 
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu"]
+CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
     """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) if it has no
-    gate."""
+    gate. With "clamped_silu", gates alone: g = min(gate, CLAMP), u = up in -CLAMP .. CLAMP, and
+    down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1))."""
 
     width: int
     activation: Activation = "silu"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.ops import HeadNorms, RowOp
-from quire.layer_plan import Activation, LayerPlan
+from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
 _CUBE = 0.044715
@@ -32,6 +32,8 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
             return x.relu()
         case "relu2":
             return x.relu().square_()
+        case "clamped_silu":
+            return x / x.mul(-CLAMPED_SLOPE).exp_().add_(1)
 
 
 def gate(activation: Activation) -> RowOp:
@@ -39,6 +41,8 @@ def gate(activation: Activation) -> RowOp:
 
     def gated(gate_up: Tensor) -> Tensor:
         first, up = gate_up.chunk(2, dim=-1)
+        if activation == "clamped_silu":
+            first, up = first.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP).add_(1)
         return activated(first.float(), activation).to(up.dtype).mul_(up)
 
     return gated

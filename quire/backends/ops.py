@@ -55,6 +55,7 @@ class HeadShape:
     fp8_kv: bool = False  # keys and values are kept in fp8 (backends/fp8.py), on a GPU alone
     own_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim)
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: bool = False  # whether every head has one key more, of value 0 (AttentionStep.attend)
 
     @property
     def group(self) -> int:
@@ -120,8 +121,12 @@ class AttentionStep(Protocol):
         and sin [T, D / 2], write its k and v [T, kv_heads, D] into the cache, return its
         q [T, heads, D]."""
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D].
+        With `sinks` float32 [heads], there is one key more for every query of a head, whose score
+        that is and whose value is 0.
 
         Every token of the pass must have been stored before."""
 

@@ -12,7 +12,7 @@ from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import LoopedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
-from quire.layer_plan import Activation, LayerPlan
+from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
     "silu": F.silu,
@@ -20,6 +20,7 @@ ACTIVATIONS: Mapping[Activation, RowOp] = {
     "gelu": F.gelu,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+    "clamped_silu": lambda x: x * torch.sigmoid(CLAMPED_SLOPE * x),
 }
 
 
@@ -73,6 +74,8 @@ class ReferenceKernels:
     def gate(self, activation: Activation) -> RowOp:
         def gated(gate_up: Tensor) -> Tensor:
             gate, up = gate_up.chunk(2, dim=-1)
+            if activation == "clamped_silu":
+                gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP) + 1
             return ACTIVATIONS[activation](gate.float()).to(up.dtype) * up
 
         return gated
@@ -135,7 +138,9 @@ class ReferenceAttention:
         values[blocks, :, offsets] = v[: len(slots)]
         return turned[:, : self.shape.num_heads]
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         shape, inputs = self.shape, self.inputs
         out = torch.zeros_like(q)
         for i, context in enumerate(inputs.context_lens.tolist()):
@@ -157,7 +162,11 @@ class ReferenceAttention:
             hidden = key_at > query_at
             if self.window is not None:
                 hidden |= key_at <= query_at - self.window
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                column = sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+                scores = torch.cat([scores, column], -1)
+            weights = scores.softmax(-1)[..., : context - unseen * size]
             out[first:last] = (weights @ v).transpose(0, 1).to(q.dtype)
         return out.flatten(1)
 

@@ -63,6 +63,7 @@ class LayerNames:
     qkv_by_group: bool = False
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
+    sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     o: Name = Name("self_attn.o_proj", "attn_output")
     mlp_norm: Name = Name("post_attention_layernorm", "ffn_norm")
     mlp_post_norm: Name = Name("post_feedforward_layernorm", "post_ffw_norm")

@@ -14,6 +14,7 @@ from quire.families import (
     glm4_moe,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     granitemoe,
     llama,
@@ -68,6 +69,7 @@ FAMILIES: tuple[Family, ...] = (
     granitemoe.FAMILY,
     qwen2_vl.FAMILY,
     qwen3_vl.FAMILY,
+    gpt_oss.FAMILY,
 )
 # Whose text a model that sees has where its config does not say.
 UNSAID_TEXT = llama.FAMILY

@@ -124,13 +124,14 @@ class Attention:
         norms: HeadNorms | None = None,
         heads: RowOp = unchanged,
         growth: QueryGrowth | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         """`rope`: which of the pass's turns is its own; `norms`: what heads are normed with where
         they are turned; `heads`: what is done to q and k before that; `growth`: how much larger
         queries are far from the beginning."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
-        self.growth = growth
+        self.growth, self.sinks = growth, sinks
         self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
@@ -146,4 +147,4 @@ class Attention:
         q = step.rope_and_store(qk, v, *turn, keys, values, self.norms)
         if self.growth is not None:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
-        return self.tp.all_reduce(self.out(step.attend(q, keys, values)))
+        return self.tp.all_reduce(self.out(step.attend(q, keys, values, self.sinks)))

@@ -165,4 +165,4 @@ def head_shape(
     """The heads of a spec, as the kernels want to know them."""
     plan = spec.layers[0].attention
     sizes = (plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size)
-    return HeadShape(*sizes, dtype, fp8_kv, plan.scale, plan.softcap)
+    return HeadShape(*sizes, dtype, fp8_kv, plan.scale, plan.softcap, plan.sinks)

@@ -151,6 +151,7 @@ class Parts:
             norms=norms,
             heads=self._heads(name, plan),
             growth=plan.query_growth,
+            sinks=self.tensor(f"{name}.sinks.weight", plan.num_heads) if plan.sinks else None,
         )
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:
@@ -212,6 +213,8 @@ class Parts:
 
     def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
         hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels
+        if plan.activation == "clamped_silu" and not plan.gated:
+            raise UnsupportedModel(f"{name}: {plan.activation} without a gate.")
         first = "gate_up" if plan.gated else "up"
         up = self.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
         down = self.linear(f"{name}.down", hidden, inner, bias=bias)

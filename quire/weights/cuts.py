@@ -130,6 +130,8 @@ class _LayerCut:
             return self._of_rows(*(_times(one, size, first) for first, one in pairs))
         if name == "o":
             return self._of_columns(_times(heads, size))
+        if name == "sinks":
+            return self._of_rows(heads)
         if name in ("q_norm", "k_norm"):
             if plan.qk_norm_over == "head":
                 return whole_of(self.weight)

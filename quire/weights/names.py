@@ -119,6 +119,9 @@ class _LayerWeights:
                 order = ordered_by(plan.rope, count, size)
                 named = (self._ours(ours), self._stored(stored), count * size)
                 yield from _norm(*named, plan.qk_norm, order)
+        if plan.sinks:
+            sinks = self._ours("attn.sinks"), (plan.num_heads,), self._stored(names.sinks)
+            yield replace(_single(*sinks), is_wide=True)
         out = self._parts((names.o,), (self.hidden,))
         yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
 

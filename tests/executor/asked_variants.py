@@ -71,6 +71,10 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
     "norms around, their weights in float32": (AROUND, Options()),
     "without a gate": (PLAIN_MLP, Options()),
     "experts": (MIXTURE, Options()),
+    "sinks, windows in some layers": (
+        QWEN.with_windows(*(None, 128) * 14).with_attention(lambda one: replace(one, sinks=True)),
+        Options(),
+    ),
 }
 asked: list[str] = []
 

@@ -18,6 +18,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "relu": F.relu,
     "relu2": lambda x: F.relu(x) ** 2,
+    "clamped_silu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -75,7 +76,11 @@ class PlanOracle:
         at = torch.arange(count)
         apart = at[:, None] - at[None]
         seen = (apart >= 0) & (apart < (plan.window or count))
-        made = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if plan.sinks:
+            column = self.weights[f"{name}sinks.weight"][:, None, None].expand(-1, count, 1)
+            scores = torch.cat([scores, column], -1)
+        made = scores.softmax(-1)[..., :count] @ v
         return self._linear(f"{name}o", made.transpose(0, 1).flatten(1))
 
     def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
@@ -90,6 +95,8 @@ class PlanOracle:
         if not plan.gated:
             return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
         gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
+        if plan.activation == "clamped_silu":
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
         return self._linear(f"{name}down", activation(gate) * up)
 
     def _experts(self, name: str, plan: ExpertsPlan, x: Tensor) -> Tensor:

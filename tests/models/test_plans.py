@@ -49,6 +49,7 @@ ATTENTION: dict[str, list[Any]] = {
     "qkv_bias": [True],
     "o_bias": [True],
     "query_growth": [QueryGrowth(0.5, 6)],
+    "sinks": [True],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
 MLP: dict[str, list[Any]] = {
@@ -60,7 +61,10 @@ MLP: dict[str, list[Any]] = {
 EXPERTS: dict[str, list[Any]] = {
     "count": [7],
     "per_token": [3],
-    "expert": [MlpPlan(24), MlpPlan(16, "gelu"), MlpPlan(16, bias=True)],
+    "expert": [
+        *(MlpPlan(24), MlpPlan(16, "gelu"), MlpPlan(16, bias=True)),
+        MlpPlan(16, "clamped_silu"),
+    ],
     "renormalise": [True],
     "shared": [MlpPlan(20)],
     "score": ["sigmoid"],
@@ -106,7 +110,7 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in ATTENTION.items():
         for value in values:
             layer = replace(PLAIN, attention=replace(PLAIN.attention, **{name: value}))
-            same = name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap")
+            same = name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap", "sinks")
             add(name, value, layer if same else PLAIN, layer)
     over = replace(PLAIN.attention, qk_norm=NORM, qk_norm_over="width")
     add("qk_norm_over", "width", replace(PLAIN, attention=over), PLAIN)

@@ -21,6 +21,7 @@ from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
 from transformers.models.gpt2 import GPT2Config
 from transformers.models.gpt_neox import GPTNeoXConfig
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
 from transformers.models.ministral3 import Ministral3Config
@@ -56,6 +57,14 @@ GEMMA2: dict[str, Any] = {
     "query_pre_attn_scalar": 20,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 5.0,
+}
+GPT_OSS: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 4,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 9,
+    "rope_parameters": {**YARN, "truncate": False},
 }
 GPT2: dict[str, Any] = {"vocab_size": 96, "n_embd": 96, "n_layer": 3, "n_head": 6}
 GPT2 |= {"n_positions": 128}
@@ -140,6 +149,12 @@ MORE: dict[str, PretrainedConfig] = {
         embedding_multiplier=3.0,
         logits_scaling=2.5,
         attention_bias=True,
+    ),
+    "gpt oss": GptOssConfig(**GPT_OSS),
+    "gpt oss, no attention bias, tied, default rope": GptOssConfig(
+        **{**GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+        attention_bias=False,
+        tie_word_embeddings=True,
     ),
     "qwen3 moe": Qwen3MoeConfig(**SIZES, **EXPERTS),
     "qwen3 moe, renormalised, some layers dense, window": Qwen3MoeConfig(
@@ -233,7 +248,7 @@ def random_model(config: PretrainedConfig) -> Any:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for stored in model.state_dict().values():  # buffers, too
-            spread = 0.2 if stored.dim() == 1 else 0.05
+            spread = 0.05 if stored.dim() == 2 else 0.2
             stored.add_(torch.randn_like(stored) * spread)
     return model
 

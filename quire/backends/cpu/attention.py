@@ -12,16 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.cpu.scores import merge, partial, scores_of
-from quire.backends.generic import normed_heads
-from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
-
-Longs = npt.NDArray[np.int64]
+from quire.backends.cpu.scores import merge, partial, scores_of, share_beside
+from quire.backends.cpu.store import KvStore, Longs
+from quire.backends.ops import AttentionInputs, HeadShape
 
 # Keys and values of a bucket in bytes, so that they are still in the second-level cache when
 # they are multiplied: measured best among 1, 2, 4 and 8 MB.
@@ -76,33 +73,6 @@ class Prefix:
     first: int
     last: int
     indices: tuple[Tensor, ...]  # each [kv_heads * blocks]
-
-
-class KvStore:
-    """Where the tokens of one pass put their keys and values."""
-
-    def __init__(self, shape: HeadShape, slots: Longs) -> None:
-        size, heads = shape.block_size, np.arange(shape.num_kv_heads)
-        places = (slots // size)[:, None] * shape.num_kv_heads + heads
-        self.shape, self.num_tokens = shape, len(slots)
-        self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
-
-    def rope_and_store(
-        self,
-        qk: Tensor,
-        v: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        norms: HeadNorms | None = None,
-    ) -> Tensor:
-        turned = rotate(normed_heads(qk, norms, self.shape.num_heads), cos, sin)
-        n, width = self.num_tokens, self.shape.head_dim
-        k = turned[:n, self.shape.num_heads :]
-        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
-        return turned[:, : self.shape.num_heads]
 
 
 class CpuAttention(KvStore):
@@ -235,18 +205,21 @@ class CpuAttention(KvStore):
             hidden |= key_at < (lengths[rows] - self.window)[:, None]
         mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
         mask = np.repeat(mask, self.shape.num_kv_heads, axis=0)[:, None]
-        dtype = torch.float32 if first < self.num_grouped else self.shape.dtype
+        wide = first < self.num_grouped or self.shape.sinks
+        dtype = torch.float32 if wide else self.shape.dtype
         return Bucket(first, last, index, torch.from_numpy(mask).to(dtype))
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         shape = self.shape
         row_width = shape.block_size * shape.head_dim
         k_rows, v_rows = keys.view(-1, row_width), values.view(-1, row_width)
         out = q.new_empty(q.shape[0], shape.num_heads, shape.head_dim)
         for piece in self.pieces:
-            self._attend_piece(piece, q, k_rows, v_rows, out)
+            self._attend_piece(piece, q, k_rows, v_rows, out, sinks)
         if self.buckets:
-            self._attend_decode(q, k_rows, v_rows, out)
+            self._attend_decode(q, k_rows, v_rows, out, sinks)
         return out.flatten(1)
 
     def _gathered(
@@ -259,13 +232,19 @@ class CpuAttention(KvStore):
         return k.view(lead, -1, width), v.view(lead, -1, width)
 
     def _attend_piece(
-        self, piece: Piece, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor
+        self,
+        piece: Piece,
+        q: Tensor,
+        k_rows: Tensor,
+        v_rows: Tensor,
+        out: Tensor,
+        sinks: Tensor | None,
     ) -> None:
         k, v = self._gathered(k_rows, v_rows, piece.index, self.shape.num_kv_heads)
         own = q[piece.first : piece.last].transpose(0, 1)
         k, v = k[:, : piece.num_keys], v[:, : piece.num_keys]
-        if self.shape.softcap is not None:
-            attended = self._attend_capped(own, k, v, piece.mask)
+        if self.shape.softcap is not None or sinks is not None:
+            attended = self._attend_plainly(own, k, v, piece.mask, sinks)
         else:
             attended = F.scaled_dot_product_attention(
                 *(own[None], k[None], v[None]),
@@ -276,19 +255,26 @@ class CpuAttention(KvStore):
             )[0]
         out[piece.first : piece.last] = attended.transpose(0, 1)
 
-    def _attend_capped(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What torch's attention computes, with scores bounded: q [heads, T, D], k and
+    def _attend_plainly(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
+    ) -> Tensor:
+        """What torch's attention computes, with scores bounded and sinks: q [heads, T, D], k and
         v [kv_heads, keys, D] -> [heads, T, D]."""
         shape, count = self.shape, q.shape[1]
         if mask is None:
             mask = q.new_full((count, k.shape[1]), -torch.inf).triu_(1)
         queries = q.reshape(shape.num_kv_heads, shape.group * count, shape.head_dim)
-        part, _ = partial(
+        part, weight = partial(
             queries.float(), k.float(), v.float(), shape, mask.float().repeat(shape.group, 1)
         )
-        return part.view(shape.num_heads, count, shape.head_dim).to(q.dtype)
+        part = part.view(shape.num_heads, count, shape.head_dim)
+        if sinks is not None:
+            part *= share_beside(weight.view(shape.num_heads, count), sinks[:, None])[..., None]
+        return part.to(q.dtype)
 
-    def _attend_decode(self, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor) -> None:
+    def _attend_decode(
+        self, q: Tensor, k_rows: Tensor, v_rows: Tensor, out: Tensor, sinks: Tensor | None
+    ) -> None:
         shape = self.shape
         heads = (shape.num_kv_heads, shape.group, shape.head_dim)
         q = q[self.decode_at : self.num_tokens].index_select(0, self.order)
@@ -306,11 +292,18 @@ class CpuAttention(KvStore):
                 sums[rows], weights[rows] = part.view(-1, *heads), weight.view(-1, *heads[:2])
                 continue
             own = q[rows].view(num_heads, shape.group, shape.head_dim)
+            if sinks is not None:
+                part, weight = partial(own.float(), k.float(), v.float(), shape, bucket.mask)
+                share = share_beside(weight.view(-1, shape.num_heads), sinks)[..., None]
+                result[rows] = (part.view(-1, shape.num_heads, shape.head_dim) * share).to(q.dtype)
+                continue
             scores = scores_of(own, k, shape, bucket.mask)
             chances = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
             result[rows] = torch.bmm(chances, v).view(-1, shape.num_heads, shape.head_dim)
         for prefix in self.prefixes:
             self._attend_prefix(prefix, grouped, k_rows, v_rows, sums, weights)
+        if sinks is not None:
+            sums *= share_beside(weights, sinks.view(heads[:2]))[..., None]
         result[: self.num_grouped] = sums.view(-1, shape.num_heads, shape.head_dim)
         out[self.decode_at : self.num_tokens].index_copy_(0, self.order, result)
 
@@ -335,15 +328,3 @@ class CpuAttention(KvStore):
             part = part.view(*sized, shape.head_dim).transpose(0, 1)
             weight = weight.view(sized).transpose(0, 1)
             merge(sums[rows], weights[rows], part, weight)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].
-
-    Products and sums are separate ops: fused ones round differently in a vector's tail.
-    """
-    halves = x.view(*x.shape[:2], 2, -1)
-    turned = halves * cos[:, None, None]
-    turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
-    turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
-    return turned.flatten(-2).to(x.dtype)

@@ -21,9 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.backends.cpu.attention import KvStore, Scratch
+from quire.backends.cpu.attention import Scratch
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import make_linear
+from quire.backends.cpu.store import KvStore
 from quire.backends.generic import softcapped
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
 from quire.errors import NotSupported
@@ -254,17 +255,21 @@ class InvariantAttention(KvStore):
         """Rows beyond the last whole token, as np.pad wants them."""
         return (0, rows % self.shape.group), (0, 0)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         shape = self.shape
         width = self.granule * shape.head_dim
         k_rows, v_rows = keys.view(-1, width), values.view(-1, width)
         out = torch.zeros_like(q)
         for tiles in self.work:
-            made = self._attend_tiles(tiles, q, k_rows, v_rows)
+            made = self._attend_tiles(tiles, q, k_rows, v_rows, sinks)
             out[tiles.tokens.view(-1)[tiles.real]] = made[tiles.real].to(q.dtype)
         return out.view(q.shape[0], -1)
 
-    def _attend_tiles(self, tiles: Tiles, q: Tensor, k_rows: Tensor, v_rows: Tensor) -> Tensor:
+    def _attend_tiles(
+        self, tiles: Tiles, q: Tensor, k_rows: Tensor, v_rows: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """[P * tokens of a piece, heads, D]"""
         shape, (num_pieces, per_piece) = self.shape, tiles.tokens.shape
         num_tiles, width = tiles.hidden.shape[2], shape.head_dim
@@ -292,8 +297,16 @@ class InvariantAttention(KvStore):
         for t in range(1, num_tiles):
             total += weights[:, :, t]
             result += weights[:, :, t, :, None] * parts[:, :, t]
+        if sinks is not None:
+            total[:, :, :used] += self._of_sinks(sinks, top.amax(2)[:, :, :used])
         result /= total[..., None]
         result = result[:, :, :used].view(
             num_pieces, shape.num_kv_heads, per_piece, shape.group, width
         )
         return result.transpose(1, 2).reshape(-1, shape.num_heads, width)
+
+    def _of_sinks(self, sinks: Tensor, top: Tensor) -> Tensor:
+        """What sinks add to the sums of exponentials, which are counted from the scores `top`
+        [pieces, kv_heads, rows]. A row is one head of the group of one token."""
+        own = sinks.view(self.shape.num_kv_heads, self.shape.group)
+        return (own.repeat(1, top.shape[2] // self.shape.group) - top).exp_()

@@ -27,6 +27,12 @@ def partial(
     return torch.bmm(chances, v), scores.amax(-1) - chances.amax(-1).log_()
 
 
+def share_beside(weights: Tensor, sinks: Tensor) -> Tensor:
+    """What attention over all keys is multiplied with, since a sink takes its share: from the logs
+    of the sums of exponentials, those of single heads in the last dimension."""
+    return torch.sigmoid(weights - sinks)
+
+
 def merge(sums: Tensor, weights: Tensor, part: Tensor, weight: Tensor) -> None:
     """Put attention over other keys beside what sums and weights hold, in place."""
     total = torch.logaddexp(weights, weight)

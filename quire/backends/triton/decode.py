@@ -145,6 +145,7 @@ class DecodeAttention:
         out: Tensor | None = None,
         *,
         tables: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is. `tables`: others
         than those that were planned with, of the same rows."""
@@ -157,8 +158,10 @@ class DecodeAttention:
         attend_items[(shape.num_kv_heads, self._num_items)](
             *(q, keys, values, tables, self._items, self._spans),
             *(buffers.parts, buffers.sums, buffers.counters, out),
+            q if sinks is None else sinks,
             *(tables.stride(0), q.stride(0), shape.scale * LOG2_E),
             MERGES=self.prefixes is None,
+            SINKS=sinks is not None,
             **own_constants(shape, self._tile),
         )
         if self.prefixes:

@@ -8,7 +8,13 @@ import triton.language as tl
 
 from quire.backends.triton.fp8_decode_kernels import attend_fp8
 from quire.backends.triton.jit import kernel, part
-from quire.backends.triton.softmax import NOTHING, attend_stretch, finished, nothing_yet
+from quire.backends.triton.softmax import (
+    NOTHING,
+    attend_stretch,
+    finished,
+    nothing_yet,
+    with_sinks,
+)
 
 
 @part
@@ -157,6 +163,7 @@ def attend_items(
     sums: tl.tensor,
     counters: tl.tensor,
     out: tl.tensor,
+    sinks: tl.tensor,
     table_stride: tl.tensor,
     q_stride: tl.tensor,
     scale: tl.tensor,
@@ -172,6 +179,7 @@ def attend_items(
     GROUP_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """One item of one KV head: the row's GROUP queries against a stretch of its keys.
 
@@ -195,6 +203,9 @@ def attend_items(
             *(mine, keys, values, table, begin, end, head, scale),
             *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
+        if SINKS and item == first:  # once for each row
+            sink = tl.load(sinks + heads, mask=query < GROUP, other=0.0)
+            mean, log_sum = with_sinks(mean, log_sum, sink)
         leave(
             *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),
             *(KV_HEADS, GROUP, QUERIES, WIDTH, PADDED, MERGES, MERGED, GROUP_ROWS),

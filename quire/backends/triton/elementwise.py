@@ -90,6 +90,8 @@ def activated(x: tl.tensor, KIND: tl.constexpr) -> Any:
         x = x / (1.0 + tl.exp(-x))
     elif KIND == "gelu_tanh":  # x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u))
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "clamped_silu":
+        x = x / (1.0 + tl.exp(-1.702 * x))
     elif KIND == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     else:
@@ -164,8 +166,12 @@ def _activate(
     inside = at < width
     dtype: tl.constexpr = out.dtype.element_ty
     made = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "clamped_silu":
+        made = tl.minimum(made, 7.0)
     made = activated(made, KIND).to(dtype)
     if GATED:
         up = tl.load(x + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
+        if KIND == "clamped_silu":
+            up = (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0).to(dtype).to(tl.float32)
         made = (made.to(tl.float32) * up).to(dtype)
     tl.store(out + row * width + at, made, mask=inside)

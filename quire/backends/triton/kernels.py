@@ -180,14 +180,16 @@ class TritonAttention:
         slots = self.inputs.slots
         return rope_store(qk, v, cos, sin, slots, keys, values, self.shape, norms)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
         if self.prefill:
-            self.prefill.attend(q, keys, values, out)
+            self.prefill.attend(q, keys, values, out, sinks)
         if self.decode:
             first = self.num_prefilled
             rows = slice(first, first + self.num_rows)
-            self.decode.attend(q[rows], keys, values, out[rows])
+            self.decode.attend(q[rows], keys, values, out[rows], sinks=sinks)
         out[self.num_prefilled + self.num_rows :] = 0
         return out
 

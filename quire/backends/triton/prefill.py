@@ -57,14 +57,18 @@ class PrefillAttention:
             **tiles_constants(shape, self._tile),
         )
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """q [T, heads, D] -> out [T, heads * D], for the tokens of the slices."""
         shape, tile = self.shape, self._tile
         query_starts, context_lens, tables = self._inputs
         attend_tiles[(self._num_tiles, shape.num_kv_heads)](
             *(q, keys, values, out, query_starts, context_lens, tables, self._tiles),
+            q if sinks is None else sinks,
             *(tables.stride(0), q.stride(0), shape.scale * LOG2_E, self.window or 0),
             HAS_WINDOW=self.window is not None,
+            SINKS=sinks is not None,
             **attend_constants(shape, tile),
         )
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from quire.backends.triton.jit import kernel
-from quire.backends.triton.softmax import attend_many
+from quire.backends.triton.softmax import attend_many, with_sinks
 
 
 @kernel("num_sequences", "num_tiles")
@@ -51,6 +51,7 @@ def attend_tiles(
     context_lens: tl.tensor,
     tables: tl.tensor,
     tiles: tl.tensor,
+    sinks: tl.tensor,
     table_stride: tl.tensor,
     q_stride: tl.tensor,
     scale: tl.tensor,
@@ -65,6 +66,7 @@ def attend_tiles(
     HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """One tile of QUERIES // GROUP tokens of one sequence, for one KV head."""
     # The last tiles of a sequence see the most keys: started first, they do not come late.
@@ -90,10 +92,13 @@ def attend_tiles(
         if HAS_WINDOW:
             # Where a block begins: those behind the window are somebody else's.
             begin = tl.maximum(lowest - window + 1, 0) // SLOTS * SLOTS
-        mean, _ = attend_many(
+        mean, log_sum = attend_many(
             *(mine, scale, keys, values, tables + sequence * table_stride, begin, highest),
             *(lowest + 1, position - window + 1, position, head),
             *(HAS_WINDOW, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
+        if SINKS:
+            own = tl.load(sinks + head * GROUP + query % GROUP)
+            mean, log_sum = with_sinks(mean, log_sum, own)
         made = mean.to(out.dtype.element_ty)
         tl.store(out + offset * (KV_HEADS * GROUP * WIDTH) + place, made, mask=inside)

@@ -42,6 +42,16 @@ def finished(m: tl.tensor, mass: tl.tensor, acc: tl.tensor) -> Any:
 
 
 @part
+def with_sinks(mean: tl.tensor, log_sum: tl.tensor, sinks: tl.tensor) -> Any:
+    """The same beside one more key of each query, whose value is 0 and whose score is its sink."""
+    sinks = sinks.to(tl.float32) * 1.4426950408889634  # scores are in units of log2
+    top = tl.maximum(log_sum, sinks)
+    seen = tl.exp2(log_sum - top)
+    total = seen + tl.exp2(sinks - top)
+    return mean * (seen / total)[:, None], top + tl.log2(total)
+
+
+@part
 def _fetched(
     places: tl.tensor,
     real: tl.tensor,

@@ -47,8 +47,10 @@ class PlannedDecode:
         shape = self.attention.shape
         return rope_store(qk, v, cos, sin, self.slots, keys, values, shape, norms)
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return self.attention.attend(q, keys, values, tables=self.tables)
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        return self.attention.attend(q, keys, values, tables=self.tables, sinks=sinks)
 
     def attend_packed(
         self,

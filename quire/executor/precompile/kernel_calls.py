@@ -103,6 +103,11 @@ class Calls:
         keys, values = self.caches()[0]
         return keys, values
 
+    def sinks(self) -> Tensor | None:
+        if not self.shape.sinks:
+            return None
+        return self.empty(self.shape.num_heads, dtype=torch.float32)
+
     def caches(self) -> Tensor:
         """One block of one layer."""
         one = replace(self.spec, layers=self.spec.layers[:1])
@@ -120,7 +125,8 @@ class Calls:
         tables = self.empty(1, 4, dtype=torch.int32)
         attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
         out = self.empty(1, shape.num_heads * shape.head_dim)
-        attention.attend(self.empty(1, shape.num_heads, shape.head_dim), *self.cache(), out)
+        q = self.empty(1, shape.num_heads, shape.head_dim)
+        attention.attend(q, *self.cache(), out, self.sinks())
 
     def decode(self, window: int | None, num_places: int, *, shared: bool = False) -> None:
         from quire.executor.cuda.triton_ops import TritonOps
@@ -136,7 +142,7 @@ class Calls:
             prefixes = ops.list_prefixes(num_places, (PrefixGroup(ids[:1], ids),), [ids])
         fed = ops.feed(places, prefixes)
         q = self.empty(num_places, self.shape.num_heads, self.shape.head_dim)
-        fed.attention[0, window].attend(q, *self.cache())
+        fed.attention[0, window].attend(q, *self.cache(), self.sinks())
 
     def small_batch(self) -> list[Callable[[], object]]:
         """The products of steps with few rows."""

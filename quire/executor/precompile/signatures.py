@@ -119,7 +119,8 @@ class Steps:
         fp8_kv = config.kv_cache_dtype == "fp8"
         sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size)
         attention = spec.layers[0].attention
-        return HeadShape(*sizes, self.dtype, fp8_kv, attention.scale, attention.softcap)
+        scores = (attention.scale, attention.softcap, attention.sinks)
+        return HeadShape(*sizes, self.dtype, fp8_kv, *scores)
 
     @property
     def normed_by(self) -> Pointer | None:
@@ -180,9 +181,16 @@ class Steps:
         tile = prompt_tile(shape)
         return Variant(
             attend_tiles,
-            (own, kept, kept, own, I64, I64, I32, I32, SOME, self._q_width(), A_FRACTION, SOME),
-            {"HAS_WINDOW": has_window, **attend_constants(shape, tile)},
+            (
+                *(own, kept, kept, own, I64, I64, I32, I32, self._sinks()),
+                *(SOME, self._q_width(), A_FRACTION, SOME),
+            ),
+            {"HAS_WINDOW": has_window, "SINKS": shape.sinks, **attend_constants(shape, tile)},
         )
+
+    def _sinks(self) -> Pointer:
+        """To the sinks of heads; where there are none, to something."""
+        return F32 if self.shape.sinks else self._own()
 
     def _tiles_constants(self) -> dict[str, Any]:
         return prefill.tiles_constants(self.shape, prompt_tile(self.shape))
@@ -205,10 +213,10 @@ class Steps:
         yield Variant(
             attend_items,
             (
-                *(own, kept, kept, I32, I32, I32, F32, F32, I32, own),
+                *(own, kept, kept, I32, I32, I32, F32, F32, I32, own, self._sinks()),
                 *(SOME, self._q_width(), A_FRACTION),
             ),
-            {"MERGES": not shared, **decode.own_constants(shape, tile)},
+            {"MERGES": not shared, "SINKS": shape.sinks, **decode.own_constants(shape, tile)},
         )
         max_rows = max(ROWS, self.config.max_num_seqs)
         constants = decode.items_constants(tile, max_rows)

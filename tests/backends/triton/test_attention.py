@@ -58,6 +58,16 @@ def test_blocks_may_be_smaller_and_larger_than_tiles(
 
 
 @pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks_take_their_share(place: Place, window: int | None) -> None:
+    """Of rows in one part and in several, with shared prefixes, and of slices."""
+    shape = HeadShape(4, 2, 24, 16, place.dtype, sinks=True)
+    check_decode(place, shape, [37, 0, 1, 1300, 16], window=window)
+    check_decode(place, shape, [60, 30, 65, 99, 0, 1], window=window, shared=NESTED)
+    check_prefill(place, shape, [(50, 0), (1, 70), (33, 21)], window=window)
+
+
+@pytest.mark.parametrize("place", small_places())
 def test_a_kv_head_may_have_more_queries_than_a_tile(place: Place) -> None:
     shape = HeadShape(71, 1, 16, 16, place.dtype)
     check_decode(place, shape, [50, 40, 33], shared=((2, (0, 1, 2)),))

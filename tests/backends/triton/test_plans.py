@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from quire.executor.cpu.accuracy import hidden_states
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import (
+    AttentionPlan,
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    QueryGrowth,
+    Rope,
+)
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
@@ -24,6 +32,20 @@ LAYER = NormPlan(1e-3, "layer", bias=True)
 PLAIN_MLP = MlpPlan(24, "relu2", gated=False, bias=True)
 SIDE = AttentionPlan(4, 1, 16, 0.25, None, qkv_bias=True, o_bias=True, qk_norm=LAYER)
 WIDTH = replace(SIDE, rope=Rope(100.0, 16), qk_norm=NORM, qk_norm_over="width")
+ROUNDED = NormPlan(1e-3, rounds_last=True)
+SUNK = AttentionPlan(4, 2, 24, 0.2, Rope(100.0, 24), window=5, qkv_bias=True, sinks=True)
+SUNK_GLOBAL = replace(SUNK, window=None, query_growth=QueryGrowth(0.5, 4))
+CLAMPED = ExpertsPlan(
+    *(6, 2, MlpPlan(16, "clamped_silu", bias=True), True),
+    shared=MlpPlan(16),
+    shared_gate=False,
+    score="sigmoid",
+    router_bias=True,
+    choice_bias=True,
+    groups=3,
+    groups_taken=2,
+    factor=1.5,
+)
 SPECS = {
     "norms around, two ropes, softcaps": ModelSpec(
         *("llama", 60, 32, 64),
@@ -32,6 +54,11 @@ SPECS = {
         tied_embeddings=True,
         embedding_scale=5.7,
         logits=LogitsPlan(0.5, 9.0),
+    ),
+    "sinks, grown queries, experts with biases and clamped gates": ModelSpec(
+        *("llama", 60, 32, 64),
+        layers=tuple(LayerPlan(one, CLAMPED, ROUNDED) for one in (SUNK, SUNK_GLOBAL)),
+        norm=ROUNDED,
     ),
     "side by side, after": ModelSpec(
         *("llama", 60, 32, 64),

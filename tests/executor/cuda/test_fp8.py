@@ -44,8 +44,10 @@ def through_fp8(x: Tensor) -> Tensor:
 class RoundingAttention(RestingAttention):
     """The reference, whose keys and values have been in fp8."""
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return super().attend(q, through_fp8(keys), through_fp8(values))
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        return super().attend(q, through_fp8(keys), through_fp8(values), sinks)
 
 
 @dataclass

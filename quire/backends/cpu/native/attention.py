@@ -161,7 +161,11 @@ class NativeAttention:
         self.library.quire_turn_and_store(heads)
         return q
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        if sinks is not None:
+            raise ValueError("sinks are not computed here: see `fits` in kernels.py.")
         q = q.contiguous()  # as rope_and_store gives it
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
         if q.shape[0] > self.num_tokens:

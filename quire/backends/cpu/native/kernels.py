@@ -45,6 +45,7 @@ def fits(shape: HeadShape) -> bool:
         and shape.head_dim <= LARGEST_HEAD
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.softcap is None
+        and not shape.sinks
     )
 
 

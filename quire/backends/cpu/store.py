@@ -1,0 +1,52 @@
+"""Turns the heads of a pass and puts its keys and values into the paged cache, with torch alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.backends.generic import normed_heads
+from quire.backends.ops import HeadNorms, HeadShape
+
+Longs = npt.NDArray[np.int64]
+
+
+class KvStore:
+    """Where the tokens of one pass put their keys and values."""
+
+    def __init__(self, shape: HeadShape, slots: Longs) -> None:
+        size, heads = shape.block_size, np.arange(shape.num_kv_heads)
+        places = (slots // size)[:, None] * shape.num_kv_heads + heads
+        self.shape, self.num_tokens = shape, len(slots)
+        self.store_index = torch.from_numpy((places * size + (slots % size)[:, None]).reshape(-1))
+
+    def rope_and_store(
+        self,
+        qk: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        turned = rotate(normed_heads(qk, norms, self.shape.num_heads), cos, sin)
+        n, width = self.num_tokens, self.shape.head_dim
+        k = turned[:n, self.shape.num_heads :]
+        keys.view(-1, width).index_copy_(0, self.store_index, k.reshape(-1, width))
+        values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
+        return turned[:, : self.shape.num_heads]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].
+
+    Products and sums are separate ops: fused ones round differently in a vector's tail.
+    """
+    halves = x.view(*x.shape[:2], 2, -1)
+    turned = halves * cos[:, None, None]
+    turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
+    turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
+    return turned.flatten(-2).to(x.dtype)

@@ -1,0 +1,85 @@
+"""gpt-oss: a sink in the attention of every head, a window in every second layer, YaRN, biases, and
+experts whose gates are clamped. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.mixtures import read_count, with_experts
+from quire.families.reading import (
+    num_layers,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+    windows_by_kind,
+)
+from quire.families.rope_config import read_rope
+from quire.layer_plan import CLAMP, CLAMPED_SLOPE, ExpertsPlan, MlpPlan, NormPlan
+from quire.spec import ModelSpec
+
+PERIOD = 2  # the last of so many layers sees everything
+# Of a config that says nothing of positions.
+ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+
+
+def read(fields: Fields) -> ModelSpec:
+    said = fields.values.get("rope_scaling") or fields.values.get("rope_parameters")
+    fields = fields if said else fields.under({}, rope_parameters=ROPE)
+    heads = read_heads(fields, kv_heads=8, head_dim=64)
+    window, biased = read_window(fields, unsaid=128), fields.flag("attention_bias", True)
+    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
+    spec = read_plain_decoder(
+        "gpt_oss",
+        fields,
+        heads,
+        rope=read_rope(fields, heads.head_dim, theta=ROPE["rope_theta"]),
+        windows=windows_by_kind(fields, window) or usual,
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
+        qkv_bias=biased,
+        o_bias=biased,
+        sinks=True,
+    )
+    experts = ExpertsPlan(
+        read_count(fields, 128),
+        fields.count("num_experts_per_tok", 4),
+        MlpPlan(fields.count("intermediate_size"), "clamped_silu", bias=True),
+        renormalise=True,
+        router_bias=True,
+    )
+    return with_experts(spec, fields, experts)
+
+
+GATE_UP = "mlp.experts.gate_up_proj"
+STORED = {"bare": True, "turned": True, "stacked": True}
+FAMILY = Family(
+    name="gpt_oss",
+    architectures=("GptOssForCausalLM",),
+    model_types=("gpt_oss",),
+    read=read,
+    names=LayerNames(
+        mlp_norm=Name("post_attention_layernorm", "post_attention_norm"),
+        router=Name("mlp.router", "ffn_gate_inp"),
+        expert_gate_up=(
+            Name(GATE_UP, "ffn_gate_exps", **STORED, alternating=True),
+            Name(GATE_UP, "ffn_up_exps", **STORED, alternating=True),
+        ),
+        expert_down=Name("mlp.experts.down_proj", "ffn_down_exps", **STORED),
+    ),
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+    },
+    only={
+        "hidden_act": ("silu",),
+        "swiglu_alpha": (CLAMPED_SLOPE,),
+        "swiglu_limit": (CLAMP,),
+    },
+)
