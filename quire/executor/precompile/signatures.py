@@ -178,19 +178,13 @@ class Steps:
 
     def _prompts(self, has_window: bool) -> Variant:
         own, kept, shape = self._own(), self._kept(), self.shape
-        tile = prompt_tile(shape)
+        tile, sinks = prompt_tile(shape), F32 if shape.sinks else own
+        given = (own, kept, kept, own, I64, I64, I32, I32, sinks, SOME, self._q_width())
         return Variant(
             attend_tiles,
-            (
-                *(own, kept, kept, own, I64, I64, I32, I32, self._sinks()),
-                *(SOME, self._q_width(), A_FRACTION, SOME),
-            ),
+            (*given, A_FRACTION, SOME),
             {"HAS_WINDOW": has_window, "SINKS": shape.sinks, **attend_constants(shape, tile)},
         )
-
-    def _sinks(self) -> Pointer:
-        """To the sinks of heads; where there are none, to something."""
-        return F32 if self.shape.sinks else self._own()
 
     def _tiles_constants(self) -> dict[str, Any]:
         return prefill.tiles_constants(self.shape, prompt_tile(self.shape))
@@ -210,12 +204,11 @@ class Steps:
     def _decode(self, num_rows: int, *, shared: bool = False) -> Iterator[Variant]:
         own, kept, shape = self._own(), self._kept(), self.shape
         tile = decode_tile(shape, num_rows, shared=shared)
+        sinks = F32 if shape.sinks else own  # where there are none, to something
+        given = (own, kept, kept, I32, I32, I32, F32, F32, I32, own, sinks, SOME, self._q_width())
         yield Variant(
             attend_items,
-            (
-                *(own, kept, kept, I32, I32, I32, F32, F32, I32, own, self._sinks()),
-                *(SOME, self._q_width(), A_FRACTION),
-            ),
+            (*given, A_FRACTION),
             {"MERGES": not shared, "SINKS": shape.sinks, **decode.own_constants(shape, tile)},
         )
         max_rows = max(ROWS, self.config.max_num_seqs)
