@@ -22,7 +22,7 @@ from quire import (
     SamplingParams,
 )
 from tests.parity.families import make_pair
-from tests.parity.test_more_families import MORE, random_model
+from tests.parity.more_families import MORE, random_model
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)

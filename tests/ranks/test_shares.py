@@ -24,7 +24,7 @@ from quire.weights.hf_config import spec_from_hf
 from quire.weights.load import cut_tensor, rank_weights
 from quire.weights.names import Weight, weights_of
 from tests.parity.families import FAMILIES as TINY
-from tests.parity.test_more_families import MORE
+from tests.parity.more_families import MORE
 from tests.ranks.threads import on_ranks
 
 CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE}

@@ -1,0 +1,67 @@
+"""Every family of tests/parity/more_families.py on a GPU, against Transformers in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.spec import ModelSpec
+from quire.weights.hf_config import read_config, spec_from_hf
+from quire.weights.load import load_weights
+from quire.weights.source import locate
+from tests.executor.cuda.test_gpu import gpu_config, logprob_requests, on_gpu
+from tests.executor.harness import told
+from tests.parity.more_families import MORE, random_model
+
+pytestmark = pytest.mark.gpu
+PRECISE = 2e-3  # of logprobs in float32
+
+
+def stored(oracle: Any, directory: Path) -> ModelSpec:
+    oracle.save_pretrained(directory)
+    return spec_from_hf(read_config(directory))
+
+
+def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[float]]:
+    """|logprob - that of the oracle in float32| over prompts and outputs, ours and those of the
+    oracle in the same type, in chunks, behind shared prefixes and with few blocks."""
+    spec, kind = stored(oracle, path), getattr(torch, dtype)
+    weights = load_weights(locate(path), spec, dtype=kind, device="cuda")
+    exact = type(oracle)(oracle.config).float().eval()
+    exact.load_state_dict(oracle.to(kind).float().state_dict())
+    rounded, exact = oracle.to(kind).cuda(), exact.cuda()
+    ours: list[float] = []
+    theirs: list[float] = []
+    config = gpu_config(
+        dtype=dtype,
+        max_num_batched_tokens=64,
+        num_blocks=60,
+        max_model_len=min(512, spec.max_model_len),
+    )
+    for s in on_gpu(logprob_requests(spec.vocab_size)[:12], config, spec, weights):
+        text = torch.tensor([[*s.request.prompt_ids.tolist(), *s.output_ids.tolist()]]).cuda()
+        with torch.no_grad():
+            expected = exact(text).logits[0].log_softmax(-1)
+            other = rounded(text).logits[0].float().log_softmax(-1)
+        entries = told([*s.scores, *s.logprobs])[1]
+        assert len(entries) == text.shape[1] - 1
+        at = torch.arange(len(entries)), text[0, 1:].cpu()
+        ours += (torch.tensor(entries) - expected.cpu()[at]).abs().tolist()
+        theirs += (other.cpu()[at] - expected.cpu()[at]).abs().tolist()
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """In float32 the same; in bf16 no further off than Transformers in bf16 is."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ours, _ = differences(random_model(MORE[name]), tmp_path, "float32")
+    print(f"{name}: float32 {max(ours):.2g}")
+    assert max(ours) <= PRECISE
+    ours, theirs = differences(random_model(MORE[name]), tmp_path, "bfloat16")
+    means = [sum(some) / len(some) for some in (ours, theirs)]
+    print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
+    assert means[0] <= 1.2 * means[1]
