@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, with_pairs_side_by_side
@@ -29,11 +31,18 @@ def read(fields: Fields) -> ModelSpec:
     return with_pairs_side_by_side(spec)
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    return {"logit_scale": fields.positive("command-r.logit_scale")}
+
+
 FAMILY = Family(
     name="cohere",
     architectures=("CohereForCausalLM",),
     model_types=("cohere",),
     read=read,
+    gguf="command-r",
+    gguf_words=_gguf_words,
+    gguf_reads=("logit_scale",),
     # With norms of q and k every head has weights of its own there, which quire has not.
     only={"use_qk_norm": (False,)},
 )

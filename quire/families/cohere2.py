@@ -4,6 +4,7 @@ these alone, as pairs side by side. No torch."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
@@ -43,9 +44,20 @@ def read(fields: Fields) -> ModelSpec:
     return with_pairs_side_by_side(spec)
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "logit_scale": fields.positive("cohere2.logit_scale"),
+        "sliding_window": fields.count("cohere2.attention.sliding_window"),
+    }
+
+
 FAMILY = Family(
     name="cohere2",
     architectures=("Cohere2ForCausalLM",),
     model_types=("cohere2",),
     read=read,
+    gguf="cohere2",
+    gguf_windows=True,
+    gguf_words=_gguf_words,
+    gguf_reads=("logit_scale",),
 )

@@ -4,6 +4,7 @@ all heads share one of these; the newer ones have a norm for each branch. No tor
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
@@ -57,6 +58,17 @@ def _norms(fields: Fields) -> NormPlaces:
     return "parallel_two" if count == 2 else "parallel"
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """The newer kind is known by the number of its KV heads; with one norm it is not in GGUF."""
+    kv_heads = config["num_key_value_heads"]
+    newer = kv_heads != 1
+    return {
+        "new_decoder_architecture": newer,
+        "num_kv_heads": kv_heads,
+        "ffn_hidden_size": config["intermediate_size"],
+    }
+
+
 NAMES = LayerNames(
     qkv=(Name("self_attention.query_key_value", "attn_qkv"),),
     qkv_by_group=True,
@@ -69,6 +81,8 @@ FAMILY = Family(
     architectures=("FalconForCausalLM",),
     model_types=("falcon",),
     read=read,
+    gguf="falcon",
+    gguf_words=_gguf_words,
     outer_names=ModelNames(
         layer=Name("transformer.h.{}", "blk.{}"),
         embed=Name("transformer.word_embeddings", "token_embd"),

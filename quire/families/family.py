@@ -102,9 +102,12 @@ class Family:
     # Whether the converter to GGUF puts the rows of a q or k head in another order: the first of
     # either half, then the second of either half, and so on.
     gguf_interleaved: bool = False
+    # Whether a GGUF file of this name has experts: of two families with one name, who does.
+    gguf_experts: bool = False
     # What its config would say that the metadata of a GGUF file says in words of its own, or not at
-    # all: from those, and the config so far.
+    # all: from those, and the config so far; and which of its keys are read there.
     gguf_words: Callable[[Fields, dict[str, Any]], dict[str, Any]] | None = None
+    gguf_reads: tuple[str, ...] = ()
     # Whether only a part of each head may be turned, by its config.
     partial_rotary: bool = False
     names: LayerNames = LayerNames()

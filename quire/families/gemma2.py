@@ -4,6 +4,8 @@ No torch."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.reading import (
@@ -47,11 +49,31 @@ def _softcap(fields: Fields, key: str, unsaid: float) -> float | None:
     return fields.optional(key) if key in fields.values else unsaid
 
 
+# GGUF does not say the scale. Of the one size whose scale is not by head_dim, the number of layers
+# is known.
+LAYERS_SCALED_BY_WIDTH = 46
+
+
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    by_width = config["num_hidden_layers"] == LAYERS_SCALED_BY_WIDTH
+    scalar = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        "query_pre_attn_scalar": scalar if by_width else config["head_dim"],
+        "sliding_window": fields.count("gemma2.attention.sliding_window", 4096),
+        "attn_logit_softcapping": fields.positive("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": fields.positive("gemma2.final_logit_softcapping", 30.0),
+    }
+
+
 FAMILY = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
     model_types=("gemma2",),
     read=read,
+    gguf="gemma2",
+    gguf_windows=True,
+    gguf_words=_gguf_words,
+    gguf_reads=("attn_logit_softcapping", "final_logit_softcapping"),
     names=LayerNames(mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm")),
     only={
         "hidden_act": ("gelu_pytorch_tanh",),

@@ -17,6 +17,7 @@ FAMILY = Family(
     architectures=("Glm4ForCausalLM",),
     model_types=("glm4",),
     read=read,
+    gguf="glm4",
     partial_rotary=True,
     names=LayerNames(
         attn_post_norm=Name("post_self_attn_layernorm", "post_attention_norm"),

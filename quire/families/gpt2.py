@@ -55,6 +55,11 @@ FAMILY = Family(
     architectures=("GPT2LMHeadModel",),
     model_types=("gpt2",),
     read=read,
+    gguf="gpt2",
+    gguf_words=lambda fields, config: {
+        **{own: config[word] for word, own in WORDS.items()},
+        "n_inner": config["intermediate_size"],
+    },
     outer_names=ModelNames(
         layer=Name("transformer.h.{}", "blk.{}"),
         embed=Name("transformer.wte", "token_embd"),

@@ -3,6 +3,8 @@ each head turned, q, k and v in one stored matrix head by head. No torch."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder
@@ -43,11 +45,18 @@ def read(fields: Fields) -> ModelSpec:
     )
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    return {"use_parallel_residual": fields.flag("gptneox.use_parallel_residual", True)}
+
+
 FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM",),
     model_types=("gpt_neox",),
     read=read,
+    gguf="gptneox",
+    gguf_words=_gguf_words,
+    gguf_reads=("use_parallel_residual",),
     partial_rotary=True,
     outer_names=ModelNames(
         layer=Name("gpt_neox.layers.{}", "blk.{}"),

@@ -57,6 +57,15 @@ def read(fields: Fields) -> ModelSpec:
     return with_experts(spec, fields, experts)
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_scaling"]
+    return {
+        "rope_scaling": rope and {**rope, "truncate": False},
+        "intermediate_size": config["moe_intermediate_size"],
+        "sliding_window": fields.count("gpt-oss.attention.sliding_window"),
+    }
+
+
 GATE_UP = "mlp.experts.gate_up_proj"
 STORED = {"bare": True, "turned": True, "stacked": True}
 FAMILY = Family(
@@ -64,6 +73,10 @@ FAMILY = Family(
     architectures=("GptOssForCausalLM",),
     model_types=("gpt_oss",),
     read=read,
+    gguf="gpt-oss",
+    gguf_experts=True,
+    gguf_windows=True,
+    gguf_words=_gguf_words,
     names=LayerNames(
         mlp_norm=Name("post_attention_layernorm", "post_attention_norm"),
         router=Name("mlp.router", "ffn_gate_inp"),

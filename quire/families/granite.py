@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder
@@ -26,9 +28,27 @@ def read(fields: Fields) -> ModelSpec:
     )
 
 
+# What GGUF files call the factors.
+GGUF_FACTORS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+
+
+def gguf_factors(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    arch = fields.word("general.architecture")
+    words = ("attention", "embedding", "residual")
+    found = {
+        f"{word}_multiplier": fields.positive(f"{arch}.{key}", 1.0)
+        for word, key in zip(words, GGUF_FACTORS, strict=False)
+    }
+    return {**found, "logits_scaling": fields.positive(f"{arch}.logit_scale", 1.0)}
+
+
 FAMILY = Family(
     name="granite",
     architectures=("GraniteForCausalLM",),
     model_types=("granite",),
     read=read,
+    gguf="granite",
+    gguf_interleaved=True,
+    gguf_words=gguf_factors,
+    gguf_reads=GGUF_FACTORS,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
+from quire.families.granite import GGUF_FACTORS, gguf_factors
 from quire.families.mixtures import read_count, with_experts
 from quire.families.reading import read_heads, read_plain_decoder
 from quire.layer_plan import ExpertsPlan, MlpPlan
@@ -40,6 +41,11 @@ FAMILY = Family(
     architectures=("GraniteMoeForCausalLM",),
     model_types=("granitemoe",),
     read=read,
+    gguf="granitemoe",
+    gguf_experts=True,
+    gguf_interleaved=True,
+    gguf_words=gguf_factors,
+    gguf_reads=GGUF_FACTORS,
     names=LayerNames(
         router=Name("block_sparse_moe.router.layer", "ffn_gate_inp"),
         expert_gate_up=(

@@ -29,4 +29,5 @@ FAMILY = Family(
     architectures=("Olmo2ForCausalLM",),
     model_types=("olmo2",),
     read=read,
+    gguf="olmo2",
 )

@@ -4,6 +4,7 @@ window to one without, which alone has a scaled rope. No torch."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
@@ -47,9 +48,26 @@ def read(fields: Fields) -> ModelSpec:
     return spec.with_attention(by_kind)
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """Which layers have a window, and a theta that all layers share."""
+    marks = fields.values.get("olmo2.attention.sliding_window_pattern")
+    theta = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    scaled = {**theta, **(config["rope_scaling"] or {})}
+    ropes = {"full_attention": scaled, "sliding_attention": theta}
+    words = {"rope_parameters": ropes, "rope_scaling": None}
+    if not isinstance(marks, list):
+        return words
+    kinds = ["sliding_attention" if mark else "full_attention" for mark in marks]
+    return {**words, "layer_types": kinds}
+
+
 FAMILY = Family(
     name="olmo3",
     architectures=("Olmo3ForCausalLM",),
     model_types=("olmo3",),
     read=read,
+    gguf="olmo2",
+    gguf_windows=True,
+    gguf_words=_gguf_words,
+    gguf_reads=("attention.sliding_window_pattern",),
 )

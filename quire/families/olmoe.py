@@ -38,6 +38,8 @@ FAMILY = Family(
     architectures=("OlmoeForCausalLM",),
     model_types=("olmoe",),
     read=read,
+    gguf="olmoe",
+    gguf_experts=True,
     without_effect={
         "output_router_logits": "what a call returns",
         "router_aux_loss_coef": "training",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import read_count, with_experts
@@ -44,11 +46,20 @@ def _windows(fields: Fields) -> tuple[int | None, ...]:
     return windows_by_kind(fields, window) or tuple(usual)
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    width = fields.count("qwen2moe.expert_shared_feed_forward_length")
+    return {"shared_expert_intermediate_size": width}
+
+
 FAMILY = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
     model_types=("qwen2_moe",),
     read=read,
+    gguf="qwen2moe",
+    gguf_experts=True,
+    gguf_words=_gguf_words,
+    gguf_reads=("expert_shared_feed_forward_length",),
     without_effect={
         "output_router_logits": "what a call returns",
         "router_aux_loss_coef": "training",

@@ -36,6 +36,10 @@ FAMILY = Family(
     architectures=("Qwen3MoeForCausalLM",),
     model_types=("qwen3_moe",),
     read=read,
+    gguf="qwen3moe",
+    gguf_experts=True,
+    # GGUF files do not say it, and what runs them does it.
+    gguf_words=lambda fields, config: {"norm_topk_prob": True},
     without_effect={
         "output_router_logits": "what a call returns",
         "router_aux_loss_coef": "training",

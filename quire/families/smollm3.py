@@ -62,4 +62,6 @@ FAMILY = Family(
     architectures=("SmolLM3ForCausalLM",),
     model_types=("smollm3",),
     read=read,
+    gguf="smollm3",
+    gguf_interleaved=True,
 )

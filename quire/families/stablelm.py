@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder
@@ -24,11 +26,18 @@ def read(fields: Fields) -> ModelSpec:
     )
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    return {"use_parallel_residual": fields.flag("stablelm.use_parallel_residual", True)}
+
+
 FAMILY = Family(
     name="stablelm",
     architectures=("StableLmForCausalLM",),
     model_types=("stablelm",),
     read=read,
+    gguf="stablelm",
+    gguf_words=_gguf_words,
+    gguf_reads=("use_parallel_residual",),
     partial_rotary=True,
     without_effect={"hidden_dropout": "training"},
     # With norms of q and k every head has weights of its own there, which quire has not.

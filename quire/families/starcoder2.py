@@ -31,6 +31,7 @@ FAMILY = Family(
     architectures=("Starcoder2ForCausalLM",),
     model_types=("starcoder2",),
     read=read,
+    gguf="starcoder2",
     names=LayerNames(up=Name("mlp.c_fc", "ffn_up"), down=Name("mlp.c_proj", "ffn_down")),
     without_effect={"residual_dropout": "training", "embedding_dropout": "training"},
     only={"hidden_act": ("gelu_pytorch_tanh",)},

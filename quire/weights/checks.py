@@ -83,7 +83,11 @@ def check_unused(
     if not unused:
         return
     names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
-    if files.kind == "gguf" and any(name.startswith("blk.") for name in unused):
+    # Layers behind the last guess ahead, which quire leaves to other ways.
+    behind = tuple(f"blk.{spec.num_layers + i}." for i in range(8))
+    if files.kind == "gguf" and any(
+        name.startswith("blk.") and not name.startswith(behind) for name in unused
+    ):
         raise UnsupportedModel(
             f"{files.path}: {len(unused)} tensors that quire has no part for: {names}. It is "
             "another model than its architecture says."

@@ -27,8 +27,9 @@ from quire.weights.hf_config import spec_from_hf
 _TOP = ("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length")
 _ATTENTION = (
     *("head_count", "head_count_kv", "key_length", "value_length"),
-    *("layer_norm_rms_epsilon", "sliding_window"),
+    *("layer_norm_rms_epsilon", "layer_norm_epsilon", "sliding_window"),
 )
+_EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _SCALING = (
     *("type", "factor", "original_context_length", "attn_factor", "yarn_attn_factor"),
     *("yarn_ext_factor", "yarn_log_multiplier", "yarn_beta_fast", "yarn_beta_slow"),
@@ -36,6 +37,7 @@ _SCALING = (
 READ = frozenset(
     {
         *_TOP,
+        *_EXPERTS,
         *(f"attention.{key}" for key in _ATTENTION),
         *("rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear"),
         *(f"rope.scaling.{key}" for key in _SCALING),
@@ -43,7 +45,6 @@ READ = frozenset(
 )
 WITHOUT_EFFECT: Mapping[str, str] = {
     "tensor_data_layout": "who made the file",
-    "attention.layer_norm_epsilon": "norms with a mean; these families have none",
     "pooling_type": "embeddings",
     "rope.scaling.finetuned": "how the model was trained",
 }
@@ -73,7 +74,8 @@ def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
     """The layer with the biases that the file has, which its metadata do not mention."""
     attention = replace(
         layer.attention,
-        qkv_bias=layer.attention.qkv_bias or "blk.0.attn_q.bias" in file.tensors,
+        qkv_bias=layer.attention.qkv_bias
+        or any(f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_qkv")),
         o_bias="blk.0.attn_output.bias" in file.tensors,
     )
     if not isinstance(layer.mlp, MlpPlan):
@@ -83,14 +85,15 @@ def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with per-layer arrays of one equal number as that number."""
+    """Metadata with per-layer arrays of one equal number as that number, and fractions as they
+    were written."""
     plain = {}
     for key, value in metadata.items():
         if isinstance(value, np.ndarray) and 0 < value.size <= 10_000:
             value = value.tolist()
             if len(set(value)) == 1:
                 value = value[0]
-        plain[key] = value
+        plain[key] = _shortest(value) if isinstance(value, float) else value
     return plain
 
 
@@ -98,8 +101,9 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     arch = fields.word("general.architecture")
     families = families_of_gguf(arch, fields.source)
     window = _window(fields, arch)
-    family = _family(families, fields, window)
-    _refuse_what_changes_the_model(fields, arch)
+    experts = _experts(fields, arch)
+    family = _family(families, fields, window, has_experts=bool(experts))
+    _refuse_what_changes_the_model(fields, arch, family)
     heads = fields.count(f"{arch}.attention.head_count")
     hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
@@ -113,13 +117,14 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
         "head_dim": fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1)),
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
-        "rms_norm_eps": _shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon")),
+        **_eps(fields, arch),
         "rope_theta": _shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
         "rope_scaling": _rope_scaling(file, fields, arch),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
         "dtype": _dtype(file),
+        **experts,
     }
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
     if family.gguf_words is not None:
@@ -127,8 +132,37 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     return config if window is None else {**config, "sliding_window": window}
 
 
-def _family(families: Sequence[Family], fields: Fields, window: int | None) -> Family:
-    for family in families:
+def _eps(fields: Fields, arch: str) -> dict[str, float]:
+    """What norms add to mean squares, or to variances, by the words that families have."""
+    key = f"{arch}.attention.layer_norm_epsilon"
+    if fields.values.get(key) is None:
+        return {
+            "rms_norm_eps": _shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon"))
+        }
+    words = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+    return dict.fromkeys(words, _shortest(fields.positive(key)))
+
+
+def _experts(fields: Fields, arch: str) -> dict[str, int]:
+    """What is said of experts, by the words that families have; empty where there are none."""
+    if fields.values.get(f"{arch}.expert_count", 0) == 0:
+        return {}
+    count = fields.count(f"{arch}.expert_count")
+    width = fields.count(f"{arch}.feed_forward_length")
+    return {
+        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
+        "num_experts_per_tok": fields.count(f"{arch}.expert_used_count"),
+        "moe_intermediate_size": fields.count(f"{arch}.expert_feed_forward_length", width),
+    }
+
+
+def _family(
+    families: Sequence[Family], fields: Fields, window: int | None, *, has_experts: bool
+) -> Family:
+    fitting = [family for family in families if family.gguf_experts == has_experts]
+    if not fitting:
+        raise UnsupportedModel(f"{fields.source}: a mixture of experts, which quire does not know")
+    for family in fitting:
         if family.gguf_windows or window is None:
             return family
     raise UnsupportedModel(
@@ -137,13 +171,10 @@ def _family(families: Sequence[Family], fields: Fields, window: int | None) -> F
     )
 
 
-def _refuse_what_changes_the_model(fields: Fields, arch: str) -> None:
-    experts = fields.values.get(f"{arch}.expert_count", 0)
-    if isinstance(experts, np.ndarray) or experts != 0:
-        raise UnsupportedModel(f"{fields.source}: a mixture of experts; quire has none yet")
+def _refuse_what_changes_the_model(fields: Fields, arch: str, family: Family) -> None:
     for key, value in fields.values.items():
         name = key.removeprefix(f"{arch}.")
-        if name == key or name in READ or name in WITHOUT_EFFECT:
+        if name == key or name in READ or name in WITHOUT_EFFECT or name in family.gguf_reads:
             continue
         neutral = (0, 1) if name in _FACTORS else (True,) if name == "attention.causal" else (0,)
         if value not in neutral:
@@ -161,7 +192,7 @@ def _partial_rotary(fields: Fields, arch: str, head_dim: int, family: Family) ->
             raise UnsupportedModel(
                 f"{fields.source}: {arch}.{key} {size} differs from the head size {head_dim}"
             )
-    return {} if dims == head_dim else {"partial_rotary_factor": dims / head_dim}
+    return {"partial_rotary_factor": dims / head_dim} if family.partial_rotary else {}
 
 
 def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:

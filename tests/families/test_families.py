@@ -15,11 +15,16 @@ PACKAGE = Path(__file__).resolve().parents[2] / "quire"
 FORMATS = ("inputs", "options")
 # What models that see do with images stands in files of its own.
 SEEING = ("families/media", "models/towers")
-# GGUF files of Mistral say that they are of Llama, and a key of Ministral 3 is named after it.
+# GGUF files of Mistral and Mixtral say that they are of Llama, and a key of Ministral 3 is named
+# after it; those of OLMo 3 say OLMo 2. Granite-MoE has the factors of Granite.
 ALSO = {
-    "llama": {"families/mistral.py", "families/ministral3.py"},
+    "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
     "qwen3": {"families/qwen3_vl.py"},
+    "olmo2": {"families/olmo3.py"},
+    "granite": {"families/granitemoe.py"},
+    # An API of that company's, which clients speak.
+    "cohere": {"openai_api/pooling.py", "openai_api/pooling_fields.py"},
 }
 
 

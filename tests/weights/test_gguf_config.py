@@ -61,7 +61,7 @@ def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "metadata", "words"),
     [
-        ("llama", {"{arch}.expert_count": 8}, "experts"),
+        ("qwen2", {"{arch}.expert_count": 8, "{arch}.expert_used_count": 2}, "experts"),
         ("llama", {"{arch}.rope.dimension_count": 8}, "rope.dimension_count 8"),
         ("qwen2", {"{arch}.attention.sliding_window": 32}, "sliding window of 32"),
     ],

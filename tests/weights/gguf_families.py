@@ -1,0 +1,147 @@
+"""Tiny models as GGUF files, as llama.cpp's converter writes them: names by the `gguf` package,
+rows and metadata as each architecture has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+from transformers import PretrainedConfig
+
+from tests.weights.tiny import rearranged
+
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+Stored = Iterator[tuple[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Converter:
+    """One model on its way."""
+
+    arch: str
+    config: Any
+
+    def tensors(self, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """By the names of GGUF, experts on top of each other."""
+        kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == self.arch)
+        names = gguf.get_tensor_name_map(kind, self.config.num_hidden_layers)
+        made: dict[str, np.ndarray] = {}
+        experts: dict[str, dict[int, np.ndarray]] = {}
+        for name, values in self._changed(stored):
+            head, dot, rest = name.partition(".experts.")
+            if dot and rest.split(".")[0].isdigit():
+                number, inner = rest.split(".", 1)
+                experts.setdefault(f"{head}.experts.{inner}", {})[int(number)] = values
+                continue
+            made[_named(names, name)] = values
+        for name, found in experts.items():
+            stack = np.stack([found[i] for i in range(len(found))])
+            made[_named(names, name)] = stack
+        return made
+
+    def _changed(self, stored: dict[str, np.ndarray]) -> Stored:
+        for name, values in stored.items():
+            if name in ("lm_head.weight", "embed_out.weight") and self.config.tie_word_embeddings:
+                continue
+            yield from self._one(name, values)
+
+    def _one(self, name: str, values: np.ndarray) -> Stored:
+        config, heads = self.config, self.config.num_attention_heads
+        if self.arch in PERMUTED and name.endswith(("q_proj.weight", "k_proj.weight")):
+            count = heads if "q_proj" in name else config.num_key_value_heads
+            values = rearranged(values, count)
+        if self.arch in PERMUTED and name.endswith(("q_proj.bias", "k_proj.bias")):
+            count = heads if "q_proj" in name else config.num_key_value_heads
+            values = rearranged(values, count)
+        if self.arch == "gemma2" and name.endswith("norm.weight"):
+            values = values + 1
+        if self.arch == "gpt2" and values.ndim == 2 and ".c_" in name:
+            values = values.T
+        if name.endswith("shared_expert_gate.weight"):
+            values = values[0]
+        if ".query_key_value." in name:
+            values = self._by_kind(values)
+        if "input_linear" in name:
+            gate, up = np.split(values, 2, axis=1)
+            base = name.removesuffix("input_linear.weight")
+            yield f"{base}experts.gate.weight", gate
+            yield f"{base}experts.up.weight", up
+            return
+        if ".experts.gate_up_proj" in name or ".experts.down_proj" in name:
+            yield from self._of_oss(name, values)
+            return
+        yield name, values
+
+    def _by_kind(self, values: np.ndarray) -> np.ndarray:
+        """Queries, keys, values, from groups of a KV head each."""
+        heads = self.config.num_attention_heads
+        kv_heads = getattr(self.config, "num_kv_heads", heads)
+        if self.arch == "falcon" and not self.config.new_decoder_architecture:
+            kv_heads = 1
+        group, size = heads // kv_heads, self.config.hidden_size // heads
+        grouped = values.reshape(kv_heads, group + 2, size, *values.shape[1:])
+        parts = (grouped[:, :group], grouped[:, group], grouped[:, group + 1])
+        return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+    def _of_oss(self, name: str, values: np.ndarray) -> Stored:
+        kind = "bias" if name.endswith("_bias") else "weight"
+        base = name.removesuffix("_bias")
+        if kind == "weight":
+            values = values.swapaxes(1, 2)
+        if base.endswith("down_proj"):
+            yield f"{base}.{kind}", values
+            return
+        base = base.removesuffix("gate_up_proj")
+        yield f"{base}gate_proj.{kind}", values[:, ::2]
+        yield f"{base}up_proj.{kind}", values[:, 1::2]
+
+
+def _named(names: Any, name: str) -> str:
+    if name.endswith("e_score_correction_bias"):
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    for bare in (".sinks",):
+        if name.endswith(bare):
+            name += ".weight"
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if found is None and ".block_sparse_moe.experts." in name:  # as the converter writes them
+        layer = name.split(".")[2]
+        kinds = {"gate": "ffn_gate_exps", "up": "ffn_up_exps"}
+        found = f"blk.{layer}.{kinds[name.split('.')[-2]]}.weight"
+    assert found is not None, name
+    return str(found)
+
+
+def write(
+    directory: Path, path: Path, config: PretrainedConfig, arch: str, said: dict[str, Any]
+) -> None:
+    """The model of a directory as a GGUF file with this metadata beside the usual ones."""
+    writer = gguf.GGUFWriter(path, arch)
+    usual = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "attention.head_count": config.num_attention_heads,
+    }
+    for key, value in {**usual, **said}.items():
+        key = f"{arch}.{key}"
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    stored = load_file(directory / "model.safetensors")
+    for name, values in Converter(arch, config).tensors(stored).items():
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,235 @@
+"""GGUF files of every family that has them are the models that directories are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+from transformers.models.cohere import CohereConfig
+from transformers.models.cohere2 import Cohere2Config
+from transformers.models.falcon import FalconConfig
+from transformers.models.gemma2 import Gemma2Config
+from transformers.models.glm4 import Glm4Config
+from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.gpt2 import GPT2Config
+from transformers.models.gpt_neox import GPTNeoXConfig
+from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.granite import GraniteConfig
+from transformers.models.granitemoe import GraniteMoeConfig
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmo3 import Olmo3Config
+from transformers.models.olmoe import OlmoeConfig
+from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.smollm3 import SmolLM3Config
+from transformers.models.stablelm import StableLmConfig
+from transformers.models.starcoder2 import Starcoder2Config
+
+from quire.families.registry import FAMILIES
+from quire.spec import ModelSpec
+from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_file import GgufFile
+from quire.weights.hf_config import read_config, spec_from_hf
+from quire.weights.load import load_weights
+from quire.weights.source import locate
+from tests.parity.families import YARN
+from tests.parity.more_families import (
+    BY_HIDDEN,
+    EXPERTS,
+    FALCON,
+    GEMMA2,
+    GPT2,
+    GPT_OSS,
+    NEOX,
+    ROUTED,
+    SIZES,
+    random_model,
+)
+
+RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
+WIDE = {"attention.key_length": 16, "attention.value_length": 16}
+LAYER = {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 2}
+FEED = {"feed_forward_length": 80}
+THETA = {"rope.freq_base": 10000.0}
+EIGHT = {"expert_count": 8, "expert_used_count": 3}
+FACTORS: dict[str, Any] = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.75,
+    "logits_scaling": 2.5,
+}
+GRANITE = {"attention.scale": 0.25, "embedding_scale": 3.0, "residual_scale": 0.75}
+GRANITE |= {"logit_scale": 2.5}
+STRETCHED = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+}
+# What GGUF calls it, the model, and what its metadata say.
+CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
+    "granite": ("granite", GraniteConfig(**BY_HIDDEN, **FACTORS), RMS | FEED | GRANITE),
+    "granite moe": (
+        "granitemoe",
+        GraniteMoeConfig(**BY_HIDDEN, **FACTORS, num_local_experts=8, num_experts_per_tok=3),
+        RMS | FEED | GRANITE | EIGHT,
+    ),
+    "olmo2": ("olmo2", Olmo2Config(**BY_HIDDEN), RMS | FEED | THETA),
+    "olmo3": (
+        "olmo2",
+        Olmo3Config(
+            **{**BY_HIDDEN, "num_hidden_layers": 5},
+            sliding_window=9,
+            rope_parameters={
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        ),
+        {
+            **(RMS | FEED | THETA | STRETCHED),
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, True, False, True],
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        SmolLM3Config(**{**BY_HIDDEN, "num_hidden_layers": 5, "pad_token_id": 0}),
+        RMS | FEED | {"rope.freq_base": 2000000.0},
+    ),
+    "glm4": (
+        "glm4",
+        Glm4Config(**SIZES, pad_token_id=0),
+        RMS | FEED | WIDE | {"rope.dimension_count": 8},
+    ),
+    "glm4 moe": (
+        "glm4moe",
+        Glm4MoeConfig(**SIZES, **ROUTED, use_qk_norm=False),
+        {
+            **(RMS | FEED | WIDE | EIGHT),
+            "rope.dimension_count": 8,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+        },
+    ),
+    "cohere": (
+        "command-r",
+        CohereConfig(**BY_HIDDEN, logit_scale=0.25),
+        LAYER | FEED | {"logit_scale": 0.25, "rope.freq_base": 500000.0},
+    ),
+    "cohere2": (
+        "cohere2",
+        Cohere2Config(**{**BY_HIDDEN, "num_hidden_layers": 5}, sliding_window=9, logit_scale=0.5),
+        LAYER | FEED | {"logit_scale": 0.5, "attention.sliding_window": 9},
+    ),
+    "stablelm": (
+        "stablelm",
+        StableLmConfig(**BY_HIDDEN, use_qkv_bias=True),
+        LAYER | FEED | {"rope.dimension_count": 4, "use_parallel_residual": False},
+    ),
+    "starcoder2": ("starcoder2", Starcoder2Config(**BY_HIDDEN), LAYER | FEED),
+    "gpt2": (
+        "gpt2",
+        GPT2Config(**GPT2),
+        {"attention.layer_norm_epsilon": 1e-5, "feed_forward_length": 384},
+    ),
+    "gpt neox": (
+        "gptneox",
+        GPTNeoXConfig(**NEOX),
+        {
+            "attention.layer_norm_epsilon": 1e-5,
+            "use_parallel_residual": True,
+            "rope.dimension_count": 4,
+            **FEED,
+        },
+    ),
+    "falcon": (
+        "falcon",
+        FalconConfig(**FALCON),
+        LAYER | {"attention.head_count_kv": 1, "feed_forward_length": 384},
+    ),
+    "falcon, newer": (
+        "falcon",
+        FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
+        LAYER | {"feed_forward_length": 384, "tensor_data_layout": "jploski"},
+    ),
+    "qwen2 moe": (
+        "qwen2moe",
+        Qwen2MoeConfig(**BY_HIDDEN, **EXPERTS, shared_expert_intermediate_size=48),
+        {
+            **(RMS | FEED | EIGHT),
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+        },
+    ),
+    "qwen3 moe": (
+        "qwen3moe",
+        Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
+        RMS | FEED | WIDE | EIGHT | {"expert_feed_forward_length": 32},
+    ),
+    "mixtral": (
+        "llama",
+        MixtralConfig(**SIZES, num_local_experts=8, num_experts_per_tok=3),
+        RMS | FEED | WIDE | EIGHT | {"rope.freq_base": 1000000.0},
+    ),
+    "olmoe": (
+        "olmoe",
+        OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3),
+        RMS | FEED | EIGHT,
+    ),
+    "gemma2": (
+        "gemma2",
+        Gemma2Config(**{**GEMMA2, "query_pre_attn_scalar": 16}),
+        {
+            **(RMS | FEED | WIDE),
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "attention.sliding_window": 9,
+        },
+    ),
+    "gpt oss": (
+        "gpt-oss",
+        GptOssConfig(**GPT_OSS),
+        {
+            **(RMS | FEED | WIDE | EIGHT | STRETCHED),
+            "expert_feed_forward_length": 80,
+            "attention.sliding_window": 9,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gguf_file_is_the_model_of_its_directory(name: str, tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, said = CASES[name]
+    random_model(config).save_pretrained(tmp_path)
+    spec = spec_from_hf(read_config(tmp_path))
+    write(tmp_path, tmp_path / "m.gguf", config, arch, said)
+    other = spec_from_gguf(GgufFile(tmp_path / "m.gguf"))
+    left: dict[str, Any] = {"eos_ids": (), "bos_id": None, "dtype": "float32"}
+    left["max_model_len"] = spec.max_model_len
+    assert replace(other, **left) == replace(spec, **left)
+    wanted, found = weights(tmp_path, spec), weights(tmp_path / "m.gguf", other)
+    assert found.keys() == wanted.keys()
+    for key, tensor in wanted.items():
+        assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
+
+
+def weights(path: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    return load_weights(locate(path), spec, dtype=torch.float32, device="cpu")
+
+
+def test_every_family_with_a_name_in_gguf_is_here() -> None:
+    """Or among the six of tests/weights/test_load.py."""
+    there = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3"}
+    named = {family.name for family in FAMILIES if family.gguf is not None} - there
+    assert {config.model_type for _, config, _ in CASES.values()} == named
