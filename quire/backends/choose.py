@@ -10,10 +10,9 @@ def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kern
     """The kernels of a device; batch_invariant ones give each row the same bits in any batch."""
     if device == "cuda":
         if batch_invariant:
-            raise NotSupported(
-                "batch_invariant=True: on a GPU matrix products may sum in another order for "
-                "another batch size. Leave it out, or set device='cpu'."
-            )
+            from quire.backends.triton.invariant import SteadyKernels
+
+            return SteadyKernels(shape)
         from quire.backends.triton.kernels import TritonKernels
 
         return TritonKernels(shape)

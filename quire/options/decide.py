@@ -97,7 +97,7 @@ def resolve(
         tensor_parallel_size=options.tensor_parallel_size,
         # Merging two partial results rounds differently from reading all at once, unless the
         # kernels add up in the same order either way.
-        prefix_groups=facts.steady_kernels or not batch_invariant,
+        prefix_groups=on_gpu or facts.steady_kernels or not batch_invariant,
         speculation=speculation,
         notes=tuple(notes),
         reasoning_parser=options.reasoning_parser,

@@ -75,6 +75,7 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
         QWEN.with_windows(*(None, 128) * 14).with_attention(lambda one: replace(one, sinks=True)),
         Options(),
     ),
+    "batch_invariant": (QWEN, Options(batch_invariant=True)),
 }
 asked: list[str] = []
 

@@ -71,7 +71,7 @@ class DecodeBuffers:
     ) -> DecodeBuffers:
         import torch
 
-        cores, heads = _num_cores(device), shape.num_kv_heads
+        cores, heads = num_cores(device), shape.num_kv_heads
         spread = -(-cores * _MOST_PER_CORE // heads)
         num_own = max_rows + spread
         size = (num_own + prefix_parts, shape.num_heads)
@@ -252,7 +252,7 @@ def _merged_at_once(shape: HeadShape) -> int:
     return max(2, min(16, _MERGED_VALUES // (power_of_two(shape.group) * padded_width(shape))))
 
 
-def _num_cores(device: torch.device) -> int:
+def num_cores(device: torch.device) -> int:
     import torch
 
     if device.type != "cuda":

@@ -64,7 +64,7 @@ def _with_parts(
 
 
 @part
-def _merge(
+def merge_row(
     parts: tl.tensor,
     sums: tl.tensor,
     first: tl.tensor,
@@ -145,7 +145,7 @@ def leave(
             counter = counters + row * KV_HEADS + head
             if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 tl.store(counter, 0)
-                _merge(
+                merge_row(
                     *(parts, sums, first, count, out, row, head),
                     *(KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS),
                 )

@@ -17,21 +17,26 @@ from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.backends.triton.steady import SteadyDecode
 from quire.errors import NotSupported
 from quire.layer_plan import Activation, LayerPlan
+
+DENSE = DenseSizes()
 
 
 class TritonKernels:
     """The ops of one model; plan_attention is for passes that run eagerly (a captured decode
     step uses DecodeAttention with its own buffers)."""
 
-    def __init__(self, shape: HeadShape) -> None:
-        self.shape = shape
+    def __init__(self, shape: HeadShape, dense: DenseSizes | None = DENSE) -> None:
+        """`dense`: which slices are left to the library's attention; None: no slice."""
+        self.shape, self.dense = shape, dense
         self._buffers: DecodeBuffers | None = None
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
@@ -49,7 +54,7 @@ class TritonKernels:
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
-        up, down = _stacked(ups), _stacked(downs)
+        up, down = stacked(ups), stacked(downs)
         if up is None or down is None:
             return EveryExpert(gate, ups, downs)
         wide = up.grouped and down.grouped and down.weights.shape[2] >= WIDE
@@ -79,6 +84,23 @@ class TritonKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> TritonAttention:
         return TritonAttention(self, inputs, window)
+
+    def prefill_attention(
+        self, inputs: AttentionInputs, num_tokens: int, window: int | None
+    ) -> PrefillAttention:
+        """Of the slices of an eager pass, which have so many tokens."""
+        count = inputs.num_prefill
+        return PrefillAttention(
+            *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
+            *(inputs.tables[:count], num_tokens),
+            window=window,
+        )
+
+    def decode_attention(
+        self, inputs: AttentionInputs, window: int | None
+    ) -> DecodeAttention | SteadyDecode:
+        """Of its decode rows."""
+        return _decode(self, inputs, window)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """Pairs in order: one may read what an earlier one wrote."""
@@ -116,7 +138,7 @@ class TritonKernels:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
 
 
-def _stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
+def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
     """The weights of products as one tensor, of which each keeps its part; None where they are
     not all of the same kind."""
     plain = [one for one in products if isinstance(one, PlainLinear)]
@@ -157,15 +179,17 @@ class TritonAttention:
         count, self.num_rows = inputs.num_prefill, len(inputs.context_lens) - inputs.num_prefill
         num_tokens = inputs.slots.shape[0]
         self.num_prefilled = num_tokens - self.num_rows
-        self.prefill = self.decode = None
-        if count:
-            self.prefill = PrefillAttention(
-                *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
-                *(inputs.tables[:count], self.num_prefilled),
-                window=window,
-            )
+        self.prefill: PrefillAttention | None = None
+        self.decode: DecodeAttention | SteadyDecode | None = None
+        self.dense: DensePass | None = None
+        self._room = 0  # lines of memory around q
+        if kernels.dense and inputs.spans and serves(self.shape, window, inputs.tables.device):
+            self.dense = DensePass.of(self.shape, inputs, self.num_prefilled, kernels.dense)
+            self._room = kernels.dense.unit if self.dense else 0
+        if count and self.dense is None:
+            self.prefill = kernels.prefill_attention(inputs, self.num_prefilled, window)
         if self.num_rows:
-            self.decode = _decode(kernels, inputs, window)
+            self.decode = kernels.decode_attention(inputs, window)
 
     def rope_and_store(
         self,
@@ -177,14 +201,16 @@ class TritonAttention:
         values: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        slots = self.inputs.slots
-        return rope_store(qk, v, cos, sin, slots, keys, values, self.shape, norms)
+        given = (qk, v, cos, sin, self.inputs.slots, keys, values, self.shape, norms)
+        return rope_store(*given, room=self._room)
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
-        if self.prefill:
+        if self.dense:
+            self.dense.attend(q, keys, values, out)
+        elif self.prefill:
             self.prefill.attend(q, keys, values, out, sinks)
         if self.decode:
             first = self.num_prefilled

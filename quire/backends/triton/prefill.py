@@ -41,7 +41,9 @@ class PrefillAttention:
         *,
         window: int | None = None,
         tile: Tile | None = None,
+        skipped: Tensor | None = None,
     ) -> None:
+        """`skipped` bool [n]: sequences that are somebody else's."""
         import torch
 
         self.shape, self.window, self.num_tokens = shape, window, num_tokens
@@ -56,6 +58,9 @@ class PrefillAttention:
             *(query_starts, self._tiles, num_sequences, self._num_tiles),
             **tiles_constants(shape, self._tile),
         )
+        if skipped is not None:
+            owner = self._tiles[:, 0]
+            owner.masked_fill_(skipped[owner.clamp(min=0)], -1)
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sinks: Tensor | None = None

@@ -74,7 +74,7 @@ class PrefixSize:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class Stretch:
     """Blocks [first, end) of a group's list, for members that have nothing of them yet."""
 
     blocks: Ints
@@ -129,7 +129,7 @@ class PrefixWork:
                 continue  # what comes before did not fit
             if num_members + count > room.members or num_blocks + width > room.blocks:
                 continue
-            cuts = self._cuts(count, width, length, num_items, num_parts)
+            cuts = self._cuts(piece, length, num_items, num_parts)
             if not cuts:
                 continue
             self._members[num_members : num_members + count] = piece.members
@@ -168,7 +168,7 @@ class PrefixWork:
             **attend_constants(shape, self._tile),
         )
 
-    def _stretches(self, groups: Sequence[tuple[Ints, Ints]]) -> list[_Stretch]:
+    def _stretches(self, groups: Sequence[tuple[Ints, Ints]]) -> list[Stretch]:
         """Groups as stretches that add up: each begins where its members' earlier ones end."""
         covered, depth = np.zeros((2, len(self._covered)), np.int64)
         made = []
@@ -176,11 +176,11 @@ class PrefixWork:
             for first in sorted(set(covered[members].tolist())):
                 some = members[(covered[members] == first) & (depth[members] < LEVELS)]
                 if len(some) > 1 and first < len(blocks):
-                    made.append(_Stretch(blocks[first:], first, some.astype(np.int32)))
+                    made.append(Stretch(blocks[first:], first, some.astype(np.int32)))
                     covered[some], depth[some] = len(blocks), depth[some] + 1
         return made
 
-    def _balanced(self, stretches: list[_Stretch]) -> int:
+    def _balanced(self, stretches: list[Stretch]) -> int:
         """How many tokens a program should read so that all give two to each core."""
         blocks = sum(self._num_tiles(len(one.members)) * len(one.blocks) for one in stretches)
         tokens = blocks * self.shape.block_size * self.shape.num_kv_heads
@@ -189,11 +189,10 @@ class PrefixWork:
     def _num_tiles(self, num_members: int) -> int:
         return -(-num_members // max(1, self.size.queries // self.shape.group))
 
-    def _cuts(
-        self, num_members: int, width: int, length: int, num_items: int, num_parts: int
-    ) -> list[int]:
-        """Where to cut `width` blocks, so that pieces have about `length` tokens; [] if there is
-        no room."""
+    def _cuts(self, piece: Stretch, length: int, num_items: int, num_parts: int) -> list[int]:
+        """Where to cut the blocks, so that pieces have about `length` tokens; [] if there is no
+        room."""
+        num_members, width = len(piece.members), len(piece.blocks)
         tiles, tokens = self._num_tiles(num_members), width * self.shape.block_size
         wanted, most = -(-tokens // length), max(1, tokens // _LEAST_STRETCH)
         free = (self.size.items - num_items) // tiles
@@ -205,7 +204,7 @@ class PrefixWork:
         return [width * i // count for i in range(count + 1)]
 
     def _make_items(
-        self, piece: _Stretch, cuts: list[int], at_member: int, at_block: int, at_part: int
+        self, piece: Stretch, cuts: list[int], at_member: int, at_block: int, at_part: int
     ) -> Ints:
         """Rows of (first member, members, first block, tokens, first position, first part,
         parts per member, 0): every tile of members with every stretch."""

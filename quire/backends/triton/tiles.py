@@ -58,6 +58,18 @@ def prompt_tile(shape: HeadShape) -> Tile:
     return many_queries_tile(shape, 64 if few else 128)
 
 
+def steady_tiles(shape: HeadShape) -> tuple[Tile, Tile]:
+    """The tiles of a decode row and of prompts, where either must give the same bits: with as many
+    keys, and with warps that hold whole lines of scores each, so that sums have one order. Without
+    tensor cores that takes the same tile, and of wide heads one that is mostly empty reads faster
+    than a warp alone."""
+    prompt = many_queries_tile(shape, 64)
+    queries = power_of_two(shape.group)
+    if shape.dtype.itemsize == 4 or padded_width(shape) >= 128 or queries > _MMA_ROWS:
+        return prompt, prompt
+    return Tile(_MMA_ROWS, prompt.keys, 1, 2), prompt
+
+
 def many_queries_tile(shape: HeadShape, queries: int) -> Tile:
     """So many queries, or those of one token, against the same keys: tensor cores are the limit,
     not memory."""

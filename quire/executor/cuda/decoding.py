@@ -53,7 +53,8 @@ class SmallBatchRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every pass works with; `few_rows` is for small decode steps, where there is one."""
+    """What every pass works with; `few_rows` is for small decode steps, where there is one, and
+    `least_places` are the fewest of any."""
 
     model: Model
     cache: KVCache
@@ -63,6 +64,7 @@ class Parts:
     block_size: int
     few_rows: SmallBatchRows | None = None
     deltas: Tensor | None = None  # [rows] what each adds to its position where heads are turned
+    least_places: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -105,7 +107,7 @@ class Decoding:
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
         self._parts, self._max_repeat = parts, max_repeat
-        self._buckets = buckets(parts.columns.num_rows)
+        self._buckets = buckets(parts.columns.num_rows, parts.least_places)
         self._places: dict[int, DecodePlaces] = {}
         self._entries: Tensor | None = None  # of one plan, whatever its bucket
         self._logits: Tensor | None = None  # of one first half, likewise

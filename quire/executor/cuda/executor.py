@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.choose import kernels_for
-from quire.backends.ops import HeadShape
+from quire.backends.ops import STEADY_ROWS, HeadShape
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
 from quire.executor.cpu.local import DTYPES, NO_EXCHANGE
@@ -18,7 +18,7 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.cuda.offload import HostCopies
-from quire.executor.cuda.prompts import most_captured
+from quire.executor.cuda.prompts import Captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
 from quire.executor.declined import declined_notes
@@ -52,6 +52,19 @@ def check_fp8(config: EngineConfig) -> None:
             )
 
 
+def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
+    """NotSupported where a row is to get the same bits in any batch, and kernels cannot do that."""
+    window = next((window for window in spec.windows if window is not None), None)
+    other = None if window is None else f"windows ({window} tokens here)"
+    if any(layer.attention.sinks for layer in spec.layers):
+        other = "sinks in their attention"
+    if config.batch_invariant and other is not None:
+        raise NotSupported(
+            f"batch_invariant=True is not built on a GPU for models with {other}. Leave it out, or "
+            "set device='cpu'."
+        )
+
+
 # A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
 TOUCHED_ROWS = (4, 256)
 SPARE_BYTES = 1 << 30
@@ -82,6 +95,7 @@ class CudaExecutor:
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
                 f"({config.dtype}) or fp8. Leave it at 'auto', or use 'fp8'."
             )
+        check_steady(config, spec)
         self.config, self.spec, self._read_again = config, spec, read_again
         self.handles, self.shelf = Handles(), Shelf(tower)
         self.handles.new_masks = pinned_masks
@@ -234,22 +248,23 @@ class CudaExecutor:
         )
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         few_rows = None
-        if isinstance(model, Decoder):
+        if isinstance(model, Decoder) and not config.batch_invariant:
             few_rows = SmallBatchPass.of(model, spec, shape.dtype)
         return CudaRunner(
             model,
             cache,
             columns,
             sampler,
-            TritonOps(shape, columns, model.kinds),
+            TritonOps(shape, columns, model.kinds, steady=config.batch_invariant),
             handles=self.handles,
             block_size=size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
-            captured_tokens=most_captured(spec),
+            captured=Captured.of(spec),
             capture=not config.enforce_eager,
             groups=groups,
             few_rows=few_rows,
+            least_places=STEADY_ROWS if config.batch_invariant else 1,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
             shelf=self.shelf,
         )

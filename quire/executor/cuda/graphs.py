@@ -21,13 +21,13 @@ EDIT_BUCKETS = (8, 64, 256)
 _OURS = "thread_local"  # other threads may use the device while this one captures
 
 
-def buckets(max_rows: int) -> tuple[int, ...]:
+def buckets(max_rows: int, least: int = 1) -> tuple[int, ...]:
     """How many rows graphs are made for: few enough graphs, little padding.
 
-    max_rows 300 -> 1 2 4 8 16 32 64 96 .. 256 300
+    max_rows 300 -> 1 2 4 8 16 32 64 96 .. 256 300; with `least` 64, of those from 64 on
     """
     sizes = [*SMALL_BUCKETS, *range(64, 257, 32), *range(384, max_rows, 128)]
-    return (*(size for size in sizes if size < max_rows), max_rows)
+    return (*(size for size in sizes if least <= size < max_rows), max_rows)
 
 
 def edit_bucket(num_lines: int) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 
 from quire.backends.fp8 import FP8
+from quire.backends.pieces import most_pieces
 from quire.cache.groups import ONE_GROUP
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_edits import arena_words
 from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
-from quire.executor.cuda.prompts import most_captured
+from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, windows_of
 from quire.spec import ModelSpec
 
@@ -39,16 +40,20 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     """The most memory that passes hold at once beside weights and KV cache."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attended = spec.num_heads * spec.head_dim
-    # Residual, normed, and the widest moment: qkv with q and what attention made of it, or
-    # gate, up and their product.
-    widest = max(heads + 2 * attended, 3 * spec.intermediate_size)
+    # Residual, normed, and the widest moment: qkv with q, what attention made of it, and for long
+    # slices keys and values in one piece, two stretches' results and what they add up to in
+    # float32; or gate, up and their product.
+    long = 2 * attended + attended * 4 // dtype.itemsize + 2 * spec.num_kv_heads * spec.head_dim
+    widest = max(heads + 2 * attended + long, 3 * spec.intermediate_size)
     per_token = 3 * spec.hidden_size + widest
     most = config.max_num_batched_tokens
-    captured = 0 if config.enforce_eager else min(most_captured(spec), most)
+    captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
     activations = (most + CAPTURED_COPIES * captured) * per_token
     # Those of a step made in two halves, which wait for their masks, have room of their own.
     logits = (LOGITS_COPIES + 1) * config.max_num_seqs * spec.vocab_size
-    parts = 4 * config.max_num_seqs * attended * 4  # partial results of attention, float32
+    # Partial results of attention, float32: of every piece where it is cut by position alone.
+    each = most_pieces(config.max_model_len) if config.batch_invariant else 4
+    parts = each * config.max_num_seqs * attended * 4
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
     edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
     edits += arena_words(config.max_num_seqs) * 4

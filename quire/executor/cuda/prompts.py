@@ -8,7 +8,7 @@ when a bucket is needed a second time, since a capture costs as much as three pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.backends.ops import LONG_SLICE
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.decoding import LogitsUses, Parts
 from quire.executor.cuda.drawn_scores import Asking, new_entries
@@ -24,7 +25,7 @@ from quire.executor.cuda.upload import Upload
 from quire.executor.pass_media import PassMedia
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
-from quire.step import StepPlan
+from quire.step import Slice, StepPlan
 from quire.steps.row_schema import NOWHERE
 
 # Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
@@ -36,10 +37,36 @@ LARGE_TOKENS = 4096
 SEQUENCES = (32, 256, 1024)
 
 
-def most_captured(spec: ModelSpec) -> int:
-    """The most tokens of a pass that is worth capturing: more keep the device busy for longer
-    than the host takes to launch its kernels one by one."""
-    return WORTH_CAPTURING // (2 * spec.body_weights)
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The most tokens of a pass that is worth capturing, and the most (query, key) pairs of its
+    long slices: more keep the device busy for longer than the host takes to launch kernels one by
+    one. Long slices have faster kernels where nothing is captured."""
+
+    num_tokens: int
+    num_pairs: int
+
+    @staticmethod
+    def of(spec: ModelSpec) -> Captured:
+        """Attention takes about twice as long as products of as many operations, and may take half
+        of the time that launching does."""
+        attended = sum(
+            4 * layer.attention.num_heads * layer.attention.head_dim
+            for layer in spec.layers
+            if layer.attention.window is None
+        )
+        return Captured(
+            WORTH_CAPTURING // (2 * spec.body_weights), WORTH_CAPTURING // (4 * max(1, attended))
+        )
+
+    def __contains__(self, slices: Sequence[Slice]) -> bool:
+        long = [s for s in slices if len(s.token_ids) >= LONG_SLICE]
+        pairs = sum(len(s.token_ids) * (s.start + len(s.token_ids) // 2) for s in long)
+        num_tokens = sum(len(s.token_ids) for s in slices)
+        return num_tokens <= self.num_tokens and pairs <= self.num_pairs
+
+
+NOTHING_CAPTURED = Captured(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +117,11 @@ class Prompts:
     """Computes the slices of plans whose rows all draw with the device's own sampling."""
 
     def __init__(
-        self, parts: Parts, media: PassMedia, *, most_tokens: int, captured_tokens: int
+        self, parts: Parts, media: PassMedia, *, most_tokens: int, captured: Captured
     ) -> None:
-        """A plan has at most `most_tokens`; passes above `captured_tokens` are not captured."""
+        """A plan has at most `most_tokens`; passes that are not in `captured` are not captured."""
         self._parts, self._media, self._most_tokens = parts, media, most_tokens
-        self.captured_tokens = captured_tokens
+        self.captured = captured
         self._seen: set[Bucket] = set()
         self._places: dict[Bucket, Batch] = {}
         self._hidden: dict[Bucket, Tensor] = {}
@@ -104,7 +131,7 @@ class Prompts:
         rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
-        if num_tokens <= self.captured_tokens and not self._media.is_in(plan.prefill):
+        if plan.prefill in self.captured and not self._media.is_in(plan.prefill):
             bucket = bucket_for(num_tokens, len(plan.prefill), self._most_tokens)
         if bucket is not None and bucket not in self._seen:
             self._seen.add(bucket)

@@ -30,7 +30,7 @@ from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.looks import Block, Lookers, Looks
 from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.more_scores import MoreScores
-from quire.executor.cuda.prompts import Prompts
+from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured, Prompts
 from quire.executor.cuda.sampler_draws import LateDraws, SamplerDraws
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
@@ -61,15 +61,16 @@ class CudaRunner:
         block_size: int,
         max_repeat: int,
         max_tokens: int,
-        captured_tokens: int,
+        captured: Captured,
         capture: bool,
         groups: Sequence[KVGroup] = (),
         few_rows: SmallBatchRows | None = None,
+        least_places: int = 1,
         scores_as_logits: bool = False,
         shelf: Shelf | None = None,
     ) -> None:
-        """A plan has at most `max_tokens`; of passes over prompts those of at most
-        `captured_tokens` are captured, if anything is. `groups` of layers, whose blocks `cache`
+        """A plan has at most `max_tokens`; of passes over prompts those in `captured` are
+        captured, if anything is. `groups` of layers, whose blocks `cache`
         holds; none given: one of all. `scores_as_logits`: prompt logprobs are to be plain logits.
         """
         self.model, self.cache, self.columns = model, cache, columns
@@ -82,13 +83,13 @@ class CudaRunner:
         if model.rotary.has_axes:
             self._deltas = torch.from_numpy(self.media.deltas.of_rows.copy()).to(self.device)
         given = (model, caches, columns, ops, self.graphs, block_size, few_rows)
-        parts = Parts(*given, self._deltas)
+        parts = Parts(*given, self._deltas, least_places)
         self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
             *(parts, self.media),
             most_tokens=max_tokens,
-            captured_tokens=captured_tokens if capture else 0,
+            captured=captured if capture else NOTHING_CAPTURED,
         )
         self._host_copies = HostCopies(self.device)
         num_lines = num_lines_of(CUDA_BYTES, model.head.out_features, model.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import norm_rope_store, rope_store
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
+from quire.backends.triton.steady import SteadyBuffers, SteadyDecode
 from quire.backends.triton.steps import Fed, accept, feed
+from quire.backends.triton.tiles import steady_tiles
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns, aligned_lines
 from quire.executor.cuda.graphs import DecodePlaces
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class PlannedDecode:
     """The attention of a decode step at fixed addresses, over the tables of a group of layers."""
 
-    attention: DecodeAttention
+    attention: DecodeAttention | SteadyDecode
     slots: Tensor
     tables: Tensor
 
@@ -63,7 +65,7 @@ class PlannedDecode:
     ) -> Tensor:
         """In one launch, or two where rows share prefixes or KV is in fp8."""
         attention, turn = self.attention, (cos, sin, self.slots)
-        if attention.takes_packed:
+        if isinstance(attention, DecodeAttention) and attention.takes_packed:
             return attention.attend_packed(qkv, *turn, keys, values, norms, tables=self.tables)
         heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
         q = norm_rope_store(heads, *turn, keys, values, attention.shape, norms)
@@ -84,8 +86,10 @@ class TritonOps:
         kinds: frozenset[Kind],
         *,
         max_rows: int | None = None,
+        steady: bool = False,
     ) -> None:
-        self._shape, self._columns, self._kinds = shape, columns, kinds
+        """`steady`: attention gives a row the same bits in any batch."""
+        self._shape, self._columns, self._kinds, self._steady = shape, columns, kinds, steady
         sampling_columns, rows = columns.sampling_columns, max_rows or columns.num_rows
         self._sampling = SamplingColumns(
             temperature=sampling_columns.temperature,
@@ -95,9 +99,14 @@ class TritonOps:
             noise_key=sampling_columns.noise_key,
             sample=sampling_columns.sample,
         )
-        self._buffers = DecodeBuffers.make(
-            shape, rows, columns.device, prefix_parts=PrefixSize.of(shape, rows).parts
-        )
+        device = columns.device
+        self._buffers: DecodeBuffers | SteadyBuffers
+        if steady:
+            longest = columns.tables.shape[2] * shape.block_size
+            self._buffers = SteadyBuffers.make(shape, rows, longest, device)
+        else:
+            parts = PrefixSize.of(shape, rows).parts
+            self._buffers = DecodeBuffers.make(shape, rows, device, prefix_parts=parts)
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
@@ -105,7 +114,7 @@ class TritonOps:
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
         # By places, window, and for shared prefixes their size and the group of layers.
         self._attention: dict[
-            tuple[int, int | None, tuple[PrefixSize, int] | None], DecodeAttention
+            tuple[int, int | None, tuple[PrefixSize, int] | None], DecodeAttention | SteadyDecode
         ] = {}
 
     def list_prefixes(
@@ -115,9 +124,7 @@ class TritonOps:
             return None
         works, num_full = self._work.get(num_places), self._columns.num_full
         if works is None:
-            size = PrefixSize.of(self._shape, num_places)
-            given = (self._shape, num_places, self._columns.device, size)
-            works = self._work[num_places] = [PrefixWork(*given) for _ in range(num_full)]
+            works = self._work[num_places] = [self._new_work(num_places) for _ in range(num_full)]
         seats = b"".join(some.tobytes() for some in members)
         last = self._listed.get(num_places)
         # The scheduler hands out the same tuple until its groups change.
@@ -127,6 +134,15 @@ class TritonOps:
                 work.fill(list(zip(blocks, members, strict=True)))
             self._listed[num_places] = groups, seats
         return works[0].size
+
+    def _new_work(self, num_places: int) -> PrefixWork:
+        shape, device = self._shape, self._columns.device
+        if not self._steady:
+            return PrefixWork(shape, num_places, device, PrefixSize.of(shape, num_places))
+        from quire.backends.triton.steady_prefix import SteadyPrefixWork, steady_size
+
+        size, tile = steady_size(shape, num_places), steady_tiles(shape)[1]
+        return SteadyPrefixWork(shape, num_places, device, size, tile=tile)
 
     def feed(self, places: DecodePlaces, prefixes: PrefixSize | None) -> Feed:
         fed, columns = self._fed_of(places.size), self._columns
@@ -224,12 +240,17 @@ class TritonOps:
 
     def _attention_of(
         self, num_places: int, window: int | None, shared: tuple[PrefixSize, int] | None
-    ) -> DecodeAttention:
-        key = (num_places, window, shared)
+    ) -> DecodeAttention | SteadyDecode:
+        key, buffers = (num_places, window, shared), self._buffers
         if key not in self._attention:
             work = None if shared is None else self._work[num_places][shared[1]]
             with torch.inference_mode(False):
-                self._attention[key] = DecodeAttention(
-                    self._shape, self._buffers, num_places, window=window, prefixes=work
-                )
+                if isinstance(buffers, SteadyBuffers):
+                    self._attention[key] = SteadyDecode(
+                        self._shape, buffers, num_places, prefixes=cast(Any, work)
+                    )
+                else:
+                    self._attention[key] = DecodeAttention(
+                        self._shape, buffers, num_places, window=window, prefixes=work
+                    )
         return self._attention[key]

@@ -77,10 +77,14 @@ class Calls:
         """What only some plans call: truncation, shared prefixes, many rows."""
         from quire.backends.triton.tiles import MANY_ROWS, decode_tile
 
+        decodes: list[Callable[[], object]]
+        if self.config.batch_invariant:  # one tile serves any number of rows
+            decodes = [partial(self.decode, w, ROWS, shared=True) for w in self.windows]
+            return [partial(self.sample, truncated=True), *decodes]
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
         # Kernels go by tiles, and tiles not always by the number of rows.
         done = {(decode_tile(self.shape, ROWS), False)}  # the first steps call that one
-        decodes: list[Callable[[], object]] = []
+        decodes = []
         for size, shared in itertools.product(sizes, (True, False)):
             kind = (decode_tile(self.shape, size, shared=shared), shared)
             if kind not in done:
@@ -123,7 +127,14 @@ class Calls:
         starts = torch.tensor([0, 1], device=self.device)
         lengths = torch.tensor([1], device=self.device)
         tables = self.empty(1, 4, dtype=torch.int32)
-        attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
+        if self.config.batch_invariant:
+            from quire.backends.triton.steady import SteadyPrefill
+            from quire.backends.triton.tiles import steady_tiles
+
+            tile, given = steady_tiles(shape)[1], (shape, starts, lengths, tables, 1)
+            attention: PrefillAttention = SteadyPrefill(*given, tile=tile)
+        else:
+            attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
         out = self.empty(1, shape.num_heads * shape.head_dim)
         q = self.empty(1, shape.num_heads, shape.head_dim)
         attention.attend(q, *self.cache(), out, self.sinks())
@@ -134,7 +145,10 @@ class Calls:
         columns = self.columns()
         # As many rows as the real buffers have: some constants go by it.
         max_rows = max(ROWS, self.config.max_num_seqs)
-        ops = TritonOps(self.shape, columns, frozenset({(0, window)}), max_rows=max_rows)
+        steady = self.config.batch_invariant
+        ops = TritonOps(
+            self.shape, columns, frozenset({(0, window)}), max_rows=max_rows, steady=steady
+        )
         places = DecodePlaces.make(num_places, 1, columns.resting, self.device)
         prefixes = None
         if shared:
@@ -146,6 +160,8 @@ class Calls:
 
     def small_batch(self) -> list[Callable[[], object]]:
         """The products of steps with few rows."""
+        if self.config.batch_invariant:
+            return []
         from quire.backends.triton.small_batch import ThinProducts, compile_product, products_of
 
         def embed() -> None:

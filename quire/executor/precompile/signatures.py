@@ -43,9 +43,23 @@ from quire.backends.triton.tiles import (
     decode_tile,
     many_queries_tile,
     prompt_tile,
+    steady_tiles,
 )
 from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
+from quire.executor.precompile.steady_variants import SteadyAttention
+from quire.executor.precompile.variants import (
+    A_FRACTION,
+    BOOL,
+    F32,
+    F64,
+    I32,
+    I64,
+    SOME,
+    ElementType,
+    Pointer,
+    Variant,
+)
 from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.spec import ModelSpec
 from quire.steps.row_schema import NUM_COLUMNS
@@ -54,51 +68,7 @@ if TYPE_CHECKING:
     import torch
 
 ROWS = 16  # of the smallest step: tiles go by it
-SOME = 2  # of an integer that no variant goes by
-A_FRACTION = 0.5  # nor by any fraction
 PREFIX_QUERIES = 64  # of a tile, unless somebody asks for another
-
-
-@dataclass(frozen=True, slots=True)
-class ElementType:
-    """What kernels ask of a torch.dtype."""
-
-    name: str
-
-    @property
-    def itemsize(self) -> int:
-        return {"float32": 4, "bfloat16": 2, "float16": 2}[self.name]
-
-    def __str__(self) -> str:
-        return f"torch.{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """To numbers of this type, at an address that 16 divides: what Triton asks of a tensor."""
-
-    dtype: str
-
-    def data_ptr(self) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A kernel, arguments of the types it is called with, and its constants."""
-
-    kernel: Any
-    given: tuple[Pointer | int | float, ...]
-    constants: dict[str, Any]
-
-    def compile(self) -> Any:
-        """Into Triton's cache, for the device of its active driver; what it made of the kernel."""
-        return self.kernel.warmup(*self.given, grid=(1,), **self.constants)
-
-
-I32, I64, F32, F64, BOOL = (
-    Pointer(name) for name in ("int32", "int64", "float32", "float64", "bool")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +104,8 @@ class Steps:
     def first(self) -> list[Variant]:
         """What the first steps call, the slowest to compile first."""
         return [
-            *map(self._prompts, self._windows()),
+            *self._attention(),
             *self._sampling(truncated=False),
-            *self._decode(ROWS),
-            *self._small_batch(),
             *self._experts(),
             self._heads(),
             *self._ends_of_a_step(),
@@ -149,13 +117,24 @@ class Steps:
         """What only some plans call: truncation, shared prefixes, many rows."""
         own, vocab = self._own(), self.spec.vocab_size
         made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
-        made += [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
+        made += self._later_attention()
+        first = self.first()
+        return [one for at, one in enumerate(made) if one not in first and one not in made[:at]]
+
+    def _attention(self) -> list[Variant]:
+        if self.config.batch_invariant:
+            return SteadyAttention(self.shape, self._own()).first()
+        prompts = map(self._prompts, self._windows())
+        return [*prompts, *self._decode(ROWS), *self._small_batch()]
+
+    def _later_attention(self) -> list[Variant]:
+        if self.config.batch_invariant:
+            return SteadyAttention(self.shape, self._own()).later()
+        made = [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
         if self.config.max_num_seqs >= MANY_ROWS:
             made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]
         given = (*(F32, F32, I32, I32, I32), self._own(), SOME)
-        made.append(Variant(merge_parts, given, decode.merge_constants(self.shape)))
-        first = self.first()
-        return [one for at, one in enumerate(made) if one not in first and one not in made[:at]]
+        return [*made, Variant(merge_parts, given, decode.merge_constants(self.shape))]
 
     def features(self) -> list[Variant]:
         """What only rows with edits or logprobs call."""
@@ -187,7 +166,9 @@ class Steps:
         )
 
     def _tiles_constants(self) -> dict[str, Any]:
-        return prefill.tiles_constants(self.shape, prompt_tile(self.shape))
+        shape, steady_bits = self.shape, self.config.batch_invariant
+        tile = steady_tiles(shape)[1] if steady_bits else prompt_tile(shape)
+        return prefill.tiles_constants(shape, tile)
 
     def _q_width(self) -> int:
         return self.spec.num_heads * self.spec.head_dim

@@ -30,7 +30,8 @@ from typing import Any, cast
 from quire.executor.cores import usable_cores
 from quire.executor.driver import Gpu, first_gpu
 from quire.executor.precompile.parent import hash_triton
-from quire.executor.precompile.signatures import Steps, Variant
+from quire.executor.precompile.signatures import Steps
+from quire.executor.precompile.variants import Variant
 from quire.options import Options, resolve
 from quire.spec import spec_from_json
 

@@ -188,7 +188,7 @@ def paged(
     )
 
 
-def _expected(
+def expected_attention(
     shape: HeadShape, q: Tensor, inputs: AttentionInputs, made: Paged, window: int | None
 ) -> Tensor:
     """The reference, on a CPU and without the NaN that nobody may read."""
@@ -255,8 +255,8 @@ def check_decode(
         0,
     )
     expected = torch.zeros(num_rows, shape.num_heads * shape.head_dim)
-    expected[active] = _expected(shape, q[active.to(q.device)], inputs, made, window)
-    assert_close(out, expected.to(place.dtype), least=_least(shape))
+    expected[active] = expected_attention(shape, q[active.to(q.device)], inputs, made, window)
+    assert_close(out, expected.to(place.dtype), least=least_of(shape))
 
 
 def check_prefill(
@@ -290,10 +290,10 @@ def check_prefill(
     out = q.new_full((num_tokens, shape.num_heads * shape.head_dim), torch.nan)
     attention.attend(q, made.keys, made.values, out, _sinks_on(place, shape))
     inputs = AttentionInputs(starts, made.lengths, made.tables, starts, len(slices))
-    expected = _expected(shape, q, inputs, made, window).to(place.dtype)
-    assert_close(out, expected, least=_least(shape))
+    expected = expected_attention(shape, q, inputs, made, window).to(place.dtype)
+    assert_close(out, expected, least=least_of(shape))
 
 
-def _least(shape: HeadShape) -> float:
+def least_of(shape: HeadShape) -> float:
     """A cache in fp8 is multiplied in float16, whatever else is float32."""
     return TOLERANCE[torch.float16] if shape.fp8_kv else 0.0

@@ -19,6 +19,7 @@ from quire.executor.cuda.device_edits import DeviceEdits, EditColumn
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
+from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.step import CudaStep
 from quire.executor.executor import Executor, ExecutorFacts, PendingStep
@@ -46,6 +47,8 @@ from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
 from quire.steps.handles import Handles
 from quire.steps.row_schema import NOWHERE, Column
+
+EVERYTHING = Captured(10**6, 10**12)
 
 
 class RestingAttention(ReferenceAttention):
@@ -319,12 +322,12 @@ class PlainExecutor:
             block_size=config.block_size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
-            captured_tokens=0,
+            captured=NOTHING_CAPTURED,
             capture=False,
             groups=groups,
         )
 
-        self.runner._prompts.captured_tokens = 10**6 if self.rounded else 0
+        self.runner._prompts.captured = EVERYTHING if self.rounded else NOTHING_CAPTURED
 
     def start(self) -> ExecutorFacts:
         num_blocks = self.config.num_blocks or 0

@@ -12,7 +12,7 @@ from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_rows import needs_sampler
 from quire.executor.cuda.graphs import buckets
 from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
-from quire.executor.cuda.prompts import most_captured
+from quire.executor.cuda.prompts import Captured
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
 from quire.sampling_params import SamplingParams
@@ -51,8 +51,8 @@ def test_every_number_of_rows_has_a_bucket(max_rows: int) -> None:
 def test_large_models_capture_no_large_passes() -> None:
     small = changed(SPEC, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16)
     large = changed(SPEC, num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32)
-    assert most_captured(changed(small, num_kv_heads=8, head_dim=128)) > 16384
-    assert 512 < most_captured(changed(large, num_kv_heads=8, head_dim=128)) < 4096
+    assert Captured.of(changed(small, num_kv_heads=8, head_dim=128)).num_tokens > 16384
+    assert 512 < Captured.of(changed(large, num_kv_heads=8, head_dim=128)).num_tokens < 4096
 
 
 @pytest.mark.parametrize("max_model_len", [256, 10_000_000, 2_000_000_000])

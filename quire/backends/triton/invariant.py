@@ -1,0 +1,187 @@
+"""SteadyKernels: on a GPU, too, a row gets the same bits in any batch, chunk or cache state.
+
+What depends on the rows beside a row, and how it is kept out:
+- The vendor's library chooses how to multiply by the number of rows. It is kept from cutting sums
+  into parts, and from the few rows for which it has other kernels: products are made in numbers of
+  rows that were seen to give equal bits when the model was built, and batches are padded to them.
+- Attention is cut by who else is there. Here it is cut by position alone (steady.py).
+- Kernels for few rows, and attention by the library, round in their own ways: neither is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.backends.experts import EveryExpert
+from quire.backends.ops import (
+    STEADY_ROWS,
+    AttentionInputs,
+    ExpertsOp,
+    HeadShape,
+    LinearOp,
+    RowOp,
+)
+from quire.backends.triton.experts import FusedExperts
+from quire.backends.triton.experts import Tile as ExpertsTile
+from quire.backends.triton.kernels import PlainLinear, TritonKernels, stacked
+from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
+from quire.backends.triton.tiles import steady_tiles
+from quire.errors import NotSupported
+
+# Rows of a product: those of captured steps and passes, and for the others as little more as that
+# comes to. More than the last are multiplied piece by piece.
+ROW_COUNTS = (
+    *range(STEADY_ROWS, 257, 32),  # with fewer the library is no faster, and at times far slower
+    *range(320, 513, 64),
+    *range(640, 1025, 128),
+    *range(1280, 2049, 256),
+    *range(2560, 4097, 512),
+)
+# Wider products are of logits, of which nobody computes that many lines at once.
+_WIDE, _WIDE_ROWS = 1 << 15, 1024
+_EXPERTS = ExpertsTile(64, 128, 32, 4, 4)  # however many pairs of tokens and experts there are
+
+
+def unkept(what: str) -> NotSupported:
+    return NotSupported(
+        f"batch_invariant=True: on this GPU {what} give a row other bits at other places of a "
+        "batch, so the promise cannot be kept. Leave it out, or set device='cpu'."
+    )
+
+
+@contextmanager
+def whole_sums() -> Iterator[None]:
+    """The library adds up a sum in one piece, in float32, for as long as this lasts."""
+    settings: Any = torch.backends.cuda.matmul
+    names = (
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_reduced_precision_reduction",
+    )
+    before = [getattr(settings, name) for name in names]
+    splits = [getattr(settings, f"{name}_split_k", True) for name in names]
+    library = torch.backends.cuda.preferred_blas_library()
+    try:
+        torch.backends.cuda.preferred_blas_library("cublaslt")  # the other cannot be kept from it
+        for name in names:
+            setattr(settings, name, (False, False))
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(library)
+        for name, value, split in zip(names, before, splits, strict=True):
+            setattr(settings, name, (value, split))
+
+
+def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
+    """Which numbers of rows give the bits that most of them give, wherever a row stands."""
+    weight = linear.weight
+    most = counts[-1]
+    x = torch.randn(most, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    whole = _product(linear, x)
+    if not torch.equal(_product(linear, x.roll(5, 0)).roll(-5, 0), whole):
+        return ()
+    tails = ((count, most - count) for count in counts)
+    return tuple(c for c, at in tails if torch.equal(_product(linear, x[at:]), whole[at:]))
+
+
+def _product(linear: PlainLinear, x: Tensor, out: Tensor | None = None) -> Tensor:
+    with whole_sums():
+        if linear.bias is None:
+            return torch.mm(x, linear.weight.t(), out=out)
+        return torch.addmm(linear.bias, x, linear.weight.t(), out=out)
+
+
+@dataclass(slots=True)
+class SteadyLinear:
+    """x weight^T + bias in numbers of rows that agree."""
+
+    plain: PlainLinear
+    counts: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_rows, most = x.shape[0], self.counts[-1]
+        if num_rows in self.counts:
+            return _product(self.plain, x)
+        whole = num_rows // most * most
+        out = x.new_empty(whole + self._padded(num_rows - whole), self.plain.weight.shape[0])
+        for first in range(0, whole, most):
+            last = first + most
+            _product(self.plain, x[first:last], out[first:last])
+        if rest := out.shape[0] - whole:
+            padded = x.new_zeros(rest, x.shape[1])
+            padded[: num_rows - whole] = x[whole:]
+            _product(self.plain, padded, out[whole:])
+        return out[:num_rows]
+
+    def _padded(self, num_rows: int) -> int:
+        return next(count for count in self.counts if count >= num_rows) if num_rows else 0
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        self.plain.write_rows(first, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.plain.tensors()
+
+
+class SteadyKernels(TritonKernels):
+    """The ops of a GPU where they keep the promise, slower ones where they do not."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape, dense=None)
+        if shape.fp8_kv:
+            raise NotSupported(
+                "batch_invariant=True with kv_cache_dtype='fp8': decode rows and prompts read such "
+                "a cache in different ways. Leave one of them out."
+            )
+        self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self._steady: SteadyBuffers | None = None
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
+        plain = PlainLinear(weight, bias)
+        key = (*weight.shape, weight.dtype, bias is not None)
+        if key not in self._known:
+            wide = weight.shape[0] > _WIDE
+            counts = [c for c in ROW_COUNTS if not wide or c <= _WIDE_ROWS]
+            # Random ones: with weights that are zero every way to add up is the same.
+            tried = PlainLinear(torch.randn_like(weight), bias)
+            self._known[key] = agreeing(tried, counts)
+            if not self._known[key]:
+                raise unkept(f"products with a matrix of {weight.shape[0]} x {weight.shape[1]}")
+        return SteadyLinear(plain, self._known[key])
+
+    def make_experts(
+        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
+    ) -> ExpertsOp:
+        plain = [
+            [one.plain for one in some if isinstance(one, SteadyLinear)] for some in (ups, downs)
+        ]
+        if len(plain[0]) < len(ups) or len(plain[1]) < len(downs):
+            return EveryExpert(gate, ups, downs)
+        up, down = stacked(plain[0]), stacked(plain[1])
+        if up is None or down is None:
+            return EveryExpert(gate, ups, downs)
+        return FusedExperts(gate, up, down, tile=_EXPERTS)
+
+    def prefill_attention(
+        self, inputs: AttentionInputs, num_tokens: int, window: int | None
+    ) -> SteadyPrefill:
+        count = inputs.num_prefill
+        return SteadyPrefill(
+            *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
+            *(inputs.tables[:count], num_tokens),
+            tile=steady_tiles(self.shape)[1],
+        )
+
+    def decode_attention(self, inputs: AttentionInputs, window: int | None) -> SteadyDecode:
+        first = inputs.num_prefill
+        lengths = inputs.context_lens[first:].to(torch.int32)
+        longest = inputs.tables.shape[1] * self.shape.block_size
+        buffers = SteadyBuffers.make(self.shape, len(lengths), longest, lengths.device)
+        attention = SteadyDecode(self.shape, buffers, len(lengths))
+        attention.plan(lengths, inputs.tables[first:].to(torch.int32))
+        return attention
