@@ -11,7 +11,7 @@ What depends on the rows beside a row, and how it is kept out:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _product(linear: PlainLinear, x: Tensor, out: Tensor | None = None) -> Tensor:
-    with whole_sums():
+    with whole_sums() if x.is_cuda else nullcontext():
         if linear.bias is None:
             return torch.mm(x, linear.weight.t(), out=out)
         return torch.addmm(linear.bias, x, linear.weight.t(), out=out)
@@ -133,11 +133,6 @@ class SteadyKernels(TritonKernels):
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape, dense=None)
-        if shape.fp8_kv:
-            raise NotSupported(
-                "batch_invariant=True with kv_cache_dtype='fp8': decode rows and prompts read such "
-                "a cache in different ways. Leave one of them out."
-            )
         self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
         self._steady: SteadyBuffers | None = None
 

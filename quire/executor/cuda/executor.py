@@ -20,6 +20,7 @@ from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.cuda.offload import HostCopies
 from quire.executor.cuda.prompts import Captured
 from quire.executor.cuda.runner import CudaRunner
+from quire.executor.cuda.steady import check_products, check_steady
 from quire.executor.cuda.step import CudaStep
 from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
@@ -50,19 +51,6 @@ def check_fp8(config: EngineConfig) -> None:
                 f"kv_cache_dtype='fp8': this GPU has compute capability {found[0]}.{found[1]}, and "
                 f"fp8 begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
             )
-
-
-def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
-    """NotSupported where a row is to get the same bits in any batch, and kernels cannot do that."""
-    window = next((window for window in spec.windows if window is not None), None)
-    other = None if window is None else f"windows ({window} tokens here)"
-    if any(layer.attention.sinks for layer in spec.layers):
-        other = "sinks in their attention"
-    if config.batch_invariant and other is not None:
-        raise NotSupported(
-            f"batch_invariant=True is not built on a GPU for models with {other}. Leave it out, or "
-            "set device='cpu'."
-        )
 
 
 # A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
@@ -223,7 +211,11 @@ class CudaExecutor:
     def _build(self, weights: Weights | LoadedModule) -> Decoder | ModuleModel:
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        return build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=TensorParallel())
+        tp = TensorParallel()
+        model = build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=tp)
+        if config.batch_invariant and isinstance(model, Decoder):
+            check_products(model)
+        return model
 
     def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
         from quire.executor.cuda.small_batch import SmallBatchPass

@@ -13,7 +13,6 @@ from quire.backends.experts import EveryExpert
 from quire.backends.ops import HeadShape
 from quire.backends.triton.invariant import ROW_COUNTS, SteadyKernels, SteadyLinear
 from quire.backends.triton.kernels import TritonKernels
-from quire.errors import NotSupported
 from quire.executor.cuda.executor import CudaExecutor
 from quire.request import Request
 from quire.sampling.keys import noise_key
@@ -144,9 +143,3 @@ def test_a_token_of_experts_has_the_same_bits_in_any_number() -> None:
     rows = [[plain.make_linear(one.tensors()[0], None) for one in some] for some in (ups, downs)]
     wanted = EveryExpert(plain.gate("silu"), *rows)(x, chosen, scores)
     assert (whole - wanted).float().norm() < 0.02 * wanted.float().norm()
-
-
-def test_models_with_windows_are_refused() -> None:
-    config = gpu_config(batch_invariant=True)
-    with pytest.raises(NotSupported, match="windows"):
-        CudaExecutor(config, SPEC.with_windows(None, 64, None), {})

@@ -1,0 +1,41 @@
+"""What batch_invariant=True cannot be kept for on a GPU, refused when an engine is made."""
+
+from __future__ import annotations
+
+from quire.config import EngineConfig
+from quire.errors import NotSupported
+from quire.layers.linear import Linear
+from quire.models.decoder import Decoder
+from quire.spec import ModelSpec
+
+_INSTEAD = "Leave it out, or set device='cpu'."
+
+
+def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
+    """Of the model's attention and its KV."""
+    if not config.batch_invariant:
+        return
+    window = next((window for window in spec.windows if window is not None), None)
+    if window is not None:
+        raise NotSupported(
+            f"batch_invariant=True is not built on a GPU for models with windows ({window} tokens "
+            f"here). {_INSTEAD}"
+        )
+    if config.kv_cache_dtype == "fp8":
+        raise NotSupported(
+            "batch_invariant=True with kv_cache_dtype='fp8': decode rows and prompts read such a "
+            "cache in different ways. Leave one of them out."
+        )
+
+
+def check_products(model: Decoder) -> None:
+    """Of its products: those of quantised weights and of adapters go by the number of rows."""
+    from quire.backends.triton.invariant import SteadyLinear
+
+    for name, places in model.places.items():
+        for place in places:
+            if isinstance(place, Linear) and not isinstance(place.multiply, SteadyLinear):
+                raise NotSupported(
+                    "batch_invariant=True is built on a GPU for plain weights alone; "
+                    f"{name!r} is multiplied by {type(place.multiply).__name__}. {_INSTEAD}"
+                )

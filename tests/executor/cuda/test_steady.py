@@ -1,0 +1,55 @@
+"""What batch_invariant=True is refused for on a GPU, found out without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.backends.reference import ReferenceKernels
+from quire.backends.triton.invariant import SteadyLinear
+from quire.backends.triton.kernels import PlainLinear
+from quire.errors import NotSupported
+from quire.executor.cuda.steady import check_products, check_steady
+from quire.layers.linear import Linear
+from quire.layers.tp import TensorParallel
+from quire.models.decoder import Decoder, head_shape
+from quire.models.registry import build_any_model
+from tests.executor.cuda.test_runner import SPEC, WEIGHTS
+from tests.executor.harness import small_config
+
+
+def test_windows_and_fp8_are_refused_by_name() -> None:
+    steady = small_config(batch_invariant=True)
+    check_steady(steady, SPEC)
+    windowed = SPEC.with_windows(None, 64)
+    check_steady(small_config(), windowed)
+    with pytest.raises(NotSupported, match="windows"):
+        check_steady(steady, windowed)
+    with pytest.raises(NotSupported, match="fp8"):
+        check_steady(small_config(batch_invariant=True, kv_cache_dtype="fp8"), SPEC)
+
+
+def test_products_of_other_kinds_are_refused() -> None:
+    shape = head_shape(SPEC, 4, torch.float32)
+    given = (SPEC, dict(WEIGHTS), ReferenceKernels(shape), shape)
+    model = build_any_model(*given, max_len=64, tp=TensorParallel())
+    assert isinstance(model, Decoder)
+    with pytest.raises(NotSupported, match=r"layers\.0|head|embed"):
+        check_products(model)
+    for places in model.places.values():
+        for place in places:
+            if isinstance(place, Linear):
+                weight = place.tensors()[0]
+                place.multiply = SteadyLinear(PlainLinear(weight, None), (64,))
+    check_products(model)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 16, 21, 40])
+def test_rows_are_padded_and_cut_into_numbers_that_agree(num_rows: int) -> None:
+
+    weight = torch.randn(3, 4)
+    linear = SteadyLinear(PlainLinear(weight, None), (8, 16))
+    x = torch.randn(num_rows, 4)
+    made = linear(x)
+    assert made.shape == (num_rows, 3)
+    torch.testing.assert_close(made, x @ weight.T)
