@@ -21,6 +21,11 @@ def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
             f"batch_invariant=True is not built on a GPU for models with windows ({window} tokens "
             f"here). {_INSTEAD}"
         )
+    if any(layer.attention.sinks for layer in spec.layers):
+        raise NotSupported(
+            "batch_invariant=True is not built on a GPU for models whose attention has sinks. "
+            f"{_INSTEAD}"
+        )
     if config.kv_cache_dtype == "fp8":
         raise NotSupported(
             "batch_invariant=True with kv_cache_dtype='fp8': decode rows and prompts read such a "
