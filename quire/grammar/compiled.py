@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.errors import GrammarFailed
+from quire.grammar.automaton import Automaton
 from quire.grammar.door import refusing
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.matcher import GrammarMatcher
+from quire.grammar.regular import RegularGrammar, RegularMatcher, TokenTable
 from quire.grammar.vocabulary import Bits
 
 if TYPE_CHECKING:
@@ -38,7 +41,10 @@ class CompiledGrammar:
         known: Bits | None,
         limits: GrammarLimits,
         num_lexers: int,
+        automaton: Automaton | None = None,
+        tokens: Callable[[], TokenTable] | None = None,
     ) -> None:
+        """`automaton` over the bytes of `tokens`, where the grammar is regular."""
         self.kind, self.text, self.known = kind, text, known
         self._tokenizer, self._limits, self._max_lexers = tokenizer, limits, num_lexers
         self._lock = threading.Lock()
@@ -51,6 +57,9 @@ class CompiledGrammar:
         self.error: str = first.get_error()  # llguidance's word on a grammar it cannot follow
         self._seconds = time.perf_counter() - started
         self._shares: dict[int, LLMatcher] = {0: first}
+        self._regular: RegularGrammar | None = None
+        if automaton is not None and tokens is not None and not self.error:
+            self._regular = RegularGrammar(self, automaton, tokens())
 
     @property
     def num_bytes(self) -> int:
@@ -59,10 +68,20 @@ class CompiledGrammar:
             self._num_filled * _BYTES_PER_MASK,
             len(self._shares) * self._limits.lexer_states * _BYTES_PER_STATE,
         )
-        return len(self._shares) * (_BASE_BYTES + _BYTES_PER_BYTE * len(self.text)) + states
+        regular = 0 if self._regular is None else self._regular.num_bytes
+        return (
+            len(self._shares) * (_BASE_BYTES + _BYTES_PER_BYTE * len(self.text)) + states + regular
+        )
 
-    def matcher(self) -> GrammarMatcher:
+    def matcher(self) -> GrammarMatcher | RegularMatcher:
         """A matcher at the grammar's beginning."""
+        return self.llguidance_matcher() if self._regular is None else self._regular.matcher()
+
+    def first(self) -> LLMatcher:
+        return self.llguidance_matcher().ll
+
+    def llguidance_matcher(self) -> GrammarMatcher:
+        """One that llguidance follows, whatever the grammar is."""
         with refusing(self.kind), self._lock:
             self._num_dealt += 1
             wanted = min(self._max_lexers, 1 + self._num_dealt // _ROWS_PER_LEXER)

@@ -6,6 +6,7 @@ about a second for 150,000 tokens. Everything slow runs in the compiler's own th
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import OrderedDict
@@ -15,10 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.errors import InvalidGrammar, InvalidRequest
+from quire.grammar.automaton import Automaton, automaton_of
 from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.door import refusing
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
+from quire.grammar.plain_regex import read, spelled
+from quire.grammar.regular import TokenTable
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
 from quire.grammar.vocabulary import Bits, Vocabulary, known_bits, open_vocabulary, vocabulary_of
@@ -69,6 +73,7 @@ class GrammarCompiler:
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._opened: _Opened | None = None
+        self._tokens: TokenTable | None = None
         self._num_added = 0
         self._kept: OrderedDict[SourceKey, Future[CompiledGrammar]] = OrderedDict()
         threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
@@ -160,10 +165,23 @@ class GrammarCompiler:
             known=opened.known,
             limits=self.limits,
             num_lexers=self._num_lexers,
+            automaton=_automaton_of(key),
+            tokens=self._token_table,
         )
         if grammar.error:
             raise self._refusal(grammar.error, source)
         return grammar
+
+    def _token_table(self) -> TokenTable:
+        """Made for the first regular grammar."""
+        vocabulary = self._open().vocabulary
+        with self._opening:
+            if self._tokens is None:
+                pieces = self._tokenizer.token_bytes.pieces(False, False)
+                special = set(vocabulary.special_ids)
+                texts = [b"" if i in special else pieces[i] for i in range(vocabulary.num_known)]
+                self._tokens = TokenTable(texts, vocabulary.eos_ids, vocabulary.size)
+            return self._tokens
 
     def _refusal(self, error: str, source: GrammarSource) -> InvalidRequest:
         from llguidance import LLMatcher
@@ -175,6 +193,14 @@ class GrammarCompiler:
             )
         limits = parser_limits(self.limits.lexer_states)
         return refusal(error, source, lambda text: LLMatcher.validate_grammar(text, limits=limits))
+
+
+def _automaton_of(key: SourceKey) -> Automaton | None:
+    """Of a choice or a plain regex."""
+    if key.kind == "choice":
+        return automaton_of(spelled(json.loads(key.text)))
+    part = read(key.text) if key.kind == "regex" else None
+    return None if part is None else automaton_of(part)
 
 
 def _bytes_of(key: SourceKey, future: Future[CompiledGrammar]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from quire.errors import GrammarFailed
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
+from quire.grammar.regular import RegularGrammar, RegularMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -32,6 +33,7 @@ _MAX_THREADS = 16
 _FEW = 8
 
 Rows = npt.NDArray[np.uint32]
+Matcher = GrammarMatcher | RegularMatcher
 
 
 def mask_threads() -> int:
@@ -51,13 +53,11 @@ class MaskFiller:
         self._executor: LLExecutor | None = None
         self._one_by_one = False
 
-    def start(
-        self, matchers: Sequence[GrammarMatcher], bits: Rows
-    ) -> Future[Mapping[int, GrammarFailed]]:
+    def start(self, matchers: Sequence[Matcher], bits: Rows) -> Future[Mapping[int, GrammarFailed]]:
         """Begin to fill bits[i] for matchers[i], and return at once."""
         return self._aside.submit(self.fill, matchers, bits)
 
-    def fill(self, matchers: Sequence[GrammarMatcher], bits: Rows) -> Mapping[int, GrammarFailed]:
+    def fill(self, matchers: Sequence[Matcher], bits: Rows) -> Mapping[int, GrammarFailed]:
         """Fill bits[i] for matchers[i]; the errors of the rows that have no mask, by index.
 
         bits is [rows, words] with at least as many rows as matchers, of any content. The mask of a
@@ -67,46 +67,49 @@ class MaskFiller:
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
         live = [i for i in range(len(matchers)) if i not in failed]
-        for grammar, count in Counter(matchers[i].grammar for i in live).items():
+        regular = {i: m for i in live if isinstance(m := matchers[i], RegularMatcher)}
+        others = {i: m for i in live if isinstance(m := matchers[i], GrammarMatcher)}
+        for grammar, count in Counter(m.grammar for m in others.values()).items():
             grammar.target(bits[0])
             grammar.count_fills(count)
         if self._one_by_one:
-            failed |= self._fill_each(live, matchers, bits)
+            failed |= self._fill_each(others, bits)
         else:
-            self._fill_together(live, matchers, bits)
-        for i in live:
-            if i not in failed and matchers[i].ll.is_error():
+            self._fill_together(others, bits)
+        for i, matcher in others.items():
+            if i not in failed and matcher.ll.is_error():
                 try:
-                    matchers[i].settle(bits[i])
+                    matcher.settle(bits[i])
                 except GrammarFailed as error:
                     failed[i] = error
-        _leave_known(matchers, bits)
+        _leave_known(others, bits)
+        failed |= _fill_regular(regular, bits)
         for i in failed:
             bits[i] = 0
         return failed
 
-    def accept(self, matchers: Sequence[GrammarMatcher], tokens: Sequence[int]) -> list[bool]:
+    def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
         """Have each matcher go on with its token; says which of them could. A matcher may not
         stand in the list twice."""
-        if len(matchers) < _FEW or any(m.error is not None for m in matchers):
+        some = [i for i, m in enumerate(matchers) if isinstance(m, GrammarMatcher)]
+        if len(some) < _FEW or any(m.error is not None for m in matchers):
             return [m.accept(token) for m, token in zip(matchers, tokens, strict=True)]
-        order = _by_lexer(range(len(matchers)), matchers)
-        stopped = [m.ll.is_stopped() for m in matchers]
-        taken = self._started().consume_token_par([(matchers[i].ll, tokens[i]) for i in order])
-        accepted = [False] * len(matchers)
+        others = {i: m for i in some if isinstance(m := matchers[i], GrammarMatcher)}
+        order = _by_lexer(others)
+        stopped = {i: m.ll.is_stopped() for i, m in others.items()}
+        taken = self._started().consume_token_par([(others[i].ll, tokens[i]) for i in order])
+        accepted = [i in others or matchers[i].accept(tokens[i]) for i in range(len(matchers))]
         for i, was_taken in zip(order, taken, strict=True):
-            accepted[i] = matchers[i].accepted(tokens[i], taken=was_taken, stopped=stopped[i])
+            accepted[i] = others[i].accepted(tokens[i], taken=was_taken, stopped=stopped[i])
         return accepted
 
     def close(self) -> None:
         self._aside.shutdown(wait=True)
 
-    def _fill_together(
-        self, live: Sequence[int], matchers: Sequence[GrammarMatcher], bits: Rows
-    ) -> None:
-        if not live:
+    def _fill_together(self, matchers: Mapping[int, GrammarMatcher], bits: Rows) -> None:
+        if not matchers:
             return
-        order = _by_lexer(live, matchers)
+        order = _by_lexer(matchers)
         started = time.perf_counter()
         self._started().unsafe_compute_mask_ptr(
             [(matchers[i].ll, i) for i in order], bits.ctypes.data, bits.strides[0], len(bits)
@@ -115,18 +118,18 @@ class MaskFiller:
         self._one_by_one = time.perf_counter() - started > self._limit * rounds
 
     def _fill_each(
-        self, live: Sequence[int], matchers: Sequence[GrammarMatcher], bits: Rows
+        self, matchers: Mapping[int, GrammarMatcher], bits: Rows
     ) -> dict[int, GrammarFailed]:
         """The same row by row, in this thread, each on its own clock: how busy the machine is
         does not count."""
         self._one_by_one = False
         slow: dict[int, GrammarFailed] = {}
-        for i in live:
+        for i, matcher in matchers.items():
             started = time.thread_time()
-            matchers[i].fill_raw(bits[i])
+            matcher.fill_raw(bits[i])
             took = time.thread_time() - started
             if took > self._limit:
-                slow[i] = matchers[i].give_up(
+                slow[i] = matcher.give_up(
                     f"the mask of one token took {took:.2f} s, and at most {self._limit} s are "
                     "given; make it simpler"
                 )
@@ -140,19 +143,31 @@ class MaskFiller:
         return self._executor
 
 
-def _by_lexer(some: Iterable[int], matchers: Sequence[GrammarMatcher]) -> list[int]:
+def _by_lexer(matchers: Mapping[int, GrammarMatcher]) -> list[int]:
     """Matchers with the same lexer wait for each other: put together, they go to one thread."""
-    return sorted(some, key=lambda i: matchers[i].lexer)
+    return sorted(matchers, key=lambda i: matchers[i].lexer)
 
 
-def _leave_known(matchers: Sequence[GrammarMatcher], bits: Rows) -> None:
-    """Without ids that have no token; the grammars of one model know of the same ones."""
-    known = {id(m.grammar.known): m.grammar.known for m in matchers}
-    if len(known) <= 1:
-        for one in known.values():
-            if one is not None:
-                np.bitwise_and(bits[: len(matchers)], one, out=bits[: len(matchers)])
-        return
-    for line, matcher in zip(bits, matchers, strict=False):
+def _leave_known(matchers: Mapping[int, GrammarMatcher], bits: Rows) -> None:
+    """Without ids that have no token."""
+    for i, matcher in matchers.items():
         if matcher.grammar.known is not None:
-            np.bitwise_and(line, matcher.grammar.known, out=line)
+            np.bitwise_and(bits[i], matcher.grammar.known, out=bits[i])
+
+
+def _fill_regular(matchers: Mapping[int, RegularMatcher], bits: Rows) -> dict[int, GrammarFailed]:
+    """The errors of those that have no mask. Rows in the same state get the same one at once."""
+    together: dict[tuple[RegularGrammar, int], list[int]] = {}
+    for i, matcher in matchers.items():
+        together.setdefault(matcher.place, []).append(i)
+    failed: dict[int, GrammarFailed] = {}
+    for (grammar, state), rows in together.items():
+        if grammar.shares_mask(state):
+            bits[rows] = grammar.mask(state)
+            continue
+        for i in rows:
+            try:
+                matchers[i].fill(bits[i])
+            except GrammarFailed as error:
+                failed[i] = error
+    return failed

@@ -22,8 +22,7 @@ from quire.steps.handles import Handles
 if TYPE_CHECKING:
     from quire.grammar.compiled import CompiledGrammar
     from quire.grammar.compiler import GrammarCompiler
-    from quire.grammar.masks import MaskFiller
-    from quire.grammar.matcher import GrammarMatcher
+    from quire.grammar.masks import MaskFiller, Matcher
 
 
 class Guides:
@@ -81,12 +80,12 @@ class Guides:
     def make_masks(self, rows: Ints, guides: Sequence[Guide]) -> Masks:
         """Begin to fill the masks of these rows; whoever reads them waits for them."""
         bits = self._handles.new_masks(len(rows), -(-self._vocab_size // 32))
-        filling = self._filler.start(cast("Sequence[GrammarMatcher]", guides), bits)
+        filling = self._filler.start(cast("Sequence[Matcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 
     def accept_all(self, guides: Sequence[Guide], tokens: Sequence[int]) -> list[bool]:
         """Have each go on with its token; says which of them could."""
-        return self._filler.accept(cast("Sequence[GrammarMatcher]", guides), tokens)
+        return self._filler.accept(cast("Sequence[Matcher]", guides), tokens)
 
     def close(self) -> None:
         """Stop the threads and the trial process, if there are any."""

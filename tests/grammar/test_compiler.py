@@ -107,7 +107,7 @@ def test_use_counts_for_the_bytes(byte_bpe: Tokenizer, walker: Walker, vocab_siz
 
 def test_many_rows_get_several_lexers(compiler: GrammarCompiler) -> None:
     grammar = compiler.compile(StructuredOutputsParams(regex="many rows [0-9]"))
-    assert len({grammar.matcher().share for _ in range(12)}) == 2
+    assert len({grammar.llguidance_matcher().share for _ in range(12)}) == 2
 
 
 def test_errors_come_with_the_future(compiler: GrammarCompiler) -> None:

@@ -11,8 +11,7 @@ import pytest
 from quire.errors import GrammarFailed
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.limits import GrammarLimits
-from quire.grammar.masks import MaskFiller, Rows, mask_threads
-from quire.grammar.matcher import GrammarMatcher
+from quire.grammar.masks import MaskFiller, Matcher, Rows, mask_threads
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
 from tests.grammar.schemas import corpus
@@ -20,15 +19,20 @@ from tests.grammar.walking import Walker, allowed_ids, new_bits
 
 
 @pytest.fixture
-def matchers(compiler: GrammarCompiler, walker: Walker) -> list[GrammarMatcher]:
+def matchers(compiler: GrammarCompiler, walker: Walker) -> list[Matcher]:
     """Rows of many grammars, several rows each, at various places."""
-    made = []
+    made: list[Matcher] = []
     for row, (_, schema) in enumerate(corpus(28) * 3):
         grammar = compiler.compile(StructuredOutputsParams(json=schema))
         matcher = grammar.matcher()
         for token in walker.walk(grammar.matcher(), row).token_ids[: row % 9]:
             assert matcher.accept(token)
         made.append(matcher)
+    for row, regex in enumerate(["[a-z ]+", "[a-z]{3,9}-x[0-9]+", "[a-z ]+"] * 3):
+        matcher = compiler.compile(StructuredOutputsParams(regex=regex)).matcher()
+        for token in walker.walk(matcher.fork(), row).token_ids[: row % 4]:
+            assert matcher.accept(token)
+        made.insert(7 * row, matcher)
     return made
 
 
@@ -37,7 +41,7 @@ def rows_of_bits(count: int, vocab_size: int) -> Rows:
 
 
 def test_all_rows_at_once_are_each_row_alone(
-    matchers: list[GrammarMatcher], vocab_size: int
+    matchers: list[Matcher], vocab_size: int
 ) -> None:
     filler = MaskFiller(num_threads=3)
     bits = rows_of_bits(len(matchers), vocab_size)
@@ -54,7 +58,7 @@ def test_all_rows_at_once_are_each_row_alone(
     filler.close()
 
 
-def test_filling_runs_beside_the_caller(matchers: list[GrammarMatcher], vocab_size: int) -> None:
+def test_filling_runs_beside_the_caller(matchers: list[Matcher], vocab_size: int) -> None:
     filler = MaskFiller(num_threads=1)
     names = []
     pending = filler.start(matchers, rows_of_bits(len(matchers), vocab_size))
@@ -66,7 +70,7 @@ def test_filling_runs_beside_the_caller(matchers: list[GrammarMatcher], vocab_si
 
 
 def test_a_row_with_an_error_has_no_mask_and_the_others_have_theirs(
-    matchers: list[GrammarMatcher], vocab_size: int, byte_bpe: Tokenizer
+    matchers: list[Matcher], vocab_size: int, byte_bpe: Tokenizer
 ) -> None:
     filler = MaskFiller(num_threads=2)
     expected, bits = (rows_of_bits(len(matchers), vocab_size) for _ in range(2))
@@ -82,7 +86,7 @@ def test_a_row_with_an_error_has_no_mask_and_the_others_have_theirs(
 
 
 def test_a_row_beyond_its_time_ends_with_its_own_error(
-    matchers: list[GrammarMatcher], vocab_size: int
+    matchers: list[Matcher], vocab_size: int
 ) -> None:
     """With no time at all every row is too slow: seen at the first call, ended at the second."""
     filler = MaskFiller(num_threads=1, limits=GrammarLimits(mask_seconds=0.0))
@@ -96,7 +100,7 @@ def test_a_row_beyond_its_time_ends_with_its_own_error(
     filler.close()
 
 
-def test_a_wrong_array_is_refused(matchers: list[GrammarMatcher], vocab_size: int) -> None:
+def test_a_wrong_array_is_refused(matchers: list[Matcher], vocab_size: int) -> None:
     filler = MaskFiller(num_threads=1)
     with pytest.raises(TypeError, match="a row for each matcher"):
         filler.fill(matchers, rows_of_bits(1, vocab_size))
@@ -106,7 +110,7 @@ def test_a_wrong_array_is_refused(matchers: list[GrammarMatcher], vocab_size: in
 
 
 def test_tokens_taken_together_are_those_taken_one_by_one(
-    matchers: list[GrammarMatcher], vocab_size: int, byte_bpe: Tokenizer
+    matchers: list[Matcher], vocab_size: int, byte_bpe: Tokenizer
 ) -> None:
     """Also where one of them is not allowed, and where a text ends."""
     filler, rng = MaskFiller(num_threads=2), random.Random(4)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.grammar.matcher import GrammarMatcher
+from quire.grammar.masks import Matcher
 from quire.grammar.vocabulary import Bits
 from quire.inputs.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Walk:
     ended: bool
 
 
-def allowed_ids(matcher: GrammarMatcher, vocab_size: int) -> npt.NDArray[np.int64]:
+def allowed_ids(matcher: Matcher, vocab_size: int) -> npt.NDArray[np.int64]:
     bits = new_bits(vocab_size)
     matcher.fill(bits)
     return ids_in(bits)
@@ -47,7 +47,7 @@ class Walker:
         )
 
     def walk(
-        self, matcher: GrammarMatcher, seed: int, *, max_tokens: int = 400, forcing: bool = False
+        self, matcher: Matcher, seed: int, *, max_tokens: int = 400, forcing: bool = False
     ) -> Walk:
         rng = random.Random(seed)
         taken: list[int] = []
@@ -64,7 +64,7 @@ class Walker:
         data = b"".join(self._pieces[i] for i in taken)
         return Walk(taken, data.decode(errors="replace"), ended)
 
-    def _choose(self, matcher: GrammarMatcher, rng: random.Random, so_far: int) -> int:
+    def _choose(self, matcher: Matcher, rng: random.Random, so_far: int) -> int:
         ids = allowed_ids(matcher, self._vocab_size)
         ends = [int(i) for i in ids if int(i) in self._ends]
         if ends and (rng.random() < 0.3 or so_far > 60):

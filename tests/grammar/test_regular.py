@@ -1,0 +1,148 @@
+"""Automata of our own say what llguidance says: masks, ends, forced tokens, refusals."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from quire.errors import GrammarFailed, InvalidGrammar
+from quire.grammar.automaton import DEAD, Automaton, automaton_of
+from quire.grammar.compiled import CompiledGrammar
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.plain_regex import read
+from quire.grammar.regular import RegularMatcher
+from quire.inputs.tokenizer import Tokenizer
+from quire.params.structured import StructuredOutputsParams
+from tests.grammar.regexes import REGEXES, random_regexes
+from tests.grammar.walking import allowed_ids, new_bits
+
+CHOICES = [
+    ["yes", "no"],
+    ["positive", "negative", "neutral"],
+    ["a", "ab", "abc"],
+    ["東京", "é", "x"],
+]
+LONG = ["[a-z ]{60}", "([a-z]+ ){5}[a-z]+", '[^"\n]*', "x.{0,30}", "[a-z ]+", r"-?\d+(\.\d+)?"]
+
+
+def compiled(compiler: GrammarCompiler, asked: str | list[str]) -> CompiledGrammar:
+    if isinstance(asked, list):
+        return compiler.compile(StructuredOutputsParams(choice=asked))
+    return compiler.compile(StructuredOutputsParams(regex=asked))
+
+
+def walk(grammar: CompiledGrammar, vocab_size: int, ends: frozenset[int], seed: int) -> int:
+    """Both ways side by side, to the end or for some tokens; how many."""
+    rng = random.Random(seed)
+    ours, theirs = grammar.matcher(), grammar.llguidance_matcher()
+    assert isinstance(ours, RegularMatcher)
+    for step in range(40):
+        where = (grammar.text, ours._token_ids)
+        assert ours.is_complete == theirs.is_complete, where
+        assert ours.is_stopped == theirs.is_stopped, where
+        assert ours.forced() == theirs.forced(), where
+        mine, other = new_bits(vocab_size), new_bits(vocab_size)
+        ours.fill(mine)
+        theirs.fill(other)
+        assert np.array_equal(mine, other), where
+        ids = allowed_ids(theirs, vocab_size).tolist()
+        some = [rng.choice(ids) for _ in range(3)]
+        assert ours.num_allowed(some) == theirs.num_allowed(some) or ends & set(some), where
+        token = rng.choice(ids)
+        if ours.is_stopped or (token in ends and rng.random() < 0.8):
+            return step
+        assert ours.accept(token) and theirs.accept(token)
+    return 40
+
+
+def test_masks_ends_and_forced_tokens_are_llguidances(
+    compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
+) -> None:
+    num_regular = num_steps = 0
+    for number, asked in enumerate([*REGEXES, *random_regexes(60), *CHOICES, *LONG]):
+        try:
+            grammar = compiled(compiler, asked)
+        except InvalidGrammar:
+            continue
+        if not isinstance(grammar.matcher(), RegularMatcher):
+            continue
+        num_regular += 1
+        for seed in range(3):
+            num_steps += walk(grammar, vocab_size, frozenset(byte_bpe.eos_ids), 10 * number + seed)
+    assert num_regular > 90 and num_steps > 600
+
+
+def ends_at(automaton: Automaton, text: bytes) -> int:
+    state = 0
+    for byte in text:
+        state = int(automaton.follows[state, byte]) if state != DEAD else DEAD
+    return state
+
+
+def test_automata_take_what_pythons_re_takes() -> None:
+    rng, num_taken = random.Random(2), 0
+    for regex in [*REGEXES, *random_regexes(80), *LONG]:
+        part = read(regex)
+        automaton = None if part is None else automaton_of(part)
+        if automaton is None:
+            continue
+        for _ in range(60):
+            text = "".join(rng.choice("ab x07-,:é_Té😀\n.yes") for _ in range(rng.randint(0, 6)))
+            state = ends_at(automaton, text.encode())
+            taken = state != DEAD and bool(automaton.accepts[state])
+            assert taken == (re.fullmatch(regex, text) is not None), (regex, text)
+        for _ in range(10):  # texts that it takes
+            state, data = 0, bytearray()
+            while len(data) < 60 and not (automaton.accepts[state] and rng.random() < 0.3):
+                ways = np.flatnonzero(automaton.follows[state] != DEAD)
+                if not len(ways):
+                    break
+                data.append(int(rng.choice(ways.tolist())))
+                state = int(automaton.follows[state, data[-1]])
+            if automaton.accepts[state]:
+                num_taken += 1
+                assert re.fullmatch(regex, data.decode()), (regex, data)
+    assert num_taken > 500
+
+
+@pytest.mark.parametrize(
+    "regex",
+    ["^a$", "a*?b", "(?i)a", r"\w+", "[[:alpha:]]", "a{3", "(?=a)b", "[a&&b]", r"\p{L}", "a++"],
+)
+def test_what_dialects_read_differently_is_left_alone(regex: str) -> None:
+    assert read(regex) is None
+
+
+@pytest.mark.parametrize("regex", [".{0,500}x", "((a|b){90}){90}", "a{5000}", "(" * 60 + ")" * 60])
+def test_what_is_too_large_is_left_alone(regex: str) -> None:
+    part = read(regex)
+    assert part is None or automaton_of(part) is None
+
+
+def test_forks_and_steps_back_and_tokens_that_may_not_come(
+    compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
+) -> None:
+    grammar = compiled(compiler, r"\d{2}-[a-z]{2,9}!")
+    one = grammar.matcher()
+    letter = byte_bpe.backend.token_to_id("x")
+    assert letter is not None and isinstance(one, RegularMatcher)
+    rng = random.Random(1)
+    while one.num_tokens < 3:
+        one.accept(rng.choice(allowed_ids(one, vocab_size).tolist()))
+    other = one.fork()
+    before = allowed_ids(one, vocab_size).tolist()
+    for _ in range(2):
+        other.accept(rng.choice(allowed_ids(other, vocab_size).tolist()))
+    other.rollback(2)
+    assert allowed_ids(other, vocab_size).tolist() == before and other.forced() == one.forced()
+    with pytest.raises(ValueError, match="cannot go back 9"):
+        other.rollback(9)
+    fresh = grammar.matcher()
+    assert not fresh.accept(letter)
+    assert isinstance(fresh.error, GrammarFailed) and "not allowed after the 0" in str(fresh.error)
+    assert not fresh.is_complete and not fresh.is_stopped
+    with pytest.raises(GrammarFailed):
+        fresh.fill(new_bits(vocab_size))
