@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from quire.errors import GrammarFailed
 from quire.grammar.automaton import Automaton
 from quire.grammar.door import refusing
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regular import RegularGrammar, RegularMatcher, TokenTable
-from quire.grammar.vocabulary import Bits
+from quire.grammar.vocabulary import Bits, check_mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -109,10 +106,5 @@ class CompiledGrammar:
 
     def target(self, bits: Bits) -> tuple[int, int]:
         """Where llguidance is to write a mask: address and bytes."""
-        if bits.dtype != np.uint32 or not bits.flags.c_contiguous:
-            raise TypeError("a mask is a contiguous array of uint32")
-        if len(bits) != self._num_words:
-            raise GrammarFailed(
-                f"a mask has {self._num_words} words of 32 tokens here, not {len(bits)}"
-            )
+        check_mask(bits, self._num_words)
         return bits.ctypes.data, bits.nbytes

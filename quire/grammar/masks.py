@@ -22,6 +22,7 @@ from quire.errors import GrammarFailed
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regular import RegularGrammar, RegularMatcher
+from quire.grammar.vocabulary import check_mask
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -163,6 +164,7 @@ def _fill_regular(matchers: Mapping[int, RegularMatcher], bits: Rows) -> dict[in
     failed: dict[int, GrammarFailed] = {}
     for (grammar, state), rows in together.items():
         if grammar.shares_mask(state):
+            check_mask(bits[0], len(grammar.mask(state)))
             bits[rows] = grammar.mask(state)
             continue
         for i in rows:

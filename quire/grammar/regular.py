@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.errors import GrammarFailed
 from quire.grammar.automaton import DEAD, Automaton
-from quire.grammar.vocabulary import Bits
+from quire.grammar.vocabulary import Bits, check_mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -184,8 +184,7 @@ class RegularMatcher:
         """Write the mask of allowed tokens: bit t % 32 of bits[t // 32] allows token t."""
         self._check()
         mask = self._grammar.mask(self._states[-1])
-        if len(bits) != len(mask):
-            raise GrammarFailed(f"a mask has {len(mask)} words of 32 tokens here, not {len(bits)}")
+        check_mask(bits, len(mask))
         forced = self.forced()
         bits[:] = 0 if forced else mask
         if forced:

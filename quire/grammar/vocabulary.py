@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import InvalidGrammar
+from quire.errors import GrammarFailed, InvalidGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -196,3 +196,11 @@ def known_bits(vocabulary: Vocabulary) -> Bits | None:
     packed = np.packbits(np.ones(vocabulary.num_known, np.uint8), bitorder="little")
     bits[: len(packed)] = packed
     return bits.view(np.uint32)
+
+
+def check_mask(bits: Bits, num_words: int) -> None:
+    """Whether a mask can be written here."""
+    if bits.dtype != np.uint32 or not bits.flags.c_contiguous:
+        raise TypeError("a mask is a contiguous array of uint32")
+    if len(bits) != num_words:
+        raise GrammarFailed(f"a mask has {num_words} words of 32 tokens here, not {len(bits)}")

@@ -35,6 +35,7 @@ _CPU_BLOCKS = 2**14
 _GPU_BLOCKS = 2**22
 _WORTH_PICKING = 0.8  # with more of the blocks needed than this, all are as fast
 _NO_TOKEN = 2**62
+_FEW_LINES = 8
 
 
 def draw_among(scores: Tensor, tokens: Tensor, num_kept: Tensor, keys: NoiseKeys) -> Tensor:
@@ -42,6 +43,9 @@ def draw_among(scores: Tensor, tokens: Tensor, num_kept: Tensor, keys: NoiseKeys
 
     Scores and tokens are [lines, any], the largest score of a line first.
     """
+    if _is_sooner_here(scores):
+        given = (scores.cpu(), tokens.cpu(), num_kept.cpu(), keys.on_cpu())
+        return draw_among(*given).to(scores.device)
     width = int(num_kept.max())
     kept = torch.arange(width, device=scores.device) < num_kept[:, None]
     scores, tokens = scores[:, :width].masked_fill(~kept, -torch.inf), tokens[:, :width]
@@ -59,10 +63,21 @@ def draw_from_all(scores: Tensor, top: Tensor, top_tokens: Tensor, keys: NoiseKe
 
     `top` and `top_tokens` are each line's largest score and where it is.
     """
+    if _is_sooner_here(scores):
+        here, tokens, mine = scores.cpu(), top_tokens.cpu(), keys.on_cpu()
+        to_beat = top.cpu() + noise(tokens[:, None], mine)[:, 0]
+        # Without C, which may have to be compiled first where a GPU does the rest.
+        return _draw_by_blocks(here.float(), to_beat, tokens, mine).to(scores.device)
     to_beat = top + noise(top_tokens[:, None], keys)[:, 0]
     if scores.dtype == torch.float32 and can_search(scores):
         return _draw_natively(scores, to_beat, top_tokens, keys)
     return _draw_by_blocks(scores, to_beat, top_tokens, keys)
+
+
+def _is_sooner_here(scores: Tensor) -> bool:
+    """Whether so few lines on a GPU are drawn from sooner by the processor: noise of one line is a
+    hundred small operations, each of which takes a GPU as long as it takes to begin it."""
+    return scores.is_cuda and len(scores) <= _FEW_LINES
 
 
 def _draw_natively(scores: Tensor, to_beat: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:

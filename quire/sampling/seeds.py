@@ -59,6 +59,9 @@ class NoiseKeys:
             self.low[lines], self.high[lines], self.sample[lines], self.position[lines]
         )
 
+    def on_cpu(self) -> NoiseKeys:
+        return NoiseKeys(self.low.cpu(), self.high.cpu(), self.sample.cpu(), self.position.cpu())
+
 
 def philox(c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words) -> tuple[Words, ...]:
     """Philox4x32-10; the arguments broadcast against each other.

@@ -75,6 +75,18 @@ def test_masks_ends_and_forced_tokens_are_llguidances(
     assert num_regular > 90 and num_steps > 600
 
 
+def test_so_they_are_where_characters_are_spelled_in_bytes(sentencepiece: Tokenizer) -> None:
+    """And with ids that the model has beyond its tokenizer."""
+    size, ends = sentencepiece.vocab_size + 70, frozenset(sentencepiece.eos_ids)
+    made = GrammarCompiler(sentencepiece, vocab_size=size, eos_ids=sentencepiece.eos_ids)
+    try:
+        for number, asked in enumerate([*CHOICES, *LONG, "日本(語|人)", "[😀-😎]{2}", "é+ü?"]):
+            for seed in range(2):
+                walk(compiled(made, asked), size, ends, 10 * number + seed)
+    finally:
+        made.close()
+
+
 def ends_at(automaton: Automaton, text: bytes) -> int:
     state = 0
     for byte in text:
