@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self
 
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import InvalidOption
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
 from quire.options import EngineArgs, Options, parse_options
@@ -69,7 +69,6 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         output)` is called as each result comes. `lora_request` names a LoRA adapter for all
         prompts, or lists one (or None) for each.
         """
-        _refuse_media(mm_processor_kwargs)
         with self._session.turn():
             windows, total = self._session.intake.read(
                 merge_prompts(prompts, prompt_token_ids),
@@ -78,6 +77,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 tokenization_kwargs=tokenization_kwargs,
                 strict=raises(on_error),
                 adapters=self._session.asked_adapters(lora_request),
+                media_options=mm_processor_kwargs,
             )
             return self._gather(windows, total, use_tqdm, on_error, on_result)
 
@@ -107,7 +107,6 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         chat template, or with `chat_template` (a template, or the path of one). A special token
         in a message is text, unless `special_tokens_in_messages`.
         """
-        _refuse_media(mm_processor_kwargs)
         template = self._chat_template if chat_template is None else read_template(chat_template)
         conversations = [messages] if is_conversation(messages) else messages
         with self._session.turn():
@@ -118,6 +117,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 tokenization_kwargs=tokenization_kwargs,
                 strict=raises(on_error),
                 adapters=self._session.asked_adapters(lora_request),
+                media_options=mm_processor_kwargs,
                 rendering={
                     "chat_template": template,
                     "content_format": chat_template_content_format,
@@ -216,7 +216,6 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Check prompts now and run them at `wait_for_completion`; returns their request ids."""
-        _refuse_media(mm_processor_kwargs)
         with self._session.turn():
             windows, _ = self._session.intake.read(
                 prompts,
@@ -225,6 +224,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 tokenization_kwargs=tokenization_kwargs,
                 strict=True,
                 adapters=self._session.asked_adapters(lora_request),
+                media_options=mm_processor_kwargs,
             )
             queued = [item for window in windows for item in window]
             self._queued.append(queued)
@@ -270,11 +270,6 @@ def _open(model: str, parsed: Options, given: dict[str, Any]) -> Session:
     from quire.replicas.session.session import ReplicaSession
 
     return ReplicaSession.open_replicas(model, parsed, given)
-
-
-def _refuse_media(mm_processor_kwargs: Any) -> None:
-    if mm_processor_kwargs:
-        raise NotSupported("images and audio are not built: leave mm_processor_kwargs out.")
 
 
 # As if every option were written out above: programs look here for what they may pass.

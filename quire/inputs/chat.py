@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.base.boundary import refusing
 from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
+from quire.inputs.media.chat_parts import take_media
 from quire.inputs.messages import checked_messages, plain
 from quire.inputs.quoting import ChatText, SpecialTokens
 from quire.inputs.tokenizer import Tokenizer
@@ -100,10 +101,12 @@ def render_conversation(
     parsed = special_tokens_in_messages
     if parsed is None:
         parsed = tokenizer.special_tokens_in_messages
-    return _rendered(
-        messages,
+    taken = take_media(messages, tokenizer.image_in_text)
+    chat = _rendered(
+        taken.messages,
         source,
         None if parsed else tokenizer.quotable,
+        interleaved=tokenizer.interleave_images,
         special_tokens=tokenizer.special_tokens,
         content_format=content_format,
         add_generation_prompt=add_generation_prompt,
@@ -112,6 +115,7 @@ def render_conversation(
         documents=documents,
         chat_template_kwargs=chat_template_kwargs,
     )
+    return taken.joined(chat, tokenizer.image_in_text or "")
 
 
 def render_chat(
@@ -153,12 +157,13 @@ def _rendered(
     tools: Sequence[Mapping[str, Any]] | None,
     documents: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
+    interleaved: bool = False,
 ) -> ChatText:
     _check_options(content_format, add_generation_prompt, continue_final_message)
     from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
 
     compiled = compile_template(template)
-    chat = checked_messages(messages, compiled, content_format)
+    chat = checked_messages(messages, compiled, content_format, interleaved=interleaved)
     final = _mark_final(chat) if continue_final_message else None
     given = {
         "documents": _checked_list(documents, "documents"),
@@ -246,6 +251,8 @@ def _mark_final(chat: list[dict[str, Any]]) -> str:
         last["content"] = content + _MARK
         return content
     for part in reversed(content if isinstance(content, list) else []):
+        if "text" not in part:
+            continue
         text = str(part["text"])
         part["text"] = text + _MARK
         return text

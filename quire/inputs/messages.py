@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.chat_parts import IMAGE_PART, as_text
 
 if TYPE_CHECKING:
     from quire.inputs.template import ChatTemplate
@@ -52,8 +53,9 @@ def plain(value: Any, where: str) -> Any:
 
 
 def checked_messages(
-    messages: Sequence[Any], template: ChatTemplate, content_format: str
+    messages: Sequence[Any], template: ChatTemplate, content_format: str, *, interleaved: bool
 ) -> list[dict[str, Any]]:
+    """`interleaved`: images stand where they stood among texts that become one."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise InvalidPrompt(
             f"a conversation is a list of messages, not a {type(messages).__name__}; write "
@@ -68,10 +70,21 @@ def checked_messages(
         in_parts, wrap = template.takes_parts, not template.takes_text
     else:
         in_parts = wrap = content_format == "openai"
-    return [_message(m, index, in_parts, wrap) for index, m in enumerate(messages)]
+    shape = _Shape(in_parts, wrap, interleaved)
+    return [_message(m, index, shape) for index, m in enumerate(messages)]
 
 
-def _message(given: Any, index: int, in_parts: bool, wrap: bool) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the template walks through: parts or one text; whether a text becomes a part; and where
+    images stand in one text."""
+
+    in_parts: bool
+    wrap: bool
+    interleaved: bool
+
+
+def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
     where = f"messages[{index}]"
     try:
         message = plain(given, where) if not isinstance(given, str) else given
@@ -89,7 +102,7 @@ def _message(given: Any, index: int, in_parts: bool, wrap: bool) -> dict[str, An
             value=message.get("role"),
         )
     if "content" in message:
-        message["content"] = _content(message["content"], where, in_parts, wrap)
+        message["content"] = _content(message["content"], where, shape)
     elif not message.get("tool_calls"):
         raise InvalidPrompt(f'{where} has neither "content" nor "tool_calls"', parameter="messages")
     _read_arguments(message, where)
@@ -99,21 +112,26 @@ def _message(given: Any, index: int, in_parts: bool, wrap: bool) -> dict[str, An
     return message
 
 
-def _content(content: Any, where: str, in_parts: bool, wrap: bool) -> Any:
+def _content(content: Any, where: str, shape: _Shape) -> Any:
     if content is None:
         return None
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if wrap else content
+        return [{"type": "text", "text": content}] if shape.wrap else content
     if not isinstance(content, list):
         raise InvalidPrompt(
             f"{where}.content is a {type(content).__name__}; it should be text or a list of parts",
             parameter="messages",
             value=content,
         )
-    texts = [_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
-    if in_parts:
-        return [{"type": "text", "text": text} for text in texts]
-    return "\n".join(texts)
+    texts = [
+        None if part == IMAGE_PART else _part_text(part, f"{where}.content[{i}]")
+        for i, part in enumerate(content)
+    ]
+    if shape.in_parts:
+        return [
+            dict(IMAGE_PART) if text is None else {"type": "text", "text": text} for text in texts
+        ]
+    return as_text(texts, interleaved=shape.interleaved)
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -124,7 +142,8 @@ def _part_text(part: Any, where: str) -> str:
     kind = part.get("type", "text" if "text" in part else None)
     if any(medium in f"{kind} {' '.join(part)}" for medium in _MEDIA):
         raise NotSupported(
-            f"{where} is a part of type {kind!r}; quire reads text only, describe it in words"
+            f"{where} is a part of type {kind!r}, and this model reads text alone: describe it "
+            "in words"
         )
     text = part.get(_TEXT_PARTS.get(str(kind), ""))
     if not isinstance(text, str):

@@ -128,7 +128,11 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
     if isinstance(given, str):
         return ParsedPrompt(_checked_text(given), None)
     if isinstance(given, ChatText):
-        return ParsedPrompt(_checked_text(given.text), None, literal=given.literal)
+        if given.media is not None and not with_media:
+            raise NotSupported("the messages hold media, and text alone is read here")
+        return ParsedPrompt(
+            _checked_text(given.text), None, literal=given.literal, media=given.media
+        )
     if isinstance(given, Mapping):
         media = _media_of(given) if with_media else None
         rest = {k: v for k, v in given.items() if k not in _MEDIA_KEYS} if with_media else given

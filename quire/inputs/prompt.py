@@ -117,6 +117,7 @@ class RequestMaker:
         priorities: Sequence[int] | None = None,
         arrival: float = 0.0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        media_options: Mapping[str, Any] | None = None,
     ) -> list[Request | QuireError]:
         """A request, or what is wrong, for each prompt in order.
 
@@ -126,7 +127,9 @@ class RequestMaker:
         """
         encoding = read_tokenization(tokenization_kwargs)
         parsed = [
-            given if isinstance(given, QuireError) else self._attempt(self._parse, given)
+            given
+            if isinstance(given, QuireError)
+            else self._attempt(self._parse, given, media_options or {})
             for given in prompts
         ]
         resolved: dict[int, _Resolved | QuireError] = {}
@@ -155,12 +158,12 @@ class RequestMaker:
         except (InvalidRequest, NotSupported) as error:
             return error
 
-    def _parse(self, given: Any) -> ParsedPrompt:
+    def _parse(self, given: Any, options: Mapping[str, Any]) -> ParsedPrompt:
         media = self._media
         prompt = parse_prompt(given, self._vocab_size, with_media=media is not None)
         if media is None or prompt.media is None:
             return prompt
-        items = tuple(media.read(prompt.media))
+        items = tuple(media.read(prompt.media, options))
         text = prompt.chat_text
         if prompt.token_ids is None:
             text = media.grow_text(text, items)

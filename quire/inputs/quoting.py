@@ -35,6 +35,7 @@ class ChatText:
 
     text: str
     literal: frozenset[int] = frozenset()
+    media: Any = None  # what was given beside it (inputs/parse.py)
 
 
 class SpecialTokens:

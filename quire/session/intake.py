@@ -80,16 +80,19 @@ class Intake:
         strict: bool = False,
         watched: bool = False,
         adapters: AskedAdapters | None = None,
+        media_options: dict[str, Any] | None = None,
     ) -> tuple[Iterable[Window], int | None]:
         """Windows of requests, and how many prompts there are, None if nobody knows.
 
         A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
-        one by one. `watched`: what the requests write is wanted step by step.
+        one by one. `watched`: what they write is wanted step by step. `media_options`: those of
+        the processor, for all prompts.
         """
         given = split_prompts(prompts)
 
         def make(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
-            made = self._maker.make(some, *rest, tokenization_kwargs=tokenization_kwargs, **more)
+            more |= {"tokenization_kwargs": tokenization_kwargs, "media_options": media_options}
+            made = self._maker.make(some, *rest, **more)
             made = _with_reading(made, self._answers.for_text)
             return [_watch(one) for one in made] if watched else made
 
@@ -104,11 +107,11 @@ class Intake:
         tokenization_kwargs: dict[str, Any] | None = None,
         strict: bool = False,
         rendering: dict[str, Any],
+        media_options: dict[str, Any] | None = None,
         adapters: AskedAdapters | None = None,
     ) -> tuple[Iterable[Window], int | None]:
         """The same for conversations, written out with the chat template first."""
-        tokenizer = self._tokenizer
-        if tokenizer is None:
+        if (tokenizer := self._tokenizer) is None:
             raise NotSupported("chat() needs a tokenizer, and skip_tokenizer_init=True left it out")
         kwargs = {"add_special_tokens": False, **(tokenization_kwargs or {})}
         reading = partial(self._answers.for_chat, with_tools=bool(rendering.get("tools")))
@@ -117,7 +120,8 @@ class Intake:
             rendered = render_conversations(
                 some, tokenizer, first_index=more["first_index"], **rendering
             )
-            made = self._maker.make(rendered, *rest, tokenization_kwargs=kwargs, **more)
+            more |= {"tokenization_kwargs": kwargs, "media_options": media_options}
+            made = self._maker.make(rendered, *rest, **more)
             return _with_reading(made, reading)
 
         given = split_prompts(conversations)

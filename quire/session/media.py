@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.errors import InvalidPrompt
+from quire.errors import CorruptModel, InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
 from quire.families.media.rules import ImageRules
@@ -35,6 +35,7 @@ class ModelMedia:
     config: Mapping[str, Any]  # config.json with what was laid over it
     options: MediaOptions
     processor: Mapping[str, Any]  # options of its processor, over its files'
+    interleave: bool = False
 
     @classmethod
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
@@ -44,8 +45,11 @@ class ModelMedia:
         unwanted = options.language_model_only or allowed.get("image", 1) == 0
         if family is None or files.kind != "hf" or unwanted:
             return None
-        given = MediaOptions(allowed.get("image", 999), options.allowed_local_media_path)
-        return cls(family, files, said, given, options.mm_processor_kwargs or {})
+        hosts = options.allowed_media_domains or ()
+        folder = options.allowed_local_media_path
+        given = MediaOptions(allowed.get("image", 999), folder, hosts)
+        processor = options.mm_processor_kwargs or {}
+        return cls(family, files, said, given, processor, options.interleave_mm_strings)
 
     def rules(
         self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None
@@ -61,11 +65,20 @@ class ModelMedia:
                     value=name,
                 )
         config = MediaConfig.of(self.config, self.files.processor_config, said, token_text)
-        return self.family.read(config)
+        try:
+            return self.family.read(config)
+        except CorruptModel as error:
+            if not said:
+                raise
+            raise InvalidPrompt(
+                f"mm_processor_kwargs: {error}", parameter="mm_processor_kwargs", value=dict(said)
+            ) from None
 
     def reader(self, tokenizer: Tokenizer) -> MediaReader:
         make = partial(self.rules, tokenizer.backend.id_to_token)
-        three_axes = self.family.three_axes
+        rules, three_axes = make(), self.family.three_axes
+        tokenizer.image_in_text = self.family.in_text or rules.placeholder
+        tokenizer.interleave_images = self.interleave
         return MediaReader(make, tokenizer, MediaPool(), self.options, three_axes=three_axes)
 
     def tower(self, config: EngineConfig) -> Tower:

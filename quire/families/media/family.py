@@ -64,3 +64,4 @@ class MediaFamily:
     module: str  # the class of Transformers whose tower and projector encode for it
     options: tuple[str, ...] = ()  # of its processor, that callers may set
     three_axes: bool = False  # positions have three coordinates
+    in_text: str = ""  # what stands for an image in a chat whose template takes text alone

@@ -90,6 +90,7 @@ FAMILIES = tuple(
         module=f"{model}Model",
         options=OPTIONS,
         three_axes=True,
+        in_text="<|vision_start|><|image_pad|><|vision_end|>",
     )
     for name, model in (
         ("qwen2_vl", "Qwen2VL"),

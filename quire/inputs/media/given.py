@@ -16,12 +16,14 @@ import numpy as np
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.files import allowed_file
 from quire.inputs.media.images import (
+    MOST_BYTES,
     ArrayImage,
     EncodedImage,
     ImageSource,
     OpenImage,
     is_pillow,
 )
+from quire.inputs.media.urls import MediaUrl
 
 _KINDS = ("image", "audio", "video")
 
@@ -32,6 +34,7 @@ class MediaOptions:
 
     most_images: int = 999
     folder: str | None = None  # that files may be read from
+    hosts: tuple[str, ...] = ()  # that media may be fetched from
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def read_image(given: Any, options: MediaOptions) -> ImageSource:
         return OpenImage.of(given)
     if isinstance(given, np.ndarray):
         return ArrayImage.of(given)
+    if isinstance(given, MediaUrl):
+        return EncodedImage.of(given.read(options.folder, options.hosts, MOST_BYTES))
     if isinstance(given, Path):
         return EncodedImage.of(allowed_file(str(given), options.folder))
     if isinstance(given, str):

@@ -42,10 +42,12 @@ class MediaReader:
         self._tokenizer, self._serials = tokenizer, Serials()
         self._uuids: OrderedDict[str, bytes] = OrderedDict()
 
-    def read(self, given: GivenMedia) -> list[PlacedItem]:
-        """The items of a prompt, with what stands for each; nothing is decoded yet."""
+    def read(self, given: GivenMedia, options: Mapping[str, Any]) -> list[PlacedItem]:
+        """The items of a prompt, with what stands for each; nothing is decoded yet. `options` of
+        the processor are for all prompts, and the prompt's own go before them."""
         images = read_images(given.data, given.uuids, self._options)
-        rules = self._make_rules(given.options) if given.options else self.rules
+        changed = {**options, **given.options}
+        rules = self._make_rules(changed) if changed else self.rules
         return [self._item(one, len(images), rules) for one in images]
 
     def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
