@@ -18,6 +18,10 @@ from hypothesis import HealthCheck, settings
 # Triton's interpreter multiplies with numpy, whose threads would fight with torch's for the cores:
 # on a busy machine that takes ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists():
+    # Kernels are interpreted where there is no GPU. Before anything imports Triton, as Transformers
+    # does: what it was imported for, it stays.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker: before torch is imported, or it is not heard.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
