@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from quire.backends.pieces import most_pieces
 from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_rows import needs_sampler
 from quire.executor.cuda.graphs import buckets
 from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
-from quire.executor.cuda.prompts import Captured
+from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
 from quire.sampling_params import SamplingParams
-from quire.step import RowSampling
+from quire.step import RowSampling, Slice
 from tests.executor.cuda.test_runner import SPEC
 from tests.executor.harness import ints, row_start, small_config
 from tests.specs import changed
@@ -53,6 +54,30 @@ def test_large_models_capture_no_large_passes() -> None:
     large = changed(SPEC, num_layers=32, hidden_size=4096, intermediate_size=14336, num_heads=32)
     assert Captured.of(changed(small, num_kv_heads=8, head_dim=128)).num_tokens > 16384
     assert 512 < Captured.of(changed(large, num_kv_heads=8, head_dim=128)).num_tokens < 4096
+
+
+def test_long_slices_with_much_attention_are_not_captured() -> None:
+    """They have faster kernels where nothing is; short ones behind the same past have not."""
+    spec = changed(SPEC, num_layers=28, hidden_size=1024, intermediate_size=3072, num_heads=16)
+    captured = Captured.of(changed(spec, num_kv_heads=8, head_dim=128))
+
+    def slices(*sizes: tuple[int, int]) -> list[Slice]:
+        return [Slice(i, past, np.zeros(n, np.int32), (i,)) for i, (n, past) in enumerate(sizes)]
+
+    assert slices(*[(1024, 0)] * 16) in captured
+    assert slices(*[(98, 2000)] * 160) in captured
+    assert slices((16_384, 0)) not in captured
+    assert slices((4096, 12_288), (12_288, 0)) not in captured
+    assert slices(*[(1024, 0)] * 16) not in NOTHING_CAPTURED
+
+
+def test_room_is_left_for_what_attention_makes_in_pieces() -> None:
+    few, many = (small_config(max_model_len=n, batch_invariant=True) for n in (512, 40_000))
+    off = small_config(max_model_len=40_000)
+    each = SPEC.num_heads * SPEC.head_dim * 4 * few.max_num_seqs
+    sizes = [step_bytes(one, SPEC, torch.bfloat16) for one in (few, many, off)]
+    assert sizes[1] - sizes[0] == (most_pieces(40_000) - 1) * each
+    assert sizes[2] - sizes[0] == 3 * each
 
 
 @pytest.mark.parametrize("max_model_len", [256, 10_000_000, 2_000_000_000])
