@@ -116,7 +116,8 @@ class SteadyDecode:
         tables: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As DecodeAttention.attend; models with sinks are refused before (check_steady)."""
+        """As DecodeAttention.attend, without sinks."""
+        _without(sinks)
         shape, buffers = self.shape, self.buffers
         tables = self._tables if tables is None else tables
         if out is None:
@@ -139,6 +140,7 @@ class SteadyPrefill(PrefillAttention):
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
+        _without(sinks)
         shape, (query_starts, context_lens, tables) = self.shape, self._inputs
         attend_steady_tiles[(self._num_tiles, shape.num_kv_heads)](
             *(q, keys, values, out, query_starts, context_lens, tables, self._tiles),
@@ -146,6 +148,11 @@ class SteadyPrefill(PrefillAttention):
             **prompt_constants(shape, self._tile),
         )
         return out
+
+
+def _without(sinks: Tensor | None) -> None:
+    if sinks is not None:
+        raise ValueError("attention that is cut by position alone has no sinks.")
 
 
 def items_constants() -> dict[str, int]:

@@ -49,6 +49,7 @@ def test_short_slices_and_other_heads_stay_with_our_kernel() -> None:
     assert serves(plain, None, cpu)
     assert not serves(plain, 100, cpu)
     assert not serves(HeadShape(2, 1, 64, 16, half, softcap=30.0), None, cpu)
+    assert not serves(HeadShape(2, 1, 64, 16, half, sinks=True), None, cpu)
     assert not serves(HeadShape(2, 1, 64, 16, torch.float32), None, cpu)
     assert not serves(HeadShape(2, 1, 96, 16, half), None, cpu)
     inputs, _, _ = pass_of(Place(cpu, half), plain, [(29, 0), (20, 90)])

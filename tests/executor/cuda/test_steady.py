@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,13 +20,16 @@ from tests.executor.cuda.test_runner import SPEC, WEIGHTS
 from tests.executor.harness import small_config
 
 
-def test_windows_and_fp8_are_refused_by_name() -> None:
+def test_windows_sinks_and_fp8_are_refused_by_name() -> None:
     steady = small_config(batch_invariant=True)
     check_steady(steady, SPEC)
     windowed = SPEC.with_windows(None, 64)
     check_steady(small_config(), windowed)
     with pytest.raises(NotSupported, match="windows"):
         check_steady(steady, windowed)
+    sinking = SPEC.with_attention(lambda one: replace(one, sinks=True))
+    with pytest.raises(NotSupported, match="sinks"):
+        check_steady(steady, sinking)
     with pytest.raises(NotSupported, match="fp8"):
         check_steady(small_config(batch_invariant=True, kv_cache_dtype="fp8"), SPEC)
 
