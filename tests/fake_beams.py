@@ -31,6 +31,7 @@ class FussyGuide:
     error = None
     is_complete = True
     is_stopped = False
+    may_force = False
 
     def __init__(self, accepted: tuple[int, ...] = ()) -> None:
         self.accepted = accepted

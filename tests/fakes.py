@@ -74,6 +74,7 @@ class FakeGuide:
     error = None
     is_complete = True
     is_stopped = False
+    may_force = True
 
     def __init__(self) -> None:
         self.accepted: list[int] = []

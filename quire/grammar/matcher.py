@@ -71,6 +71,11 @@ class GrammarMatcher:
         return id(self.grammar), self.share
 
     @property
+    def may_force(self) -> bool:
+        """Asked of each text: llguidance does not say."""
+        return True
+
+    @property
     def num_tokens(self) -> int:
         return len(self._token_ids)
 

@@ -85,6 +85,7 @@ class RegularGrammar:
         self._accepts = automaton.accepts.tolist()
         self._ends = (automaton.ends & automaton.accepts).tolist()
         self.forces: list[bool] = automaton.forces.tolist()
+        self.may_force = any(self.forces)
         self._lock = threading.Lock()
         self._masks: dict[int, Bits] = {}
         self._steps: dict[int, int] = {}
@@ -165,6 +166,10 @@ class RegularMatcher:
     def place(self) -> tuple[RegularGrammar, int]:
         """The same for matchers that have the same mask."""
         return self._grammar, self._states[-1]
+
+    @property
+    def may_force(self) -> bool:
+        return self._grammar.may_force
 
     @property
     def num_tokens(self) -> int:

@@ -164,7 +164,7 @@ class Committer:
                 rows.sequence(int(at[i])).logprobs.append(part)
         rows.append_outputs(at, tokens, kept)
         self._guesses.settle(sent.plan, result.counts)
-        for row in at[rows.guided[at] & ~ended & (kept > 0)].tolist():
+        for row in at[rows.jumps[at] & ~ended & (kept > 0)].tolist():
             if self._jump_ahead(row):
                 ended[at == row] = True
         for row in at[rows.watched[at] & ~ended & (kept > 0)].tolist():

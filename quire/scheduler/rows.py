@@ -59,6 +59,7 @@ class Rows:
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
         self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
         self.follows = np.zeros(capacity, bool)  # and nothing else of it is for Python to judge
+        self.jumps = np.zeros(capacity, bool)  # its grammar may force tokens
         self.paced = np.zeros(capacity, bool)  # planned again when its last token is known
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
@@ -120,6 +121,7 @@ class Rows:
         self.visited[row] = (
             sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS
         )
+        self.jumps[row] = sequence.guide is not None and sequence.guide.may_force
         self.follows[row] = sequence.guide is not None and sequence.watch is None
         self.scored[row] = request.params.num_logprobs is not None
         must_step = request.watched or brings_much(request.params)

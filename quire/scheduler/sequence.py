@@ -58,6 +58,10 @@ class Guide(Protocol):
     def is_stopped(self) -> bool:
         """Nothing but an end token may follow."""
 
+    @property
+    def may_force(self) -> bool:
+        """Some text of the grammar has tokens that must come."""
+
     def accept(self, token_id: int) -> bool:
         """Go on with this token; False, and `error` set, if it may not come here."""
 

@@ -21,6 +21,7 @@ class Counted:
     most: int
     total: int = 0
     error: QuireError | None = None
+    may_force: bool = False
 
     @property
     def is_complete(self) -> bool:

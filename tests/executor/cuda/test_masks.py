@@ -45,6 +45,8 @@ class Walk:
     """After token t come t + 1 .. t + 9, the end from the fifth token on, and 150 is a dead end.
     After 40 comes 41, whatever is drawn."""
 
+    may_force = True
+
     def __init__(self, last: int = 0, count: int = 0) -> None:
         self.last, self.count = last, count
         self.error: GrammarFailed | None = None
