@@ -134,10 +134,12 @@ def tiny() -> Iterator[Line]:
     from tests.backends.triton import checks as c
     from tests.backends.triton import fp8_checks as fp8
     from tests.backends.triton import sampling_checks as s
+    from tests.backends.triton.edit_checks import check_edits
+    from tests.backends.triton.score_checks import check_scores
     from tests.backends.triton.thin_checks import check_packed, check_thin
     from tests.backends.triton.wishes import CUT, PLAIN
 
-    place = c.Place(CUDA, BF16)
+    place, exact = c.Place(CUDA, BF16), c.Place(CUDA, torch.float32)
     shape, narrow = (HeadShape(4, 2, 80, 16, BF16, fp8_kv) for fp8_kv in (False, True))
     groups = ((2, (0, 2, 3, 4)), (4, (2, 3)))
     cache = place.random(2, 2, 8, 1, 8, 16, seed=1)
@@ -154,6 +156,8 @@ def tiny() -> Iterator[Line]:
         ("prefill", partial(c.check_prefill, place, shape, [(50, 0), (1, 70), (33, 21)])),
         ("draw", partial(s.check_sampling, place, PLAIN, 5000)),
         ("limits", partial(s.check_sampling, place, CUT, 5000)),
+        ("edits and masks", partial(check_edits, exact, 700, num_rows=12, steps=2, seed=1)),
+        ("scores", partial(check_scores, exact, exact.random(9, 700, seed=2) * 4, seed=2)),
         ("copy", partial(blocks.copy_blocks, cache, pairs)),
         ("fp8 heads", partial(fp8.check_stored, place, narrow, 9, normed=True)),
         ("fp8 decode", partial(c.check_decode, place, narrow, [37, 0, 1, 300, 16])),
