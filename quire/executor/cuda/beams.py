@@ -40,6 +40,8 @@ class CudaBeams:
     def pack(self, plan: StepPlan, upload: Upload) -> None:
         """Before the parcel is sent."""
         decode, chosen = plan.decode, plan.chosen
+        if not len(chosen.rows):
+            return
         place = np.flatnonzero(np.isin(decode.rows, chosen.rows))  # chosen follow their order
         upload.add("chosen rows", chosen.rows)
         upload.add("chosen", np.stack([chosen.tokens, decode.positions[place]]))

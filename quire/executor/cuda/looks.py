@@ -38,6 +38,18 @@ class Block:
     first: int
 
 
+class NoLooks:
+    """Nobody looks at the logits, as in nearly every plan."""
+
+    replaces = is_needed = is_always_needed = False
+
+    def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
+        pass
+
+    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None:
+        pass
+
+
 class Looks:
     """What one block of a plan asks for. Made before the upload is sent."""
 

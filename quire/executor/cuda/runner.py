@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +19,14 @@ from torch import Tensor
 
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.beams import CudaBeams
-from quire.executor.cuda.decoding import Decoding, Parts, SmallBatchRows
+from quire.executor.cuda.decoding import Decoding, LogitsUses, Parts, SmallBatchRows
 from quire.executor.cuda.device_ops import DeviceOps
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import Asking
 from quire.executor.cuda.graphs import Graphs
 from quire.executor.cuda.hidden import pack_hidden, send_hidden
 from quire.executor.cuda.host_copies import HostCopies
-from quire.executor.cuda.looks import Block, Lookers, Looks
+from quire.executor.cuda.looks import Block, Lookers, Looks, NoLooks
 from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.more_scores import MoreScores
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured, Prompts
@@ -105,8 +104,7 @@ class CudaRunner:
     def run(self, plan: StepPlan) -> CudaStep:
         columns, upload, extras = self.columns, Upload(self.device), Extras()
         self.media.begin(plan)
-        starting = [start.row for start in plan.starts]
-        self._draws.forget(np.concatenate([plan.ends, np.array(starting, np.int32)]))
+        self._draws.forget(plan)
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
         upload.add("single rows", plan.single)
@@ -115,7 +113,7 @@ class CudaRunner:
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
         drawn_at = no_ints() if laid_out is None else laid_out.work.drawn_at
         rows, first = plan.sampled_rows(), len(drawn_at)
-        beside: Any = partial(Looks, self._lookers, plan, upload=upload, extras=extras, late=late)
+        beside = partial(self._looks, plan, upload, extras, late)
         drawn = beside(Block("prompts", rows[:first], drawn_at, 0))
         decode = plan.decode
         decoded = beside(Block("decode rows", decode.rows, decode.positions + np.int32(1), first))
@@ -138,6 +136,15 @@ class CudaRunner:
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
             extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
         return self._sent(blocks, extras, late)
+
+    def _looks(
+        self, plan: StepPlan, upload: Upload, extras: Extras, late: LateDraws, block: Block
+    ) -> LogitsUses:
+        columns = self.columns
+        asked = columns.special[block.rows] | columns.asks_more[block.rows]
+        if not len(plan.searched) and not asked.any():
+            return NoLooks()
+        return Looks(self._lookers, plan, block, upload, extras, late)
 
     def _sent(self, blocks: list[Tensor], extras: Extras, late: LateDraws) -> CudaStep:
         """What the plan made is on its way home."""

@@ -43,7 +43,7 @@ class SomeLines:
         return len(self.lines) > 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LateDraws:
     """What the sampler still has to draw for one plan, from logits as they were then."""
 
@@ -113,10 +113,10 @@ class SamplerDraws:
         self._pending.append(late)
         return late
 
-    def forget(self, rows: Ints) -> None:
-        """These rows end, or begin again: what was to be drawn for them is of no use."""
+    def forget(self, plan: StepPlan) -> None:
+        """What was to be drawn for rows that end with this plan, or begin again, is of no use."""
         for late in self._pending:
-            late.gone.update(rows.tolist())
+            late.gone.update(plan.ends.tolist(), (start.row for start in plan.starts))
 
     def clear(self) -> None:
         self._pending.clear()
@@ -132,7 +132,10 @@ class SamplerDraws:
     @torch.inference_mode()
     def draw(self, late: LateDraws) -> LateTokens:
         """What was left for later. Waits for the logits."""
-        self._pending.remove(late)
+        if late in self._pending:
+            self._pending.remove(late)
+        else:  # every row ended meanwhile
+            late.gone.update(late.released.tolist(), *(b.rows.tolist() for b, _ in late.blocks))
         with self._beside(late):
             drawn = [one for block in late.blocks for one in self._draw_block(late, *block)]
             drawn += self._draw_released(late)
