@@ -199,7 +199,10 @@ def post(client: OpenAI, path: str, body: Any) -> Any:
     return client.post(f"{root}{path}", body=body, cast_to=httpx.Response).json()
 
 
-def test_tokens_there_and_back(client: OpenAI) -> None:
+def test_tokens_there_and_back(client: OpenAI, server: Serving) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    info = httpx.get(f"{server.address}/tokenizer_info", headers=headers).json()
+    assert info["eos_token"] == "<|im_end|>" and info["eos_token_ids"] == [2]
     made = post(client, "/tokenize", {"prompt": "The sea", "return_token_strs": True})
     assert made["count"] == len(made["tokens"]) == len(made["token_strs"]) == 2
     assert made["max_model_len"] == 1024

@@ -28,6 +28,7 @@ class Calls:
             "vocab_size": self._session.model.spec.vocab_size,
             "max_model_len": self._session.model.config.max_model_len,
             "special_tokens": tokenizer.special_tokens,
+            **tokenizer.special_tokens,  # as in tokenizer_config.json; lm-eval looks for eos_token
             "eos_token_ids": list(tokenizer.eos_ids),
             "chat_template": tokenizer.chat_template,
         }
