@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of JSON
+MOST_LATE = 8 << 20  # bytes of a body that are still taken once it was refused
 BODY_SECONDS = 60.0  # until all of it is there
 DEEPEST = 64  # levels of lists and objects
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 32 << 10

@@ -9,7 +9,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.openai_api.errors import ApiError
-from quire.server.limits import HEADER_SECONDS, MOST_HEADER_BYTES, MOST_HEADERS
+from quire.server.limits import HEADER_SECONDS, MOST_HEADER_BYTES, MOST_HEADERS, MOST_LATE
 from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
@@ -21,6 +21,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
+        self._late_bytes = 0  # of a body that was answered before it was there
         self._in_headers = True  # those of the next request are being read
         self._impatience: asyncio.TimerHandle | None = None
 
@@ -51,6 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._late_bytes = 0
         if not self._in_headers:  # a further request on a connection that is kept
             self._begin_headers()
         # For a reader that never reads: what it was sent is dropped with the connection.
@@ -66,8 +68,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
-            super().on_body(body)
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete:
+            # Refused, and still sending: a while, since many read an answer only after that.
+            self._late_bytes += len(body)
+            if self._late_bytes > MOST_LATE:
+                self.transport.abort()
+                return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.transport.is_closing():

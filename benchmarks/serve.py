@@ -1,0 +1,284 @@
+"""What `quire serve` costs, and what waiting costs beside a batch.
+
+    python benchmarks/serve.py [--only batch first streams queue]
+
+One server of the default model in a process of its own, without keys, and a client here:
+
+  batch    the same chats through LLM.chat and as a batch over HTTP, in turn: offline seconds over
+           batch seconds, from the file's upload to "completed" (1 is no loss)
+  first    seconds to the first token of a stream, one request after the other: on an idle server,
+           and beside a batch that would take all of it; p50, p99 and the ratio of the p99s
+  streams  512 streams at once: those that failed, tokens per second, processor seconds of HTTP
+  queue    10,000 requests that wait: memory of the HTTP process before and with them, after they
+           left, and how long a refused one takes
+
+About four minutes on two cores. Ratios are of one run; figures say something only if nothing else
+runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+PARTS = ("batch", "first", "streams", "queue")
+CHAT, MODEL = "/v1/chat/completions", "smollm2"
+PAGE = resource.getpagesize()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that runs, and its process."""
+
+    port: int
+    pid: int
+
+    def resident(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "quire", "serve", MODEL, "--port", "0", "--no-key"]
+        process = subprocess.Popen(
+            [*command, "--data", folder, "--grace", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            port = 0
+            for line in process.stdout or ():
+                if line.startswith("address"):
+                    port = int(line.rpartition(":")[2].partition("/")[0])
+                if line.startswith("page"):
+                    break
+            yield Server(port, process.pid)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+async def opened(server: Server, path: str, body: Any, *, method: str = "POST") -> Any:
+    """A connection on which a request was sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    if isinstance(body, bytes):
+        kind, data = "multipart/form-data; boundary=x", body
+    else:
+        kind, data = "application/json", b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += f"Content-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    return reader, writer
+
+
+async def asked(server: Server, path: str, body: Any, *, method: str = "POST") -> tuple[int, bytes]:
+    reader, writer = await opened(server, path, body, method=method)
+    try:
+        came = await reader.read(-1)
+    finally:
+        writer.close()
+    return int(came.split(b" ", 2)[1]), came
+
+
+async def told(server: Server, path: str, body: Any, *, method: str = "POST") -> Any:
+    status, came = await asked(server, path, body, method=method)
+    if status != 200:
+        raise SystemExit(f"{path}: {came[-500:].decode()}")
+    return json.loads(came.partition(b"\r\n\r\n")[2])
+
+
+def chat(number: int, tokens: int, **more: Any) -> dict[str, Any]:
+    """A chat that no other has, of about a hundred tokens."""
+    words = " ".join(f"{(number * 7919 + i * 104729) % 9973}" for i in range(20))
+    messages = [{"role": "user", "content": f"Add these numbers: {words}."}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "temperature": 0}
+    return {**body, "ignore_eos": True, **more}
+
+
+async def begin_batch(server: Server, first: int, rows: int, tokens: int) -> str:
+    lines = b"".join(
+        json.dumps(
+            {"custom_id": f"{i}", "method": "POST", "url": CHAT, "body": chat(first + i, tokens)}
+        ).encode()
+        + b"\n"
+        for i in range(rows)
+    )
+    name = b'--x\r\nContent-Disposition: form-data; name="'
+    form = name + b'purpose"\r\n\r\nbatch\r\n'
+    form += name + b'file"; filename="in.jsonl"\r\n\r\n' + lines + b"\r\n--x--\r\n"
+    file = await told(server, "/v1/files", form)
+    fields = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    made = await told(server, "/v1/batches", fields)
+    return str(made["id"])
+
+
+async def batch_state(server: Server, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = await told(server, f"/v1/batches/{name}", None, method="GET")
+    return found
+
+
+async def batch_seconds(server: Server, first: int, rows: int, tokens: int) -> float:
+    began = time.monotonic()
+    name = await begin_batch(server, first, rows, tokens)
+    while (state := await batch_state(server, name))["status"] not in ("completed", "failed"):
+        await asyncio.sleep(0.05)
+    if state["request_counts"]["completed"] != rows:
+        raise SystemExit(f"the batch ended otherwise: {state}")
+    return time.monotonic() - began
+
+
+def offline(rows: int, tokens: int, first: int) -> float:
+    """Seconds of the same chats in a process of its own, its loading not among them."""
+    code = (
+        "import sys, time, json; sys.path.insert(0, sys.argv[1]);"
+        "from benchmarks.serve import chat; from quire import LLM, SamplingParams;"
+        "rows, tokens, first = map(int, sys.argv[2:]); llm = LLM('smollm2');"
+        "params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True);"
+        "ask = lambda at: llm.chat([chat(at + i, tokens)['messages'] for i in range(rows)], params,"
+        " use_tqdm=False); ask(first + 500000); began = time.monotonic(); ask(first);"
+        "print(time.monotonic() - began)"
+    )
+    root = str(Path(__file__).resolve().parents[1])
+    command = [sys.executable, "-c", code, root, str(rows), str(tokens), str(first)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+async def batch(server: Server, arguments: argparse.Namespace) -> None:
+    rows, tokens = arguments.rows, arguments.tokens
+    await batch_seconds(server, 900_000, rows // 4, tokens)  # warm
+    spent = server.cpu_seconds()
+    seconds = await batch_seconds(server, 0, rows, tokens)
+    spent = server.cpu_seconds() - spent
+    alone = await asyncio.to_thread(offline, rows, tokens, 0)
+    print(
+        f"batch    {seconds:.2f} s over HTTP, of which {spent:.2f} s of a processor beside the "
+        f"engine; {alone:.2f} s offline: {alone / seconds:.2f}"
+    )
+
+
+async def first_token(server: Server, number: int) -> float:
+    reader, writer = await opened(server, CHAT, chat(number, 4, stream=True))
+    began = time.monotonic()
+    seconds = 0.0
+    while line := await reader.readline():
+        if b'"delta":{"content":"' in line and not seconds:
+            seconds = time.monotonic() - began
+    writer.close()
+    return seconds
+
+
+async def first_tokens(server: Server, first: int, count: int) -> tuple[float, float]:
+    """p50 and p99 of requests one after the other, a little apart."""
+    found = []
+    for i in range(count):
+        found.append(await first_token(server, first + i))
+        await asyncio.sleep(0.02)
+    return statistics.median(found), statistics.quantiles(found, n=100)[98]
+
+
+async def first(server: Server, arguments: argparse.Namespace) -> None:
+    await first_tokens(server, 1_000_000, 10)  # warm
+    idle = await first_tokens(server, 2_000_000, arguments.requests)
+    name = await begin_batch(server, 3_000_000, 100 * arguments.rows, arguments.tokens)
+    while not (await batch_state(server, name))["request_counts"]["completed"]:
+        await asyncio.sleep(0.1)
+    beside = await first_tokens(server, 4_000_000, arguments.requests)
+    state = await batch_state(server, name)
+    await told(server, f"/v1/batches/{name}/cancel", None)
+    print(
+        f"first    idle p50 {idle[0] * 1e3:.0f} p99 {idle[1] * 1e3:.0f} ms, beside a batch p50 "
+        f"{beside[0] * 1e3:.0f} p99 {beside[1] * 1e3:.0f} ms: {beside[1] / idle[1]:.2f}; the batch "
+        f"had {state['request_counts']['completed']} rows by then"
+    )
+    while (await batch_state(server, name))["status"] != "cancelled":
+        await asyncio.sleep(0.1)
+
+
+async def streams(server: Server, arguments: argparse.Namespace) -> None:
+    began, spent = time.monotonic(), server.cpu_seconds()
+    bodies = [chat(5_000_000 + i, 32, stream=True) for i in range(512)]
+    came = await asyncio.gather(*(asked(server, CHAT, body) for body in bodies))
+    seconds = time.monotonic() - began
+    failed = sum(status != 200 or b"data: [DONE]" not in text for status, text in came)
+    chunks = sum(text.count(b"data: ") for _, text in came)
+    print(
+        f"streams  512, {failed} failed, {512 * 32 / seconds:.0f} tokens/s; HTTP took "
+        f"{(server.cpu_seconds() - spent) / chunks * 1e6:.0f} us of a processor for each event"
+    )
+
+
+async def queue(server: Server, arguments: argparse.Namespace) -> None:
+    count, before = arguments.queued, server.resident()
+    held: list[Any] = []
+    for begin in range(0, count, 250):
+        several = range(begin, min(begin + 250, count))
+        bodies = [chat(6_000_000 + i, 512) for i in several]
+        held += await asyncio.gather(*(opened(server, CHAT, body) for body in bodies))
+    for _ in range(600):
+        status, text = await asked(server, "/metrics", None, method="GET")
+        lines = [one for one in text.splitlines() if one.startswith(b"quire:num_requests_")]
+        if sum(float(line.split()[-1]) for line in lines) >= count - 64:
+            break
+        await asyncio.sleep(0.1)
+    full, refused = server.resident(), []
+    for i in range(100):
+        began = time.monotonic()
+        status, _ = await asked(server, CHAT, chat(i, 4))
+        refused += [time.monotonic() - began] if status == 429 else []
+    for _, writer in held:
+        writer.close()
+    await asyncio.sleep(5)
+    late = statistics.quantiles(refused, n=100)[98] * 1e3 if len(refused) > 1 else float("nan")
+    print(
+        f"queue    {count} wait: {before >> 20} MiB before, {full >> 20} with them, "
+        f"{server.resident() >> 20} after; {len(refused)} of 100 more refused, p99 {late:.0f} ms"
+    )
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    with serving("--max-queue", str(arguments.queued)) as server:
+        for part in arguments.only:
+            await {"batch": batch, "first": first, "streams": streams, "queue": queue}[part](
+                server, arguments
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--rows", type=int, default=400, help="of a batch")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer of a batch")
+    parser.add_argument("--requests", type=int, default=100, help="whose first token is timed")
+    parser.add_argument("--queued", type=int, default=10_000)
+    arguments = parser.parse_args()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * arguments.queued), hard))
+    asyncio.run(run(arguments))
+
+
+if __name__ == "__main__":
+    main()
