@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -115,26 +116,24 @@ def test_litellm_runs_batches_here(server: Serving, monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 @pytest.mark.parametrize("batch", [False, True])
 def test_inspect(server: Serving, batch: bool, tmp_path: Path) -> None:
-    pytest.importorskip("inspect_ai")
-    from inspect_ai import Task, eval
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import BatchConfig, GenerateConfig, get_model
-    from inspect_ai.scorer import includes
-    from inspect_ai.solver import generate
-
-    quick = BatchConfig(send_delay=1, tick=1) if batch else None
-    model = get_model(
+    inspect_ai = pytest.importorskip("inspect_ai")
+    models = import_module("inspect_ai.model")
+    sample = import_module("inspect_ai.dataset").Sample
+    solver = import_module("inspect_ai.solver").generate()
+    scorer = import_module("inspect_ai.scorer").includes()
+    quick = models.BatchConfig(send_delay=1, tick=1) if batch else None
+    model = models.get_model(
         f"openai/{MODEL}",
         base_url=f"{server.address}/v1",
         api_key=KEY,
-        config=GenerateConfig(max_tokens=16, temperature=0, batch=quick),
+        config=models.GenerateConfig(max_tokens=16, temperature=0, batch=quick),
     )
     samples = [
-        Sample(input=f"What is the capital of {country}? One word.", target=city)
+        sample(input=f"What is the capital of {country}? One word.", target=city)
         for country, city in (("France", "Paris"), ("Italy", "Rome"), ("Japan", "Tokyo"))
     ]
-    task = Task(dataset=samples, solver=generate(), scorer=includes())
-    [log] = eval(task, model=model, display="none", log_dir=str(tmp_path))
+    task = inspect_ai.Task(dataset=samples, solver=solver, scorer=scorer)
+    [log] = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
     assert log.status == "success"
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
 
