@@ -33,6 +33,16 @@ def fast_on(major: int) -> tuple[str, ...]:
     return ("bfloat16", "float16") if major >= 8 else ("float16",)
 
 
+def count_gpus() -> int:
+    """How many this process may use; 0 where there is no driver."""
+    try:
+        driver = ctypes.CDLL(DRIVER)
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    return 0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def first_gpu() -> Gpu | None:
     """The device that torch begins with; None where there is none."""
     try:

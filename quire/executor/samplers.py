@@ -33,7 +33,24 @@ class Samples(Protocol):
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled: ...
 
 
-MakeSampler = Callable[[EngineConfig, int, torch.device, Handles], Samples]
+class LateSamples(Samples, Protocol):
+    """What is asked of one that draws beside the device."""
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        masks: Masks | None,
+        *,
+        beside_others: bool = False,
+    ) -> Sampled: ...
+
+    def position_held(self, row: int) -> int:
+        """Where the token will stand that the row draws from its held logits."""
+
+
+MakeSampler = Callable[[EngineConfig, int, torch.device, Handles], LateSamples]
 
 
 def sampler_for(

@@ -303,10 +303,7 @@ HONOURED: tuple[Option, ...] = (
         "each, behind one LLM: outputs come in the order of the prompts. docs/parallel.md.",
     ),
     _honoured(
-        "tensor_parallel_size",
-        1,
-        checks.num_devices,
-        "So many processes with a share of every layer each, on a GPU or cores. docs/parallel.md.",
+        "tensor_parallel_size", 1, checks.num_devices, "Ranks, each a share. docs/parallel.md."
     ),
     _honoured(
         "distributed_executor_backend",

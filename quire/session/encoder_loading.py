@@ -16,6 +16,7 @@ from quire.families.fields import Fields
 from quire.options import DeviceFacts, Options, resolve
 from quire.pooling.spec import PoolerSpec
 from quire.session.adapters import check_no_adapters
+from quire.session.ranks import refuse_ranks
 from quire.spec import EncoderSpec
 from quire.weights.source import ModelFiles
 
@@ -37,6 +38,7 @@ def load_encoder(
 ) -> tuple[EncoderSpec, EngineConfig, ModelExecutor]:
     """The spec of an encoder, how it runs, and an executor that is yet to be started."""
     check_no_adapters(options, "an encoder")
+    refuse_ranks(options, "encoders")
     spec = encoder_spec(family, Fields(config, "config.json"))
     if pooler.max_len is not None:
         spec = replace(spec, max_model_len=min(spec.max_model_len, pooler.max_len))

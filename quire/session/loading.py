@@ -35,7 +35,7 @@ from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.media import ModelMedia
 from quire.session.quantisation import check_quantisation, stored_method
-from quire.session.ranks import ranks_executor, refuse_ranks
+from quire.session.ranks import ranks_executor
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
@@ -131,7 +131,6 @@ def load(model: str, options: Options) -> LoadedModel:
         reading = aside.submit(load_tokenizer, files, options)
         planned: AnySpec | FallbackPlan
         if encoder is not None:
-            refuse_ranks(options, "models that embed or classify alone")
             no_text: str | None = NO_TEXT
             planned, config, executor = load_encoder(files, said, encoder, pooler, options)
         else:

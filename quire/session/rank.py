@@ -115,14 +115,39 @@ class RankProcess:
     def _make_executor(self) -> ModelExecutor:
         with short_spins():
             import torch
-        job = self.job
-        if job.config.device != "cpu":
-            raise NotImplementedError
+        torch.set_num_threads(self.job.num_threads)
+        return self._on_cores() if self.job.config.device == "cpu" else self._on_gpu()
+
+    def _on_gpu(self) -> ModelExecutor:
+        import torch
+
+        from quire.executor.cuda.executor import CudaExecutor, check_fp8
+        from quire.executor.ranks.peers import PeerExchange
+        from quire.session.gpu_weights import load_gpu_weights
+
+        job, config = self.job, self.job.config
+        # Fewer GPUs than ranks only where torch's own switch for tests allows it.
+        torch.cuda.set_device(job.share.rank % torch.cuda.device_count())
+        check_fp8(config)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        largest = config.max_num_batched_tokens * job.spec.hidden_size * dtype.itemsize
+        exchange = PeerExchange(job.share, Path(job.meeting), largest, self._begun)
+        read = partial(load_gpu_weights, job.files, job.spec, config, job.share)
+        return CudaExecutor(
+            config,
+            of_rank(job.spec, job.share),
+            read(),
+            read_again=read,
+            tp=TensorParallel(job.share, exchange),
+            make_sampler=self._make_sampler,
+        )
+
+    def _on_cores(self) -> ModelExecutor:
         from quire.executor.cpu.local import LocalExecutor
         from quire.executor.ranks.gloo import GlooExchange
         from quire.session.cpu_weights import load_cpu_weights
 
-        torch.set_num_threads(job.num_threads)
+        job = self.job
         exchange = GlooExchange(job.share, Path(job.meeting), self._begun)
         read = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
         return LocalExecutor(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.spinning import short_spins
+from quire.executor.driver import count_gpus, first_gpu
 from quire.executor.executor import ModelExecutor
+from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import OPTION, RankShare, check_ranks, of_rank
+from quire.session.quantisation import stored_method
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
     from quire.models.fallback.planning import FallbackPlan
 
 MODULE = "quire.session.rank"
+# Torch's own word for several ranks on one GPU, which is good for tests and for nothing else.
+OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+GPU_SILENCE = 300.0  # seconds: kernels are compiled when they are first used
 
 
 def refuse_ranks(options: Options, what: str) -> None:
@@ -41,10 +48,13 @@ def ranks_executor(
 ) -> tuple[EngineConfig, ModelExecutor]:
     """Decide how ranks run the model, and start them; they load it while this goes on."""
     from quire.executor.ranks.executor import RanksExecutor  # torch
+    from quire.executor.ranks.processes import SILENCE
 
     size = options.tensor_parallel_size
     if not isinstance(spec, ModelSpec):
         raise not_divided(options, "models that Transformers computes")
+    if options.enable_lora:
+        raise not_divided(options, "LoRA adapters (enable_lora)")
     if media is not None:
         what = "models that read images (language_model_only=True leaves their tower out)"
         raise not_divided(options, what)
@@ -58,7 +68,7 @@ def ranks_executor(
     check_ranks(spec, size)
     shares = [RankShare(rank, size) for rank in range(size)]
     facts = _facts(spec, options, shares)
-    config = _config(options, spec, facts)
+    config = _config(options, spec, facts, stored_method(files))
     own = config
     if facts.device == "cpu" and config.kv_cache_memory_bytes is not None:
         # One memory for all ranks.
@@ -73,23 +83,37 @@ def ranks_executor(
         }
         for share in shares
     ]
-    return config, RanksExecutor(config, MODULE, jobs)
+    silence = SILENCE if facts.device == "cpu" else GPU_SILENCE
+    return config, RanksExecutor(config, MODULE, jobs, silence=silence)
 
 
 def _facts(spec: ModelSpec, options: Options, shares: list[RankShare]) -> DeviceFacts:
+    gpu = None if options.device == "cpu" or not torch_knows_cuda() else first_gpu()
+    if gpu is not None:  # asked of the driver: this process opens no GPU
+        _check_gpus(len(shares))
+        return gpu.facts()
     with short_spins():
         from quire.executor.probe import device_facts  # torch
     from quire.session.cpu_weights import with_kernels
 
-    facts = device_facts(options.device)
-    if facts.device != "cpu":
-        raise NotSupported(f"{OPTION}={len(shares)} is not built for GPUs yet.")
+    facts = device_facts("cpu")
     steady = [with_kernels(facts, of_rank(spec, s), options).steady_kernels for s in shares]
     return replace(facts, steady_kernels=all(steady))
 
 
-def _config(options: Options, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:
-    config = resolve(options, spec, facts)
+def _check_gpus(size: int) -> None:
+    found = count_gpus()
+    if size > found and os.environ.get(OVERLAPPING) != "1":
+        raise InvalidOption(
+            f"{OPTION}={size} needs as many GPUs, and this process may use {found}. Use at most "
+            f"{found}, or device='cpu'.",
+            parameter=OPTION,
+            value=size,
+        )
+
+
+def _config(options: Options, spec: ModelSpec, facts: DeviceFacts, stored: str) -> EngineConfig:
+    config = resolve(options, spec, facts, stored=stored)
     size, own = options.tensor_parallel_size, facts.num_cores // options.tensor_parallel_size
     if facts.device != "cpu" or own >= 1:
         return config

@@ -24,6 +24,8 @@ from quire.weights.load import (
 from quire.weights.names import weights_of
 from quire.weights.source import ModelFiles, locate
 from tests.parity.test_more_families import MORE
+from tests.weights.quantised_files import CASES as QUANTISED
+from tests.weights.quantised_files import write_quantised
 from tests.weights.test_load import CASES
 from tests.weights.tiny import tiny_model, write_gguf
 
@@ -65,6 +67,13 @@ def test_a_rank_reads_its_share_of_a_directory_and_of_a_gguf_file(
     for path in ("hf", "model.gguf", "packed.gguf"):
         files = locate(str(tmp_path / path))
         check(files, files.spec(), 3)
+
+
+@pytest.mark.parametrize("case", ["awq", "gptq", "packed with zeros", "fp8 blocks", "nf4"])
+def test_quantised_checkpoints_are_cut_while_they_are_read(case: str, tmp_path: Path) -> None:
+    write_quantised(tiny_model("llama"), tmp_path, QUANTISED[case])
+    files = locate(str(tmp_path))
+    check(files, files.spec(), 2)
 
 
 @pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm"])

@@ -28,7 +28,12 @@ class ThreadRanks:
     """Stands in for RanksExecutor."""
 
     def __init__(
-        self, config: EngineConfig, module: str, jobs: Sequence[Mapping[str, Any]]
+        self,
+        config: EngineConfig,
+        module: str,
+        jobs: Sequence[Mapping[str, Any]],
+        *,
+        silence: float = 0.0,
     ) -> None:
         self.config, self.handles, self.jobs = config, Handles(), jobs
         self._held = HeldRows(self.handles)

@@ -21,14 +21,19 @@ MOST_PROGRAMS = 64
 
 
 @part
-def _peer(pointers: Any, rank: Any, like: Any) -> Any:
+def _peer(pointers: tl.tensor, rank: tl.constexpr, like: tl.tensor) -> Any:
     """What stands at place `rank` of a list of addresses, as a pointer like another."""
     return tl.load(pointers + rank).to(tl.pointer_type(like.dtype.element_ty))
 
 
 @part
 def _meet(
-    signals: Any, own: Any, program: Any, count: Any, RANK: tl.constexpr, SIZE: tl.constexpr
+    signals: tl.tensor,
+    own: tl.tensor,
+    program: tl.tensor,
+    count: tl.tensor,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
 ) -> None:
     """Tell the programs of this number on all ranks that this one is at `count`, and wait until
     they are. Counts wrap around, so their difference is looked at."""
@@ -47,14 +52,14 @@ def _meet(
 
 @kernel("numel")
 def exchange_kernel(
-    given: Any,
-    made: Any,
-    buffers: Any,
-    signals: Any,
-    own_signals: Any,
-    counts: Any,
-    numel: Any,
-    half: Any,
+    given: tl.tensor,
+    made: tl.tensor,
+    buffers: tl.tensor,
+    signals: tl.tensor,
+    own_signals: tl.tensor,
+    counts: tl.tensor,
+    numel: tl.tensor,
+    half: tl.tensor,
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,

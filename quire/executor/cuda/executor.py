@@ -27,7 +27,7 @@ from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.memory import groups_of, longest_sequence, make_cache, windows_of
 from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
-from quire.executor.samplers import sampler_for
+from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -74,10 +74,12 @@ class CudaExecutor:
         *,
         read_again: Callable[[], Weights | LoadedModule] | None = None,
         tower: Callable[[], Tower] | None = None,
+        tp: TensorParallel | None = None,
+        make_sampler: MakeSampler = sampler_for,
     ) -> None:
         """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
         the same weights once more, after a sleep that dropped them; `tower` makes what encodes
-        media."""
+        media. On one of several ranks `tp` says which, and `spec` is of its share."""
         if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
@@ -85,6 +87,7 @@ class CudaExecutor:
             )
         check_steady(config, spec)
         self.config, self.spec, self._read_again = config, spec, read_again
+        self._tp, self._make_sampler = tp or TensorParallel(), make_sampler
         self.handles, self.shelf = Handles(), Shelf(tower)
         self.handles.new_masks = pinned_masks
         self._device = torch.device("cuda", torch.cuda.current_device())
@@ -113,7 +116,7 @@ class CudaExecutor:
             free, total = torch.cuda.mem_get_info(self._device)
             free -= self.shelf.reserved_bytes(config.max_num_batched_tokens)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
-            self._num_blocks = count
+            self._num_blocks = count = self._tp.least(count)
             self._runner = self._make_runner(model)
         size = self._runner.cache.nbytes / (1 << 30)
         name = torch.cuda.get_device_name(self._device)
@@ -211,8 +214,7 @@ class CudaExecutor:
     def _build(self, weights: Weights | LoadedModule) -> Decoder | ModuleModel:
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        tp = TensorParallel()
-        model = build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=tp)
+        model = build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=self._tp)
         if config.batch_invariant and isinstance(model, Decoder):
             check_products(model)
         return model
@@ -238,7 +240,7 @@ class CudaExecutor:
             logprobs_mode=config.logprobs_mode,
             windows=windows,
         )
-        sampler = sampler_for(config, spec.vocab_size, device, self.handles)
+        sampler = self._make_sampler(config, spec.vocab_size, device, self.handles)
         few_rows = None
         if isinstance(model, Decoder) and not config.batch_invariant:
             few_rows = SmallBatchPass.of(model, spec, shape.dtype)
@@ -252,7 +254,7 @@ class CudaExecutor:
             block_size=size,
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
-            captured=Captured.of(spec),
+            captured=self._captured(),
             capture=not config.enforce_eager,
             groups=groups,
             few_rows=few_rows,
@@ -260,6 +262,11 @@ class CudaExecutor:
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
             shelf=self.shelf,
         )
+
+    def _captured(self) -> Captured:
+        """Alike on all ranks, though their shares may differ: a captured pass runs once more."""
+        own = Captured.of(self.spec)
+        return Captured(self._tp.least(own.num_tokens), self._tp.least(own.num_pairs))
 
     @contextmanager
     def _errors(self, when: str) -> Iterator[None]:

@@ -36,11 +36,11 @@ from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import caches_by_layer
 from quire.executor.pass_media import PassMedia
+from quire.executor.samplers import LateSamples
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layer_plan import KVGroup
 from quire.models.model import Model
-from quire.sampling.holding import HoldingSampler
 from quire.step import StepPlan, no_ints
 from quire.steps.handles import Handles
 
@@ -53,7 +53,7 @@ class CudaRunner:
         model: Model,
         cache: Tensor,
         columns: DeviceColumns,
-        sampler: HoldingSampler,
+        sampler: LateSamples,
         ops: DeviceOps,
         *,
         handles: Handles,

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
+from quire.executor.samplers import LateSamples
 from quire.request import Ints
-from quire.sampling.holding import HoldingSampler
 from quire.sampling.sampler import Sampled
 from quire.step import Masks, StepPlan, no_ints
 from quire.steps.row_schema import FAILED, RESTS
@@ -73,7 +73,7 @@ class LateTokens:
 class SamplerDraws:
     """Draws with the sampler for rows of plans that the device runs."""
 
-    def __init__(self, columns: DeviceColumns, sampler: HoldingSampler) -> None:
+    def __init__(self, columns: DeviceColumns, sampler: LateSamples) -> None:
         self._columns, self._sampler = columns, sampler
         self._pending: list[LateDraws] = []
         self._stream: torch.cuda.Stream | None = None

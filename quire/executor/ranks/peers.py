@@ -7,6 +7,7 @@ there is met in this file.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from quire.backends.triton.exchange import PeerMemory, new_counts, signal_bytes
 from quire.executor.ranks.gloo import GlooExchange
 from quire.ranks.shares import RankShare
 
-_GROUP = "quire-ranks"
 _SIGNALS_AT = 256  # bytes to which the beginning of the halves is rounded
 
 
@@ -71,13 +71,15 @@ def _peer_memory(
     made: Any = torch.distributed
     symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
     store = made.FileStore(f"{meeting}-peers", share.size)
-    symmetric._SymmetricMemory.set_group_info(_GROUP, share.rank, share.size, store)
+    # Torch finds peers by a group of its own, which gloo is enough for: it carries addresses.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    made.init_process_group("gloo", store=store, rank=share.rank, world_size=share.size)
     at = -(-signal_bytes(share.size) // _SIGNALS_AT) * _SIGNALS_AT
     half_bytes = -(-half_bytes // _SIGNALS_AT) * _SIGNALS_AT
     own = symmetric.empty(at + 2 * half_bytes, dtype=torch.uint8, device=device)
     own.zero_()
     torch.cuda.synchronize()
-    mapped = symmetric.rendezvous(own, _GROUP)
+    mapped = symmetric.rendezvous(own, made.group.WORLD)
     addresses = [int(one) for one in mapped.buffer_ptrs]
     memory = PeerMemory(
         rank=share.rank,

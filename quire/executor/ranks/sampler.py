@@ -61,7 +61,15 @@ class RankSampler:
             self._held.pop(row, None)
         self._has[rows] = False
 
-    def sample(self, logits: Tensor, rows: Ints, positions: Ints, masks: Masks | None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        masks: Masks | None,
+        *,
+        beside_others: bool = False,
+    ) -> Sampled:
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
             return self._sampler.sample(logits, rows, positions, masks)

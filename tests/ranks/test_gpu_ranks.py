@@ -1,0 +1,120 @@
+"""Two ranks on one GPU: torch's symmetric memory allows it for tests, NCCL does not.
+
+Good for kernels, graphs and kills, not for timings: the processes take turns on the GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidOption, RankDied
+from quire.session.ranks import OVERLAPPING
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+PROMPTS = [[(7 * i + j * j) % 990 + 3 for j in range(20 + 9 * i)] for i in range(6)]
+
+
+def boost(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    logits[5 + len(output_ids)] += 2.0
+    return logits
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setenv(OVERLAPPING, "1")
+    yield tmp_path
+
+
+def opened(folder: Path, size: int, **options: Any) -> LLM:
+    usual: dict[str, Any] = {
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": 200,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+    }
+    return LLM(str(folder), tensor_parallel_size=size, **{**usual, **options})
+
+
+def asked(llm: LLM) -> list[Any]:
+    greedy = SamplingParams(temperature=0, max_tokens=16, logprobs=2, ignore_eos=True)
+    drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=4, max_tokens=16, ignore_eos=True)
+    plain = SamplingParams(temperature=0.7, n=2, seed=1, max_tokens=20, ignore_eos=True)
+    edited = SamplingParams(temperature=0, logits_processors=[boost], max_tokens=5)
+    scored = SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=2)
+    found = []
+    for params in (greedy, drawn, plain, edited, scored):
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        found.append([[list(a.token_ids) for a in one.outputs] for one in outputs])
+    return found
+
+
+def test_two_ranks_on_one_gpu_draw_the_same_captured_and_eager(folder: Path) -> None:
+    with opened(folder, 2) as llm:
+        captured, again = asked(llm), asked(llm)
+    with opened(folder, 2, enforce_eager=True) as llm:
+        eager = asked(llm)
+    assert captured == again == eager
+    with opened(folder, 1) as llm:
+        alone = asked(llm)
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(captured, alone, strict=True)
+        for one, other in zip(ours, theirs, strict=True)
+        for x, y in zip(one, other, strict=True)
+        for a, b in zip(x[:4], y[:4], strict=True)
+    ]
+    assert sum(a == b for a, b in pairs) / len(pairs) > 0.8  # but for near ties
+
+
+def test_a_killed_rank_frees_the_gpu(folder: Path) -> None:
+    before = torch.cuda.mem_get_info()[0]
+    llm = opened(folder, 2)
+    pids = llm._session.model.executor.pids
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    threading.Timer(0.5, os.kill, (pids[1], signal.SIGKILL)).start()
+    with pytest.raises(RankDied, match="rank 1 was killed by SIGKILL"):
+        while True:
+            llm.generate(PROMPTS, params, use_tqdm=False)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    llm.close()
+    assert before - torch.cuda.mem_get_info()[0] < 64 << 20
+
+
+def test_more_ranks_than_gpus_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OVERLAPPING)
+    count = torch.cuda.device_count()
+    with pytest.raises(
+        InvalidOption, match=f"needs as many GPUs, and this process may use {count}"
+    ):
+        opened(folder, count + 1)
