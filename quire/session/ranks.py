@@ -56,8 +56,7 @@ def ranks_executor(
     if options.enable_lora:
         raise not_divided(options, "LoRA adapters (enable_lora)")
     if media is not None:
-        what = "models that read images (language_model_only=True leaves their tower out)"
-        raise not_divided(options, what)
+        raise not_divided(options, "models that read images")
     if options.distributed_executor_backend == "uni":
         raise InvalidOption(
             f'distributed_executor_backend="uni" is one process, and {OPTION}={size} needs as '

@@ -3,7 +3,9 @@ nothing behind."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +27,8 @@ from quire.executor.ranks.wire import Kind
 from quire.step import StepPlan
 from quire.steps.codec import encode
 from quire.steps.ranked import RankPlan
-from tests.tiny_llm import tiny_llm
+from tests.jobs.driving import children_of
+from tests.tiny_llm import CONFIG, tiny_llm
 from tests.weights.tiny import tiny_model
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(4)]
@@ -194,3 +197,44 @@ def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> N
     save_file(tensors, file)
     with nothing_left(), pytest.raises(CorruptModel, match="down_proj.weight' is missing"):
         LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", tensor_parallel_size=2)
+
+
+def run_job(folder: Path, output: str, kill: bool) -> bytes:
+    """`quire run` on two ranks; the second is killed once a row is finished."""
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "Number {i} is"}}\n' for i in range(40)))
+    given = {"tensor_parallel_size": 2, "load_format": "dummy", "tokenizer": "smollm2"}
+    given |= {"dtype": "float32", "max_num_seqs": 4, "kv_cache_memory_bytes": 8 << 20}
+    options = [word for name, value in given.items() for word in ("--option", f"{name}={value}")]
+    command = [sys.executable, "-m", "quire", "run", str(rows), "-m", str(folder)]
+    command += ["-p", "{{ text }}", "-o", str(folder / output), "--max-tokens", "40", *options]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert job.stderr is not None
+    said = []
+    for line in job.stderr:
+        said.append(line)
+        if kill and re.match(r"[1-9]\d*/40 rows", line):
+            os.kill(rank_of(job.pid), signal.SIGKILL)
+            kill = False
+    job.stderr.close()
+    assert job.wait() == 0 and not kill, "".join(said)
+    return (folder / output).read_bytes()
+
+
+def rank_of(pid: int) -> int:
+    """The process of the second rank, below a process."""
+    for child in children_of(pid):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"quire.session.rank" in words and b"1" in words:
+            return child
+        found = rank_of(child)
+        if found:
+            return found
+    return 0
+
+
+@pytest.mark.long
+def test_a_job_goes_on_to_the_same_bytes_after_a_rank_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    undisturbed = run_job(tmp_path, "one.jsonl", kill=False)
+    assert run_job(tmp_path, "two.jsonl", kill=True) == undisturbed
