@@ -137,7 +137,10 @@ ON_FOUR = ("greedy, preempted", "random, several", "processors")
 
 @pytest.mark.parametrize(
     ("pair", "what"),
-    [*((2, what) for what in ASKED), *((4, what) for what in ON_FOUR)],
+    [
+        *((2, what) for what in ASKED),
+        *(pytest.param(4, what, marks=pytest.mark.long) for what in ON_FOUR),
+    ],
     indirect=["pair"],
 )
 def test_processes_give_the_bits_of_threads(pair: tuple[LLM, LLM], what: str) -> None:

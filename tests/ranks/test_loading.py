@@ -55,7 +55,7 @@ def check(files: ModelFiles, spec: ModelSpec, size: int) -> None:
                 assert torch.equal(one, other), weight.name
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["llama, tied", "llama with biases", "qwen3", "phi3", "gemma3"])
 def test_a_rank_reads_its_share_of_a_directory_and_of_a_gguf_file(
     case: str, tmp_path: Path
 ) -> None:
