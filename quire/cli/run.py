@@ -81,8 +81,9 @@ def merged(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     options = dict(given)
-    if "choice" in options:
-        options["choice"] = [each.strip() for each in options["choice"].split(",")]
+    for listed in ("choice", "image"):
+        if listed in options:
+            options[listed] = [each.strip() for each in options[listed].split(",")]
     for flag, name in (("param", "sampling"), ("option", "options")):
         if flag in options:
             options[name] = assignments(options.pop(flag), flag)

@@ -16,6 +16,7 @@ from quire.jobs import job_setup as beginning
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
+from quire.jobs.input.images import ImageCells, image_folder
 from quire.jobs.input.prompts import PromptMaker
 from quire.jobs.input.work import Asking, Done, Work, WorkRow
 from quire.jobs.options import JobOptions
@@ -294,6 +295,12 @@ def _params(setting: Any) -> dict[str, Any]:
     return {name: value for name, value in setting.items() if name != "name"}
 
 
+def _images(options: JobOptions, files: Sequence[InputFile]) -> ImageCells | None:
+    if options.image is None:
+        return None
+    return ImageCells(tuple(options.image), image_folder(files))
+
+
 def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
     asking: Asking = BatchAsking()
     if not options.batch:
@@ -302,6 +309,7 @@ def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], d
             messages=options.messages,
             continuations=options.continuations,
             schema_column=options.schema_column,
+            images=_images(options, files),
         )
     return Work(
         files,

@@ -13,6 +13,7 @@ from typing import IO, Any
 from quire.base.version import __version__
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.input.files import InputFile, find_files, read_rows
+from quire.jobs.input.images import image_folder
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.spool import STEM, spool_rows, spool_stream
 from quire.jobs.input.templates import RowTemplate
@@ -138,6 +139,7 @@ def manifest_of(
         prompt=options.prompt,
         messages=options.messages,
         system=options.system,
+        image=None if options.image is None else tuple(options.image),
         few_shot=_few_shot(options),
         continuations=options.continuations,
         schema_column=options.schema_column,
@@ -156,7 +158,7 @@ def manifest_of(
         seed=options.seed,
         model=options.model,
         tokenizer=options.options.get("tokenizer"),
-        options=_plain(options.options),
+        options=_plain({**_media_folder(options, files), **options.options}),
         output=str(output),
         output_format="batch" if options.batch else output_format(output),
         output_column=options.output_column,
@@ -164,6 +166,13 @@ def manifest_of(
         choice_probs=options.choice_probs,
     )
     return manifest if options.batch else manifest.changed(columns=ResultColumns(manifest).names)
+
+
+def _media_folder(options: JobOptions, files: Sequence[InputFile]) -> dict[str, str]:
+    """The engine reads images from there and from nowhere else, unless it is told otherwise."""
+    if options.image is None:
+        return {}
+    return {"allowed_local_media_path": str(image_folder(files))}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class RunOptions:
     )
     messages: str | None = option("The column with conversations.", kept_as="messages")
     system: str | None = option("Instructions before every prompt.", kept_as="system")
+    image: tuple[str, ...] | None = option(
+        "The column with images, or several: a,b.", kept_as="image"
+    )
     few_shot: str | None = option("A file of examples.", kept_as="few_shot")
     few_shot_answer: str = option("Their answers' column.  [default: answer]", default="answer")
     continuations: str | tuple[str, ...] | None = option(

@@ -26,6 +26,7 @@ from quire.errors import (
     QuireError,
     RowError,
 )
+from quire.inputs.media.urls import MediaUrl
 from quire.jobs.input.prompts import Preamble
 from quire.params.rules import show
 from quire.replicas.wire import Message
@@ -157,6 +158,10 @@ class EngineRequest:
     params: SamplingParams
 
 
+def _images(row: Mapping[str, Any]) -> list[MediaUrl]:
+    return [MediaUrl(one["url"]) for one in row.get("images") or ()]
+
+
 class RequestReader:
     """Makes requests of rows, for one model and one job."""
 
@@ -206,12 +211,19 @@ class RequestReader:
         return params
 
     def _prompt(self, row: Mapping[str, Any]) -> Prompt | _Rendered:
-        messages = row.get("messages")
+        messages, images = row.get("messages"), _images(row)
         if messages is None and not self._chat:
             prompt = row["prompt"]
-            return self._preamble.text(prompt) if isinstance(prompt, str) else prompt
+            text = self._preamble.text(prompt) if isinstance(prompt, str) else prompt
+            return {"prompt": text, "multi_modal_data": {"image": images}} if images else text
         if messages is None:
             messages = self._preamble.messages(row["prompt"])
+            if images:
+                parts = [{"type": "image_url", "image_url": {"url": one.url}} for one in images]
+                content = [*parts, {"type": "text", "text": row["prompt"]}]
+                messages = [*messages[:-1], {**messages[-1], "content": content}]
+        elif images:
+            raise InvalidPrompt("images of a column go with a prompt; messages hold their own")
         else:
             messages = self._preamble.before(messages)
         return self._rendered(messages, row.get("chat", {}))
@@ -244,4 +256,6 @@ class RequestReader:
                 made[i] = ids
             elif isinstance(request, EngineRequest):
                 prompt = {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
+                if chat.media is not None:
+                    prompt["multi_modal_data"] = chat.media.data
                 made[i] = EngineRequest(request.row, prompt, request.params)

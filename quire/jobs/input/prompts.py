@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from quire.jobs.input.images import ImageCells
 from quire.jobs.input.plain import as_text
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
@@ -65,7 +66,9 @@ class PromptMaker:
         messages: str | None = None,
         continuations: str | tuple[str, ...] | None = None,
         schema_column: str | None = None,
+        images: ImageCells | None = None,
     ) -> None:
+        self._images = images
         self._messages, self._schema = messages, schema_column
         self._prompt = None if prompt is None else RowTemplate(prompt, "--prompt")
         self._column = continuations if isinstance(continuations, str) else None
@@ -73,11 +76,13 @@ class PromptMaker:
         self._endings = [RowTemplate(each, "--continuations") for each in listed]
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, and "schema"
-        where the row has its own."""
+        """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, "schema"
+        where the row has its own, and "images" where it has some."""
         asked: dict[str, Any] = (
             {} if self._schema is None else {"schema": _schema(row, self._schema)}
         )
+        if self._images is not None and (images := self._images.of(row)):
+            asked["images"] = images
         if self._messages is not None:
             return {**asked, "messages": _conversation(row, self._messages)}
         if self._prompt is not None:

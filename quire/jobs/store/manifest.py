@@ -44,6 +44,7 @@ class Manifest:
     prompt: str | None = None  # a Jinja template over the input's columns
     messages: str | None = None  # the column with conversations
     system: str | None = None
+    image: tuple[str, ...] | None = None  # the columns with images
     few_shot: tuple[tuple[str, str], ...] = ()  # (question, answer), rendered
     continuations: str | tuple[str, ...] | None = None  # a column, or templates
     schema_column: str | None = None
