@@ -122,8 +122,8 @@ def _from_json(found: Any) -> Manifest:
     for name in ("inputs", "model_files", "tokenizer_files"):
         found[name] = tuple(FileStamp(**each) for each in found[name])
     found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])
-    for name in ("command", "columns", "settings", "shard", "continuations"):
-        if isinstance(found[name], list):
+    for name in ("command", "columns", "settings", "shard", "continuations", "image"):
+        if isinstance(found.get(name), list):
             found[name] = tuple(found[name])
     words = found["command"]
     if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):

@@ -18,6 +18,11 @@ def _features(made: Any) -> Any:
     return getattr(made, "pooler_output", made)
 
 
+def _joined(made: Any) -> Tensor:
+    """The rows of all images, in the versions that give them apart or together."""
+    return made if isinstance(made, Tensor) else torch.cat(list(made))
+
+
 def _squares(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     """Images of one size, one each."""
     pixels = np.stack([item.arrays["pixels"] for item in items])
@@ -34,7 +39,7 @@ def _grids(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
         pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
         sizes = torch.from_numpy(item.arrays["size"])[None]
         made = module.get_image_features(pixel_values=pixels, image_sizes=sizes)
-        rows.append(torch.cat(list(_features(made))))
+        rows.append(_joined(_features(made)))
     return rows
 
 
@@ -69,8 +74,8 @@ def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
         cut = cut.expand(*cut.shape[:5], times, size, size).reshape(high * wide, -1)
         grid = torch.tensor([[1, high, wide]], device=tower.device)
         made = module.get_image_features(pixel_values=cut, image_grid_thw=grid)
-        deeper = [torch.cat(list(one)) for one in getattr(made, "deepstack_features", None) or ()]
-        rows.append(torch.cat([torch.cat(list(_features(made))), *deeper], 1))
+        deeper = getattr(made, "deepstack_features", None) or ()
+        rows.append(torch.cat([_joined(one) for one in (_features(made), *deeper)], 1))
     return rows
 
 
