@@ -76,6 +76,7 @@ def test_cells_of_every_kind(model: TinyModel, tmp_path: Path) -> None:
     assert {row["error_type"] for row in found[5:8]} == {"invalid_prompt"}
 
 
+@pytest.mark.long
 def test_bytes_of_a_dataset(model: TinyModel, tmp_path: Path) -> None:
     cells = [{"bytes": png(seed), "path": "bare name.png"} for seed in (0, 1, 0)]
     bad = [{"bytes": b"no image", "path": None}]
@@ -86,6 +87,7 @@ def test_bytes_of_a_dataset(model: TinyModel, tmp_path: Path) -> None:
     assert found[0]["output"] == found[2]["output"]
 
 
+@pytest.mark.long
 def test_an_image_that_changed_is_asked_again(model: TinyModel, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"ask": "what?", "image": "0.png"}\n')
