@@ -43,6 +43,19 @@ class LinearOp(WeightRows, Protocol):
         """[T, K] -> [T, N]"""
 
 
+class PackedMatrix(Protocol):
+    """A weight [N, K] that is not plain numbers, and has a product of its own."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def linear(self, bias: Tensor | None) -> LinearOp:
+        """x [T, K] -> x weight^T + bias [T, N]."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadShape:
     """The attention heads of a model, and how its KV lies in blocks."""

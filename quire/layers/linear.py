@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.cpu.int8 import Int8Matrix
-from quire.backends.ops import Kernels, LinearOp
+from quire.backends.ops import Kernels, LinearOp, PackedMatrix
 
-Matrix = Tensor | Int8Matrix
+Matrix = Tensor | PackedMatrix
 
 
 class PlainRows:

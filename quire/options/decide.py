@@ -147,7 +147,10 @@ def _quantization(
     if asked is None and options.dtype is None and int8_fits:
         notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
         return "int8"
-    if asked is None and stored not in ("", "gguf"):
+    named = options.quantization or (stored if stored != "gguf" else "")
+    if asked is None and named in CHECKPOINTS:
+        if facts.device == "cuda" and options.dtype != "float32":
+            return named
         notes.append(f"{stored}: the weights are dequantised when they are loaded")
     return None
 

@@ -303,7 +303,7 @@ def _gpu_executor(
     compiling: Compiling | None,
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
-    config = resolve(options, spec, facts)
+    config = resolve(options, spec, facts, stored=stored_method(files))
     hashing = hash_triton()
     from quire.executor.cuda.executor import CudaExecutor, check_fp8
     from quire.executor.precompile.warmup import Warmup

@@ -114,8 +114,11 @@ def _is_empty_bias(tensor: StoredTensor, used: set[str]) -> bool:
     return True
 
 
-def check_memory(weights: list[Weight], dtype: torch.dtype, device: torch.device) -> None:
-    needed = sum(
+def check_memory(
+    weights: list[Weight], dtype: torch.dtype, device: torch.device, *, beside: int = 0
+) -> None:
+    """Refuse weights that do not fit, with `beside` bytes of others."""
+    needed = beside + sum(
         math.prod(weight.shape) * (4 if weight.is_wide else dtype.itemsize) for weight in weights
     )
     available = _available(device)

@@ -37,55 +37,55 @@ def dequantise_into(out: Tensor, raw: Tensor, format: str) -> None:
     out.view(-1).copy_(exact.view(-1))
 
 
-def _half(raw: Tensor, at: int) -> Tensor:
+def half(raw: Tensor, at: int) -> Tensor:
     """The float16 at byte `at` of each block, as float32 [blocks, 1]."""
     return raw[:, at : at + 2].view(torch.float16).float()
 
 
-def _nibbles(raw: Tensor, group: int) -> Tensor:
+def nibbles(raw: Tensor, group: int) -> Tensor:
     """Low halves, then high halves, of every `group` bytes: 0xa1 0xb2, group 2 -> 1 2 a b."""
     packed = raw.reshape(raw.shape[0], -1, 1, group)
     return torch.cat([packed & 15, packed >> 4], 2).view(raw.shape[0], -1)
 
 
-def _crumbs(raw: Tensor) -> Tensor:
+def crumbs(raw: Tensor) -> Tensor:
     """Four 2-bit values of each byte: the lowest of 32 bytes, then their next, and so on."""
     packed = raw.reshape(raw.shape[0], -1, 1, 32)
     return torch.cat([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], 2).view(raw.shape[0], -1)
 
 
-def _high_bits(raw: Tensor, at: int) -> Tensor:
+def high_bits(raw: Tensor, at: int) -> Tensor:
     """The 32 bits at byte `at`, lowest first, as uint8 [blocks, 32] holding 0 or 16."""
     places = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8, device=raw.device)
     bits = (raw[:, at : at + 4, None] >> places) & 1
     return (bits << 4).view(raw.shape[0], 32)
 
 
-def _planes(mask: Tensor, count: int) -> Tensor:
+def planes(mask: Tensor, count: int) -> Tensor:
     """Bit j of each of 32 bytes, for j < count: plane by plane, [blocks, count * 32] of 0 or 1."""
     return torch.cat([(mask >> j) & 1 for j in range(count)], 1)
 
 
 def _q4_0(out: Tensor, raw: Tensor) -> None:
-    out.copy_(_nibbles(raw[:, 2:], 16)).sub_(8).mul_(_half(raw, 0))
+    out.copy_(nibbles(raw[:, 2:], 16)).sub_(8).mul_(half(raw, 0))
 
 
 def _q4_1(out: Tensor, raw: Tensor) -> None:
-    out.copy_(_nibbles(raw[:, 4:], 16)).mul_(_half(raw, 0)).add_(_half(raw, 2))
+    out.copy_(nibbles(raw[:, 4:], 16)).mul_(half(raw, 0)).add_(half(raw, 2))
 
 
 def _q5_0(out: Tensor, raw: Tensor) -> None:
-    values = _nibbles(raw[:, 6:], 16) | _high_bits(raw, 2)
-    out.copy_(values).sub_(16).mul_(_half(raw, 0))
+    values = nibbles(raw[:, 6:], 16) | high_bits(raw, 2)
+    out.copy_(values).sub_(16).mul_(half(raw, 0))
 
 
 def _q5_1(out: Tensor, raw: Tensor) -> None:
-    values = _nibbles(raw[:, 8:], 16) | _high_bits(raw, 4)
-    out.copy_(values).mul_(_half(raw, 0)).add_(_half(raw, 2))
+    values = nibbles(raw[:, 8:], 16) | high_bits(raw, 4)
+    out.copy_(values).mul_(half(raw, 0)).add_(half(raw, 2))
 
 
 def _q8_0(out: Tensor, raw: Tensor) -> None:
-    out.copy_(raw[:, 2:].view(torch.int8)).mul_(_half(raw, 0))
+    out.copy_(raw[:, 2:].view(torch.int8)).mul_(half(raw, 0))
 
 
 def _scale(out: Tensor, scales: Tensor, minima: Tensor | None = None) -> None:
@@ -98,8 +98,8 @@ def _scale(out: Tensor, scales: Tensor, minima: Tensor | None = None) -> None:
 
 def _q2_k(out: Tensor, raw: Tensor) -> None:
     packed = raw[:, :16]
-    out.copy_(_crumbs(raw[:, 16:80]))
-    _scale(out, _half(raw, 80) * (packed & 15), _half(raw, 82) * (packed >> 4))
+    out.copy_(crumbs(raw[:, 16:80]))
+    _scale(out, half(raw, 80) * (packed & 15), half(raw, 82) * (packed >> 4))
 
 
 def _q3_k(out: Tensor, raw: Tensor) -> None:
@@ -107,12 +107,12 @@ def _q3_k(out: Tensor, raw: Tensor) -> None:
     high = torch.cat([(raw[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
     scales = (low | (high << 4)).to(torch.int8) - 32
     # The mask's bit says that 4 is *not* taken away.
-    values = _crumbs(raw[:, 32:96]) | (_planes(raw[:, :32], 8) << 2)
+    values = crumbs(raw[:, 32:96]) | (planes(raw[:, :32], 8) << 2)
     out.copy_(values).sub_(4)
-    _scale(out, _half(raw, 108) * scales)
+    _scale(out, half(raw, 108) * scales)
 
 
-def _six_bit(packed: Tensor) -> tuple[Tensor, Tensor]:
+def six_bit(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Eight 6-bit scales and eight 6-bit minima from the 12 bytes of a Q4_K or Q5_K block."""
     first, second, rest = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = torch.cat([first & 63, (rest & 15) | ((first >> 6) << 4)], 1)
@@ -121,22 +121,22 @@ def _six_bit(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(out: Tensor, raw: Tensor) -> None:
-    scales, minima = _six_bit(raw[:, 4:16])
-    out.copy_(_nibbles(raw[:, 16:], 32))
-    _scale(out, _half(raw, 0) * scales, _half(raw, 2) * minima)
+    scales, minima = six_bit(raw[:, 4:16])
+    out.copy_(nibbles(raw[:, 16:], 32))
+    _scale(out, half(raw, 0) * scales, half(raw, 2) * minima)
 
 
 def _q5_k(out: Tensor, raw: Tensor) -> None:
-    scales, minima = _six_bit(raw[:, 4:16])
-    out.copy_(_nibbles(raw[:, 48:], 32) | (_planes(raw[:, 16:48], 8) << 4))
-    _scale(out, _half(raw, 0) * scales, _half(raw, 2) * minima)
+    scales, minima = six_bit(raw[:, 4:16])
+    out.copy_(nibbles(raw[:, 48:], 32) | (planes(raw[:, 16:48], 8) << 4))
+    _scale(out, half(raw, 0) * scales, half(raw, 2) * minima)
 
 
 def _q6_k(out: Tensor, raw: Tensor) -> None:
-    low = _nibbles(raw[:, :128], 64)
-    high = _crumbs(raw[:, 128:192])
+    low = nibbles(raw[:, :128], 64)
+    high = crumbs(raw[:, 128:192])
     out.copy_(low | (high << 4)).sub_(32)
-    _scale(out, _half(raw, 208) * raw[:, 192:208].view(torch.int8))
+    _scale(out, half(raw, 208) * raw[:, 192:208].view(torch.int8))
 
 
 def _looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
@@ -146,13 +146,13 @@ def _looked_up(codes: Tensor, values: tuple[int, ...]) -> Tensor:
 
 
 # What the codes of IQ4 stand for: closer together around zero, where most weights are.
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # fp4 numbers (1 bit of fraction, 2 of exponent), doubled to be whole.
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _iq4_nl(out: Tensor, raw: Tensor) -> None:
-    out.copy_(_looked_up(_nibbles(raw[:, 2:], 16), _IQ4)).mul_(_half(raw, 0))
+    out.copy_(_looked_up(nibbles(raw[:, 2:], 16), IQ4)).mul_(half(raw, 0))
 
 
 def _iq4_xs(out: Tensor, raw: Tensor) -> None:
@@ -160,15 +160,15 @@ def _iq4_xs(out: Tensor, raw: Tensor) -> None:
     high = torch.stack([(raw[:, 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], 2)
     low = torch.stack([raw[:, 4:8] & 15, raw[:, 4:8] >> 4], 2)
     scales = (low.flatten(1) | (high.flatten(1) << 4)).to(torch.int8) - 32
-    out.copy_(_looked_up(_nibbles(raw[:, 8:], 16), _IQ4))
-    _scale(out, _half(raw, 0) * scales)
+    out.copy_(_looked_up(nibbles(raw[:, 8:], 16), IQ4))
+    _scale(out, half(raw, 0) * scales)
 
 
 def _mxfp4(out: Tensor, raw: Tensor) -> None:
     power = raw[:, :1].int()
     # Half of 2^(power - 127), as the bits of a float32; the two smallest have no leading one.
     bits = torch.where(power < 2, 0x00200000 << power, (power - 1) << 23)
-    out.copy_(_looked_up(_nibbles(raw[:, 1:], 16), _FP4)).mul_(bits.view(torch.float32))
+    out.copy_(_looked_up(nibbles(raw[:, 1:], 16), FP4)).mul_(bits.view(torch.float32))
 
 
 def _trits(raw: Tensor, count: int) -> Tensor:
@@ -180,11 +180,11 @@ def _trits(raw: Tensor, count: int) -> Tensor:
 
 def _tq1_0(out: Tensor, raw: Tensor) -> None:
     parts = (_trits(raw[:, :32], 5), _trits(raw[:, 32:48], 5), _trits(raw[:, 48:52], 4))
-    out.copy_(torch.cat(parts, 1)).sub_(1).mul_(_half(raw, 52))
+    out.copy_(torch.cat(parts, 1)).sub_(1).mul_(half(raw, 52))
 
 
 def _tq2_0(out: Tensor, raw: Tensor) -> None:
-    out.copy_(_crumbs(raw[:, :64])).sub_(1).mul_(_half(raw, 64))
+    out.copy_(crumbs(raw[:, :64])).sub_(1).mul_(half(raw, 64))
 
 
 _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {

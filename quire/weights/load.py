@@ -7,9 +7,10 @@ weights once and a few MB more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -51,13 +52,13 @@ def load_weights(
     of several ranks its `share` of each."""
     tensors: dict[str, Tensor] = {}
 
-    def fill(weight: Weight, start: Start, has_zeros: bool) -> None:
+    def fill(weight: Weight, pieces: Pieces) -> None:
         kept = torch.float32 if weight.is_wide else dtype
-        make = torch.zeros if has_zeros else torch.empty
+        make = torch.zeros if pieces.has_zeros else torch.empty
         tensors[weight.name] = out = make(weight.shape, dtype=kept, device=device)
-        start(lambda piece: _fill(out[piece.first : piece.first + piece.rows], piece))
+        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
 
-    _fill_all(files, spec, dtype, torch.device(device), fill, only, share)
+    fill_all(files, spec, dtype, torch.device(device), fill, only, share)
     return tensors
 
 
@@ -69,17 +70,17 @@ def load_int8_weights(
     Rows are unpacked, turned and rounded a few at a time: the wide matrix never exists."""
     weights: dict[str, Matrix] = {}
 
-    def fill(weight: Weight, start: Start, has_zeros: bool) -> None:
+    def fill(weight: Weight, pieces: Pieces) -> None:
         if is_in_bytes(weight):
             matrix = Int8Matrix.empty((weight.shape[0], weight.shape[1]), arithmetic)
             weights[weight.name] = matrix
-            start(partial(_fill_int8, matrix))
+            pieces.start(partial(_fill_int8, matrix))
             return
-        make = torch.zeros if has_zeros else torch.empty
+        make = torch.zeros if pieces.has_zeros else torch.empty
         weights[weight.name] = out = make(weight.shape)
-        start(lambda piece: _fill(out[piece.first : piece.first + piece.rows], piece))
+        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
 
-    _fill_all(files, spec, torch.int8, torch.device("cpu"), fill, share=share)
+    fill_all(files, spec, torch.int8, torch.device("cpu"), fill, share=share)
     return weights
 
 
@@ -89,19 +90,34 @@ def is_in_bytes(weight: Weight) -> bool:
 
 
 FillRows = Callable[[Piece], None]
-Start = Callable[[FillRows], None]
 
 
-def _fill_all(
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a weight is filled from; `start` has each of them filled in, by any thread. Rows beyond
+    them are zeros."""
+
+    all: Sequence[Piece]
+    has_zeros: bool
+    pool: ThreadPoolExecutor
+    filling: list[Future[None]]
+
+    def start(self, rows: FillRows) -> None:
+        self.filling.extend(self.pool.submit(rows, piece) for piece in self.all)
+
+
+def fill_all(
     files: ModelFiles,
     spec: ModelSpec,
     dtype: torch.dtype,
     device: torch.device,
-    fill: Callable[[Weight, Start, bool], None],
+    fill: Callable[[Weight, Pieces], None],
     only: Collection[str] | None = None,
     share: RankShare = ALONE,
+    kept: Callable[[Weight, Sequence[Source]], bool] = lambda weight, sources: False,
 ) -> None:
-    """Check every weight, then let `fill` make room for each and start to fill it, in threads."""
+    """Check every weight, then let `fill` make room for each and start to fill it, in threads.
+    `kept` says which take as much memory as in their files."""
     stored = files.stored_tensors()
     wanted = [w for w in rank_weights(spec, share) if only is None or w.name in only]
     plan = [(weight, sources_of(weight, stored, files)) for weight in wanted]
@@ -109,21 +125,34 @@ def _fill_all(
         check_unused(plan, stored, spec, files)
     cuts = [cut_of(weight, spec, share) for weight in wanted]
     own = [replace(w, shape=cut.shape(w.shape)) for w, cut in zip(wanted, cuts, strict=True)]
-    check_memory(own, dtype, device)
+    stay = [kept(weight, sources) for weight, sources in plan]
+    check_memory(
+        [weight for weight, stays in zip(own, stay, strict=True) if not stays],
+        dtype,
+        device,
+        beside=_kept_bytes(plan, stay, own),
+    )
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), 8), "quire-load")
     try:
         filling: list[Future[None]] = []
-        for (weight, sources), cut, kept in zip(plan, cuts, own, strict=True):
-            pieces = list(pieces_of(_stored_pieces(weight, sources, files), cut))
-
-            def start(rows: FillRows, pieces: list[Piece] = pieces) -> None:
-                filling.extend(pool.submit(rows, piece) for piece in pieces)
-
-            fill(kept, start, cut.has_zeros)
+        for (weight, sources), cut, mine in zip(plan, cuts, own, strict=True):
+            pieces = tuple(pieces_of(_stored_pieces(weight, sources, files), cut))
+            fill(mine, Pieces(pieces, cut.has_zeros, pool, filling))
         for done in filling:
             done.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _kept_bytes(
+    plan: Sequence[tuple[Weight, Sequence[Source]]], stay: Sequence[bool], own: Sequence[Weight]
+) -> int:
+    """Bytes of the weights that stay as they are, of which a rank may have a part."""
+    total = 0
+    for (weight, sources), stays, mine in zip(plan, stay, own, strict=True):
+        share = math.prod(mine.shape) / math.prod(weight.shape)
+        total += int(share * sum(source.num_bytes for source in sources)) if stays else 0
+    return total
 
 
 def rank_weights(spec: ModelSpec, share: RankShare) -> Iterator[Weight]:
@@ -168,7 +197,7 @@ def stored_weights(
         for part, shape, source in pieces:
             out = torch.empty(shape)
             less = 0.0 if files.kind == "hf" else -part.hf_less
-            _fill(out, Piece(0, part.rows, source, _given_order(part, files), less))
+            fill_rows(out, Piece(0, part.rows, source, _given_order(part, files), less))
             part.hf_within.of_tensor(whole, part.rows).copy_(out)
         yield name, whole
 
@@ -211,14 +240,19 @@ def _dummies(
     generator = torch.Generator(device=device).manual_seed(seed)
     out = torch.empty(0)
     for weight in rank_weights(spec, share):
-        kept = torch.float32 if weight.is_wide else dtype
         if weight.name != "head.weight" or not spec.tied_embeddings:  # else cut from the embedding
-            out = torch.empty(weight.shape, dtype=kept, device=device)
-            if weight.name.endswith("norm.weight"):
-                out.fill_(1.0)
-            else:
-                out.normal_(0.0, 0.02, generator=generator)
+            out = dummy(weight, dtype, device, generator)
         yield weight.name, cut_tensor(out, cut_of(weight, spec, share))
+
+
+def dummy(
+    weight: Weight, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator
+) -> Tensor:
+    kept = torch.float32 if weight.is_wide else dtype
+    out = torch.empty(weight.shape, dtype=kept, device=device)
+    if weight.name.endswith("norm.weight"):
+        return out.fill_(1.0)
+    return out.normal_(0.0, 0.02, generator=generator)
 
 
 def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
@@ -236,7 +270,7 @@ def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
     return out
 
 
-def _fill(out: Tensor, piece: Piece) -> None:
+def fill_rows(out: Tensor, piece: Piece) -> None:
     """Unpack rows of a stored tensor into `out`, put in order, with a number added to each."""
     source = piece.source
     if isinstance(source, StoredMatrix):

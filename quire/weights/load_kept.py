@@ -1,0 +1,76 @@
+"""The weights of a model with what is quantised in its files kept so, for products on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.ranks.shares import ALONE, RankShare
+from quire.spec import ModelSpec
+from quire.weights.cuts import Piece
+from quire.weights.load import Pieces, dummy, fill_all, fill_rows
+from quire.weights.names import Weight, weights_of
+from quire.weights.quantised.kept import are_kept, may_be_kept, random_matrix, read_kept, stack
+from quire.weights.quantised.layout import Quantisation
+from quire.weights.quantised.stored import Source
+from quire.weights.quantised.unpack import QuantisedMatrix
+from quire.weights.source import ModelFiles
+
+
+def load_kept_weights(
+    files: ModelFiles,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    fp8: bool,
+    share: RankShare = ALONE,
+) -> dict[str, Tensor | QuantisedMatrix]:
+    """The same with what is quantised in the files kept so; `fp8`: also what is in fp8."""
+    weights: dict[str, Tensor | QuantisedMatrix] = {}
+    parts: dict[str, list[QuantisedMatrix | None]] = {}
+
+    def stays(weight: Weight, sources: Sequence[Source]) -> bool:
+        return may_be_kept(weight) and are_kept(sources, fp8=fp8)
+
+    def fill(weight: Weight, pieces: Pieces) -> None:
+        sources = [piece.source for piece in pieces.all]
+        if not pieces.has_zeros and stays(weight, sources):
+            found: list[QuantisedMatrix | None] = [None] * len(sources)
+            parts[weight.name] = found
+            places = {piece.first: i for i, piece in enumerate(pieces.all)}
+
+            def read(piece: Piece) -> None:
+                found[places[piece.first]] = read_kept(piece, device)
+
+            pieces.start(read)
+            return
+        kept = torch.float32 if weight.is_wide else dtype
+        make = torch.zeros if pieces.has_zeros else torch.empty
+        weights[weight.name] = out = make(weight.shape, dtype=kept, device=device)
+        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
+
+    fill_all(files, spec, dtype, device, fill, share=share, kept=stays)
+    for name, found in parts.items():
+        weights[name] = stack([part for part in found if part is not None], dtype)
+        found.clear()
+    return weights
+
+
+def dummy_kept_weights(
+    spec: ModelSpec,
+    said: Quantisation,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+) -> dict[str, Tensor | QuantisedMatrix]:
+    """Random ones of the layouts that a config names."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weights: dict[str, Tensor | QuantisedMatrix] = {}
+    for weight in weights_of(spec):
+        made = random_matrix(weight, said, device, generator)
+        weights[weight.name] = dummy(weight, dtype, device, generator) if made is None else made
+    return weights

@@ -1,0 +1,93 @@
+"""Weights that stay quantised on a GPU: read and stacked as a model wants them, or random ones.
+
+Kept are the matrices of layers and a head of its own. An embedding is plain, since its rows are
+looked up; so are experts, whose products take plain stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from quire.backends.quantised.fp8_matrix import Fp8Matrix, stacked_fp8
+from quire.backends.quantised.grouped import GroupedMatrix, stacked
+from quire.weights.cuts import Piece
+from quire.weights.names import Weight
+from quire.weights.quantised.gguf_blocks import KEPT_FORMATS, gguf_matrix
+from quire.weights.quantised.layout import Layout, Quantisation
+from quire.weights.quantised.stored import Source, StoredMatrix
+from quire.weights.quantised.unpack import QuantisedMatrix, read_matrix
+
+SMALL = 0.02  # how large random weights are
+
+
+def may_be_kept(weight: Weight) -> bool:
+    """Whether this is a matrix that is multiplied with, and no expert's."""
+    is_matrix = len(weight.shape) == 2 and not weight.is_wide
+    return is_matrix and weight.name != "embed.weight" and ".experts." not in weight.name
+
+
+def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
+    """Whether all that a weight consists of is quantised in ways that have a product; `fp8`: on a
+    GPU that has it."""
+    return all(
+        one.layout.kind != "fp8" or fp8
+        if isinstance(one, StoredMatrix)
+        else one.format.name in KEPT_FORMATS and not one.is_scattered
+        for one in sources
+    )
+
+
+def read_kept(piece: Piece, device: torch.device) -> QuantisedMatrix:
+    """What is wanted of one stored weight."""
+    if isinstance(piece.source, StoredMatrix):
+        return read_matrix(piece.source, piece.order, piece.columns, device)
+    return gguf_matrix(piece.source, piece.rows, piece.order, piece.columns, device)
+
+
+def stack(parts: Sequence[QuantisedMatrix], dtype: torch.dtype) -> QuantisedMatrix | Tensor:
+    """Parts of a weight under each other; plain where they do not go together: codes beside fp8, or
+    groups of columns that are scattered differently."""
+    if all(isinstance(part, Fp8Matrix) for part in parts):
+        return stacked_fp8(cast(Sequence[Fp8Matrix], parts))
+    made = None
+    if all(isinstance(part, GroupedMatrix) for part in parts):
+        made = stacked(cast(Sequence[GroupedMatrix], parts))
+    return torch.cat([part.dequantised(dtype) for part in parts]) if made is None else made
+
+
+def random_matrix(
+    weight: Weight, said: Quantisation, device: torch.device, generator: torch.Generator
+) -> QuantisedMatrix | None:
+    """A weight as the config says that it is stored, of random codes; None: it is plain."""
+    module = weight.parts[0].hf.removesuffix(".weight")
+    layout = said.layout_of(module)
+    if not may_be_kept(weight) or weight.name == "head.weight" or layout is None:
+        return None
+    lines, columns = weight.shape[0], weight.shape[1]
+    if layout.kind == "fp8":
+        return _random_fp8(lines, columns, layout, device, generator)
+    group = layout.group or (64 if layout.kind == "nf4" else columns)
+    size = (lines, columns * layout.bits // 8)
+    codes = torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=generator)
+    scales = torch.full((lines, columns // group), SMALL * 4 / (1 << layout.bits), device=device)
+    zeros = torch.full(scales.shape, 1 << (layout.bits - 1), dtype=torch.uint8, device=device)
+    if layout.kind in ("nf4", "mxfp4"):
+        table = torch.linspace(-8.0, 8.0, 16, device=device)
+        return GroupedMatrix(4, codes, scales, table=table)
+    if layout.symmetric:
+        return GroupedMatrix(layout.bits, codes, scales.half(), zero=1 << (layout.bits - 1))
+    return GroupedMatrix(layout.bits, codes, scales.half(), zeros=zeros)
+
+
+def _random_fp8(
+    lines: int, columns: int, layout: Layout, device: torch.device, generator: torch.Generator
+) -> Fp8Matrix:
+    wide = torch.empty(lines, columns, device=device).normal_(0.0, 50.0, generator=generator)
+    codes = wide.to(torch.float8_e4m3fn)
+    tall, width = layout.block or (1, columns)
+    size = (-(-lines // tall), -(-columns // width))
+    return Fp8Matrix(codes, torch.full(size, SMALL / 50.0, device=device), tall, width)
