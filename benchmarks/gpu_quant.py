@@ -6,6 +6,8 @@
     tiles    products of few rows with codes of 4 bits, by tile; the table behind triton/grouped.py
     rows     the same by number of rows, beside the vendor's library with the plain weight
     fp8      products in fp8, by rows and by blocks, beside the plain weight
+    models   small models in some layouts through the engine, beside the same with plain weights
+    speed    tokens per second at that shape in each layout
 
 Weights are random and made on the device, at the shapes of Llama-3.1-8B.
 """
@@ -46,7 +48,7 @@ def checks() -> Iterator[Line]:
     device = torch.device("cuda")
     calls: dict[str, Callable[[], None]] = {}
     for dtype in (BF16, torch.float16, torch.float32):
-        for kind in grouped.matrices(1, 32, 32, dtype, torch.device("cpu")):
+        for kind in grouped.matrices(1, 64, 64, dtype, torch.device("cpu")):
             for lines, columns, group, rows in ((1000, 1024, 128, 16), (320, 512, 32, 40)):
                 scales = BF16 if dtype == BF16 else torch.float16
                 matrix = grouped.matrices(lines, columns, group, scales, device)[kind]
@@ -77,7 +79,8 @@ def _four_bits(shape: tuple[int, int], group: int = 128, kind: str = "zeros") ->
     from quire.backends.quantised.grouped import GroupedMatrix
 
     lines, columns = shape
-    codes = torch.randint(0, 256, (lines, columns // 2), dtype=torch.uint8, device="cuda")
+    ends, size = (-(1 << 15), 1 << 15), (lines, columns // 4)
+    codes = torch.randint(*ends, size, dtype=torch.int16, device="cuda")
     groups = (lines, columns // group)
     scales = torch.rand(groups, device="cuda").div_(64).half()
     if kind == "table":
@@ -105,15 +108,14 @@ def tiles() -> Iterator[Line]:
     from quire.backends.triton.grouped import GroupedLinear, GroupedTile, Scratch
 
     sizes = (
-        *((64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (128, 128, 4, 3), (128, 128, 4, 4)),
-        *((128, 128, 8, 3), (128, 128, 8, 4), (256, 128, 8, 3), (64, 64, 4, 6), (128, 64, 4, 6)),
-        *((64, 32, 4, 6), (128, 32, 4, 6)),
+        *((64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 3)),
+        *((128, 128, 8, 4), (256, 128, 8, 3), (64, 64, 4, 5), (128, 64, 4, 5), (128, 64, 8, 5)),
     )
     scratch = Scratch(torch.device("cuda"), BF16)
     x = {width: torch.randn(16, width, device="cuda", dtype=BF16) for width in (4096, 14336)}
     for name, group, kind in (
         *(("gate_up", 128, "zeros"), ("gate_up", 128, "none"), ("down", 128, "zeros")),
-        *(("out", 128, "zeros"), ("qkv", 128, "zeros"), ("gate_up", 32, "table")),
+        *(("out", 128, "zeros"), ("gate_up", 32, "none")),
     ):
         shape = SHAPES[name]
         matrices = [_four_bits(shape, group, kind) for _ in range(_copies(shape, 4))]
@@ -123,7 +125,8 @@ def tiles() -> Iterator[Line]:
             tiles_ = -(-shape[0] // lines)
             splits = max(1, min(8, round(per_core * 132 / tiles_)))
             tile = GroupedTile(16, lines, depth, splits, warps, stages)
-            if tile not in cases and depth <= group and (kind == "zeros" or per_core == 1):
+            fits = depth <= group or depth == 2 * group
+            if tile not in cases and fits and (kind == "zeros" or per_core == 1):
                 cases.append(tile)
         made = {t: [GroupedLinear(m, None, scratch, t) for m in matrices] for t in cases}
 
@@ -264,11 +267,94 @@ def _expected(matrix: Any, codes: Tensor, scales: Tensor) -> Tensor:
     return wide.view(codes.shape) @ plain.t()
 
 
+def models() -> Iterator[Line]:
+    """Small models in each layout through the engine, beside the same with plain weights."""
+    import tempfile
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from quire import LLM, SamplingParams
+    from tests.weights.quantised_files import CASES, write_quantised
+
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
+    more = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048}
+    torch.manual_seed(1)
+    plain = LlamaForCausalLM(LlamaConfig(**sizes, **more, max_position_embeddings=2048)).eval()
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
+    prompts = [[(7 * i + j * j) % 2000 for j in range(20 + 40 * i)] for i in range(8)]
+    usual: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
+    usual |= {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
+    for name in ("awq", "gptq desc_act", "fp8 by tensor", "nf4"):
+        with tempfile.TemporaryDirectory() as directory:
+            write_quantised(plain, Path(directory), CASES[name])
+            found = []
+            for quantization in (None, "none"):
+                with LLM(directory, quantization=quantization, **usual) as llm:
+                    held = torch.cuda.memory_allocated() >> 20
+                    found.append(llm.generate(prompts, params, use_tqdm=False))
+            firsts = [
+                [next(iter(one.outputs[0].logprobs[0].values())).logprob for one in outputs]
+                for outputs in found
+            ]
+            apart = max(abs(a - b) for a, b in zip(*firsts, strict=True))
+            same = [
+                a.outputs[0].token_ids[0] == b.outputs[0].token_ids[0]
+                for a, b in zip(*found, strict=True)
+            ]
+            yield {"model": name, "first logprobs apart": apart, "same": sum(same), "MiB": held}
+
+
+LAYOUTS: dict[str, dict[str, Any] | None] = {
+    "bf16": None,
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    "fp8": {"quant_method": "fbgemm_fp8"},
+    "fp8 blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def speed() -> Iterator[Line]:
+    """Tokens per second at the shape of Llama-3.1-8B, random weights in each layout."""
+    import json
+    import tempfile
+    import time
+
+    from benchmarks.shapes import MODELS
+    from quire import LLM, SamplingParams
+
+    config = json.loads((MODELS / "llama-3.1-8b.json").read_text())
+    usual: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+    for name, said in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            full = config if said is None else {**config, "quantization_config": said}
+            (Path(directory) / "config.json").write_text(json.dumps(full))
+            began = time.perf_counter()
+            with LLM(directory, **usual, enable_prefix_caching=False, max_model_len=4096) as llm:
+                line: Line = {"layout": name, "start": time.perf_counter() - began}
+                for rows_, prompt, most in (
+                    (16, 16, 256),
+                    (64, 16, 128),
+                    (256, 16, 64),
+                    (64, 1024, 1),
+                ):
+                    prompts = [[(i * 31 + j) % 9999 for j in range(prompt)] for i in range(rows_)]
+                    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+                    for _ in range(2):
+                        began = time.perf_counter()
+                        llm.generate(prompts, params, use_tqdm=False)
+                        seconds = time.perf_counter() - began
+                    tokens = rows_ * (most if most > 1 else prompt)
+                    line[f"{rows_} x {prompt} + {most}"] = tokens / seconds
+                yield line
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Line]]] = {
     "checks": checks,
     "tiles": tiles,
     "rows": rows,
     "fp8": fp8,
+    "models": models,
+    "speed": speed,
 }
 
 

@@ -4,9 +4,10 @@ Whatever a file's layout is, its weights come to this one, so that one kernel mu
 
     weight = (value - zero) * scale + minimum      of its row and group
 
-where the value is the code itself, or what a table says it stands for. Of 4 bits, byte i of every
-sixteen holds column i of 32 in its low half and column i + 16 in its high half: a kernel that takes
-the halves apart has two runs of columns, and both are of one group.
+where the value is the code itself, or what a table says it stands for. Codes lie in words of 16
+bits. Of 4 bits, word i of every sixteen holds columns i, i + 16, i + 32 and i + 48 of 64, the first
+in its lowest bits; of 8 bits columns i and i + 16 of 32. A kernel that takes the parts of words has
+runs of 16 columns, and takes two words at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from quire.errors import NotSupported
 
-PAIRED = 32  # columns whose codes of 4 bits lie in the same 16 bytes
+RUN = 16  # columns that follow each other in words that follow each other
 SIGNED_ZERO = 128  # the code of 0 in 8 bits, for numbers that have a sign
 
 
@@ -30,7 +31,7 @@ class GroupedMatrix:
     weight, whose groups are scattered (GPTQ's desc_act)."""
 
     bits: int  # 4 or 8
-    codes: Tensor  # uint8 [N, K * bits / 8]
+    codes: Tensor  # int16 [N, K * bits / 16]
     scales: Tensor  # floats [N, groups]
     zero: int = 0
     zeros: Tensor | None = None  # uint8 [N, groups], beside which `zero` is 0
@@ -40,7 +41,7 @@ class GroupedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1] * 8 // self.bits
+        return self.codes.shape[0], self.codes.shape[1] * 16 // self.bits
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +59,7 @@ class GroupedMatrix:
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[N, K], each weight computed in float32 and rounded once."""
         rows, columns = self.shape
-        values = (unpaired(self.codes) if self.bits == 4 else self.codes).view(rows, -1, self.group)
+        values = taken_apart(self.codes, self.bits).view(rows, -1, self.group)
         wide = values.float() if self.table is None else self.table[values.int()]
         if self.zeros is not None:
             wide = wide - self.zeros[..., None].float()
@@ -81,23 +82,24 @@ class GroupedMatrix:
         return self._taken(index)
 
     def columns(self, first: int, last: int) -> GroupedMatrix:
-        """Columns first .. last, multiples of 32 where codes have 4 bits."""
+        """Columns first .. last, which words of codes must not cross."""
         if self.order is not None:
             raise NotSupported(
                 "columns of a weight whose groups are scattered (desc_act) cannot be cut apart. "
                 "Take a checkpoint without desc_act, or one device."
             )
-        if self.bits == 4 and (first % PAIRED or last % PAIRED):
+        unit = block_columns(self.bits)
+        if first % unit or last % unit:
             raise NotSupported(
-                f"columns {first} to {last} of codes of 4 bits, which are cut at multiples of "
-                f"{PAIRED}."
+                f"columns {first} to {last} of codes of {self.bits} bits, which are cut at "
+                f"multiples of {unit}. Use fewer devices, or quantization='none'."
             )
         common = math.gcd(first, last, self.group)
         fine = self if self.shape[1] == self.group else self.regrouped(common)
         cut = slice(0, 1) if fine.scales.shape[1] == 1 else slice(first // common, last // common)
         return replace(
             fine,
-            codes=fine.codes[:, first * self.bits // 8 : last * self.bits // 8].contiguous(),
+            codes=fine.codes[:, first * self.bits // 16 : last * self.bits // 16].contiguous(),
             scales=fine.scales[:, cut].contiguous(),
             zeros=None if fine.zeros is None else fine.zeros[:, cut].contiguous(),
             minima=None if fine.minima is None else fine.minima[:, cut].contiguous(),
@@ -117,7 +119,7 @@ class GroupedMatrix:
 
     def widened(self) -> GroupedMatrix:
         """The same in 8 bits, counted from SIGNED_ZERO; of a table only one of whole numbers."""
-        codes = self.codes if self.bits == 8 else unpaired(self.codes)
+        codes = taken_apart(self.codes, self.bits)
         if self.table is not None:
             if not bool((self.table == self.table.round()).all()):
                 raise NotSupported("codes of a table with fractions beside others in one weight.")
@@ -125,7 +127,7 @@ class GroupedMatrix:
         elif self.zeros is None:
             codes = codes + (SIGNED_ZERO - self.zero)
         zero = SIGNED_ZERO if self.zeros is None else 0
-        return replace(self, bits=8, codes=codes, zero=zero, table=None)
+        return replace(self, bits=8, codes=put_together(codes, 8), zero=zero, table=None)
 
     def narrowed(self) -> GroupedMatrix:
         """With scales and minima in 16 bits, where that leaves their first 11 bits as they are."""
@@ -187,16 +189,25 @@ def stacked(parts: Sequence[GroupedMatrix]) -> GroupedMatrix | None:
     )
 
 
-def paired(codes: Tensor) -> Tensor:
-    """Codes uint8 [N, K] below 16 -> [N, K / 2], two in a byte; K is a multiple of 32."""
-    low, high = codes.view(codes.shape[0], -1, 2, PAIRED // 2).unbind(2)
-    return (low | (high << 4)).view(codes.shape[0], -1)
+def block_columns(bits: int) -> int:
+    """Columns whose codes lie in the same words, and are cut apart from others alone."""
+    return RUN * 16 // bits
 
 
-def unpaired(codes: Tensor) -> Tensor:
+def put_together(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 [N, K] of so many bits -> int16 [N, K * bits / 16]; K is whole blocks."""
+    parts = codes.view(codes.shape[0], -1, 16 // bits, RUN)
+    words = parts[:, :, 0].to(torch.int32)
+    for i in range(1, 16 // bits):
+        words |= parts[:, :, i].to(torch.int32) << (bits * i)
+    return words.to(torch.int16).view(codes.shape[0], -1)
+
+
+def taken_apart(words: Tensor, bits: int) -> Tensor:
     """The other way round."""
-    pairs = codes.view(codes.shape[0], -1, 1, PAIRED // 2)
-    return torch.cat([pairs & 15, pairs >> 4], 2).view(codes.shape[0], -1)
+    wide = words.view(words.shape[0], -1, 1, RUN).to(torch.int32)
+    parts = [(wide >> (bits * i)) & ((1 << bits) - 1) for i in range(16 // bits)]
+    return torch.cat(parts, 2).to(torch.uint8).view(words.shape[0], -1)
 
 
 def _zeros(part: GroupedMatrix) -> Tensor:

@@ -3,6 +3,7 @@ of as many columns as share a scale of the weight) by its own largest number."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,35 +50,63 @@ class Fp8Linear:
         self, matrix: Fp8Matrix, bias: Tensor | None, scratch: Scratch, tile: Fp8Tile | None = None
     ) -> None:
         self.matrix, self.bias, self.scratch, self._tile = matrix, bias, scratch, tile
-        lines = matrix.shape[0]
+        lines, columns = matrix.shape
+        self._library: Callable[[Tensor], Tensor] | None = None
+        if matrix.by_row and lines % 16 == 0 and columns % 16 == 0 and matrix.codes.is_cuda:
+            self._library = self._by_rows
+        elif _library_has_blocks(matrix):
+            self._library = self._by_blocks
         scratch.reserve(parts=8 * MOST_FEW * lines, tiles=-(-lines // 16) * 4)
 
     def __call__(self, x: Tensor) -> Tensor:
-        codes, scales = self.rounded(x)
-        matrix = self.matrix
-        if matrix.by_row and len(x) > MOST_FEW and x.dtype == torch.bfloat16:
-            return torch._scaled_mm(
-                codes,
-                matrix.codes.t(),
-                scales,
-                matrix.scales.t(),
-                bias=self.bias,
-                out_dtype=x.dtype,
-                use_fast_accum=True,
-            )
-        return self.multiply(codes, scales, x.dtype)
+        if len(x) <= MOST_FEW or x.dtype != torch.bfloat16 or self._library is None:
+            return self.multiply(*self.rounded(x), x.dtype)
+        return self._library(x)
 
-    def rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x in fp8 [T, K], and its scales float32 [T, groups]."""
+    def _by_rows(self, x: Tensor) -> Tensor:
+        matrix, (codes, scales) = self.matrix, self.rounded(x)
+        return torch._scaled_mm(
+            codes,
+            matrix.codes.t(),
+            scales,
+            matrix.scales.t(),
+            bias=self.bias,
+            out_dtype=x.dtype,
+            use_fast_accum=False,  # it is little faster, and sums are then of 14 bits
+        )
+
+    def _by_blocks(self, x: Tensor) -> Tensor:
+        """With as many rows as the library wants: a multiple of 4."""
+        from torch.nn.functional import ScalingType, scaled_mm
+
+        codes, scales = self.rounded(x, -(-len(x) // 4) * 4)
+        # The scales of a block of columns lie side by side, for rows as for the weight.
+        made = scaled_mm(
+            codes,
+            self.matrix.codes.t(),
+            scales.t().contiguous().t(),
+            ScalingType.BlockWise1x128,
+            self.matrix.scales.t(),
+            ScalingType.BlockWise128x128,
+            output_dtype=x.dtype,
+        )[: len(x)]
+        return made if self.bias is None else made.add_(self.bias)
+
+    def rounded(self, x: Tensor, num_rows: int | None = None) -> tuple[Tensor, Tensor]:
+        """x in fp8 [T, K], and its scales float32 [T, groups]; with more rows than it has, others
+        are zeros."""
         x, groups = x.contiguous(), self.matrix.scales.shape[1]
-        num_rows, columns = x.shape
-        codes = torch.empty(x.shape, dtype=FP8, device=x.device)
+        num_rows, columns = num_rows or x.shape[0], x.shape[1]
+        codes = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
         scales = torch.empty(num_rows, groups, dtype=torch.float32, device=x.device)
         block = power_of_two(columns // groups)
         at_once = max(1, min(power_of_two(groups), _ROUNDED // block))
         warps = min(16, max(1, at_once * block // 512))
         round_rows[(num_rows, -(-groups // at_once))](
-            *(x, codes, scales, columns, groups), GROUPS=at_once, BLOCK=block, num_warps=warps
+            *(x, codes, scales, len(x), columns, groups),
+            GROUPS=at_once,
+            BLOCK=block,
+            num_warps=warps,
         )
         return codes, scales
 
@@ -112,3 +141,13 @@ class Fp8Linear:
 
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.matrix.tensors(), *self.scratch.tensors()
+
+
+def _library_has_blocks(matrix: Fp8Matrix) -> bool:
+    """Whether the vendor's library multiplies by blocks of 128: on Hopper alone, of so many whole
+    blocks. Of others it is silently wrong."""
+    lines, columns = matrix.shape
+    if (matrix.tall, matrix.wide) != (128, 128) or lines % 128 or columns % 512:
+        return False
+    new_enough = hasattr(torch.nn.functional, "scaled_mm")
+    return matrix.codes.is_cuda and torch.cuda.get_device_capability() == (9, 0) and new_enough

@@ -11,11 +11,12 @@ _LARGEST = tl.constexpr(448.0)
 _LEAST_SCALE = tl.constexpr(1e-12)
 
 
-@kernel()
+@kernel("num_rows")
 def round_rows(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
+    num_rows: tl.tensor,
     width: tl.tensor,
     groups: tl.tensor,
     GROUPS: tl.constexpr,
@@ -28,7 +29,7 @@ def round_rows(
     size = width // groups
     inside = (group < groups)[:, None] & (at < size)[None, :]
     place = row * width + group[:, None] * size + at[None, :]
-    wide = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    wide = tl.load(x + place, mask=inside & (row < num_rows), other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), 1) / _LARGEST, _LEAST_SCALE)
     broken = tl.sum(wide * 0.0, 1)  # NaN, or nothing
     scale += broken

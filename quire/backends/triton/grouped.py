@@ -14,8 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.quantised.grouped import GroupedMatrix
-from quire.backends.triton.grouped_kernels import dequantise_grouped, multiply_grouped
+from quire.backends.quantised.grouped import SIGNED_ZERO, GroupedMatrix, block_columns
+from quire.backends.triton.grouped_kernels import (
+    CENTRE,
+    dequantise_grouped,
+    multiply_grouped,
+    sum_groups,
+)
 from quire.backends.triton.jit import precision
 from quire.errors import NotSupported
 
@@ -62,11 +67,12 @@ def grouped_tile(matrix: GroupedMatrix, num_rows: int) -> GroupedTile:
     """So many lines and splits that every core has a few programs."""
     lines, columns = matrix.shape
     rows = next((one for one in (16, 32, 64) if num_rows <= one), 64)
-    depth, tall = _depth(matrix), 64
+    depth = _depth(matrix)
+    tall, warps = (128, 8) if lines >= 128 else (64, 4)
     tiles = -(-lines // tall) * -(-num_rows // rows)
-    most = max(1, columns // depth // 8)
+    most = max(1, columns // depth // 4)
     splits = max(1, min(MOST_SPLITS, most, round(2 * _CORES / tiles)))
-    return GroupedTile(rows, tall, depth, splits, 4, 3)
+    return GroupedTile(rows, tall, depth, splits, warps, 3)
 
 
 class GroupedLinear:
@@ -101,8 +107,10 @@ class GroupedLinear:
         tile = self._tile or grouped_tile(matrix, num_rows)
         out = x.new_empty(num_rows, lines)
         grid = (-(-lines // tile.lines), tile.splits, -(-num_rows // tile.rows))
+        unit = min(tile.depth, matrix.group)
+        sums = self._sums(x, unit) if _needs_sums(matrix) else scratch.parts
         multiply_grouped[grid](
-            *(x, *_arguments(matrix), out if bias is None else bias, out, scratch.parts),
+            *(x, *_arguments(matrix), sums, out if bias is None else bias, out, scratch.parts),
             *(scratch.arrived, num_rows),
             HAS_BIAS=bias is not None,
             ROWS=tile.rows,
@@ -116,6 +124,16 @@ class GroupedLinear:
             **_constants(matrix),
         )
         return out
+
+    def _sums(self, x: Tensor, depth: int) -> Tensor:
+        """Of what each step of the product takes of x."""
+        num_rows, columns = x.shape
+        sums = torch.empty(num_rows, columns // depth, dtype=torch.float32, device=x.device)
+        at_once = max(1, 1024 // depth)
+        sum_groups[(num_rows, -(-columns // depth // at_once))](
+            x, sums, INNER=columns, DEPTH=depth, GROUPS=at_once, num_warps=4
+        )
+        return sums
 
     def plain(self) -> Tensor:
         """The weight [N, K], its columns in the order of the codes."""
@@ -143,8 +161,24 @@ class GroupedLinear:
 
 
 def _depth(matrix: GroupedMatrix) -> int:
-    """How much of the sum to take at a time: a group, or an even part of one."""
-    return next(d for d in (128, 64, 32, 16) if matrix.group % d == 0)
+    """How much of the sum to take at a time: whole blocks of a group, or one whose halves are."""
+    block = block_columns(matrix.bits)
+    if 2 * matrix.group == block:
+        return block
+    found = next((d for d in (128, 64, 32) if matrix.group % d == 0 and d >= block), 0)
+    if not found:
+        raise NotSupported(
+            f"groups of {matrix.group} columns of {matrix.bits} bits: products on a GPU take "
+            f"multiples of {block // 2}. Use quantization='none'."
+        )
+    return found
+
+
+def _needs_sums(matrix: GroupedMatrix) -> bool:
+    """Whether codes are counted from elsewhere than they are multiplied."""
+    less = CENTRE if matrix.bits == 4 else SIGNED_ZERO
+    less = 0 if matrix.table is not None else less
+    return matrix.zeros is not None or matrix.minima is not None or matrix.zero != less
 
 
 def _arguments(matrix: GroupedMatrix) -> tuple[Tensor, ...]:

@@ -14,98 +14,154 @@ _CENTRE = tl.constexpr(CENTRE)
 
 
 def _pairs(shift: int, kind: str, magic: int, one: int, less: int) -> tl.constexpr:
-    """Instructions that make four numbers of 16 bits of the half bytes of four bytes, two at a
-    time and exactly: they become the last bits of a power of two, which is taken away again."""
-    made = " ".join(f"prmt.b32 ${i}, t, m, {pick};" for i, pick in enumerate(("0x4140", "0x4342")))
-    ones, lesses = (f"{one:#06x}{one:04x}", f"{less:#06x}{less:04x}")
-    taken = " ".join(f"fma.rn.{kind}x2 ${i}, ${i}, o, n;" for i in (0, 1))
+    """Instructions that make two numbers of 16 bits of four bits each of two words of 16 bits,
+    from bit `shift` on, exactly: they become the last bits of a power of two, which is taken away
+    again."""
+    twice = "{0:#06x}{0:04x}".format
     return tl.constexpr(
         "{ .reg .b32 t, m, o, n; "
-        f"shr.b32 t, $2, {shift}; and.b32 t, t, 0x0f0f0f0f; mov.b32 m, {magic:#x}; "
-        f"mov.b32 o, {ones}; mov.b32 n, {lesses}; {made} {taken} }}"
+        f"shr.b32 t, $1, {shift}; mov.b32 m, {twice(magic)}; "
+        "lop3.b32 t, t, 0x000f000f, m, 0xea; "  # (t & mask) | m
+        f"mov.b32 o, {twice(one)}; mov.b32 n, {twice(less)}; fma.rn.{kind}x2 $0, t, o, n; }}"
     )
 
 
-# 128 + code in bfloat16, less 128 or 136; 1024 + code in float16, less 1024 or 1032.
-_BF16_LOW = _pairs(0, "bf16", 0x43434343, 0x3F80, 0xC308)
-_BF16_HIGH = _pairs(4, "bf16", 0x43434343, 0x3F80, 0xC308)
-_BF16_LOW_WHOLE = _pairs(0, "bf16", 0x43434343, 0x3F80, 0xC300)
-_F16_LOW = _pairs(0, "f16", 0x64646464, 0x3C00, 0xE408)
-_F16_HIGH = _pairs(4, "f16", 0x64646464, 0x3C00, 0xE408)
-_F16_LOW_WHOLE = _pairs(0, "f16", 0x64646464, 0x3C00, 0xE400)
+# 128 + code in bfloat16, less 136 or 128; 1024 + code in float16, less 1032 or 1024.
+_BF16_0, _BF16_1, _BF16_2, _BF16_3 = (
+    _pairs(4 * i, "bf16", 0x4300, 0x3F80, 0xC308) for i in range(4)
+)
+_BF16_0_WHOLE, _BF16_2_WHOLE = (_pairs(i, "bf16", 0x4300, 0x3F80, 0xC300) for i in (0, 8))
+_F16_0, _F16_1, _F16_2, _F16_3 = (_pairs(4 * i, "f16", 0x6400, 0x3C00, 0xE408) for i in range(4))
+_F16_0_WHOLE, _F16_2_WHOLE = (_pairs(i, "f16", 0x6400, 0x3C00, 0xE400) for i in (0, 8))
 
 
 @part
-def _low(codes: tl.tensor, dtype: tl.constexpr, BITS: tl.constexpr, BY_PAIRS: tl.constexpr) -> Any:
-    """The low halves of bytes: less CENTRE where they are codes, as they are where they are the
-    last bits of one."""
+def _picked(
+    words: tl.tensor,
+    bf16: tl.constexpr,
+    f16: tl.constexpr,
+    SHIFT: tl.constexpr,
+    LESS: tl.constexpr,
+    dtype: tl.constexpr,
+    BY_PAIRS: tl.constexpr,
+) -> Any:
+    """Four bits of each word, less a number."""
     if not BY_PAIRS:
-        made = ((codes & 15).to(tl.int32) - (_CENTRE if BITS == 4 else 0)).to(dtype)
+        made = (((words.to(tl.int32) >> SHIFT) & 15) - LESS).to(dtype)
     elif dtype == tl.bfloat16:
-        bf16: tl.constexpr = _BF16_LOW if BITS == 4 else _BF16_LOW_WHOLE
-        made = tl.inline_asm_elementwise(bf16, "=r,=r,r", [codes], tl.bfloat16, True, 4)
+        made = tl.inline_asm_elementwise(bf16, "=r,r", [words], tl.bfloat16, True, 2)
     else:
-        f16: tl.constexpr = _F16_LOW if BITS == 4 else _F16_LOW_WHOLE
-        made = tl.inline_asm_elementwise(f16, "=r,=r,r", [codes], tl.float16, True, 4)
+        made = tl.inline_asm_elementwise(f16, "=r,r", [words], tl.float16, True, 2)
     return made
 
 
 @part
-def _high(codes: tl.tensor, dtype: tl.constexpr, BY_PAIRS: tl.constexpr) -> Any:
-    """The high halves of bytes less CENTRE."""
-    if not BY_PAIRS:
-        made = ((codes >> 4).to(tl.int32) - _CENTRE).to(dtype)
-    elif dtype == tl.bfloat16:
-        made = tl.inline_asm_elementwise(_BF16_HIGH, "=r,=r,r", [codes], tl.bfloat16, True, 4)
+def _quarters(
+    words: tl.tensor,
+    table: tl.tensor,
+    dtype: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    BY_PAIRS: tl.constexpr,
+) -> Any:
+    """The four parts of words of 16 bits: four codes of 4 bits, or the low and the high half of one
+    code of 8 bits and then of another."""
+    if HAS_TABLE:
+        wide = words.to(tl.int32)
+        a, b = tl.load(table + (wide & 15)).to(dtype), tl.load(table + ((wide >> 4) & 15)).to(dtype)
+        c = tl.load(table + ((wide >> 8) & 15)).to(dtype)
+        d = tl.load(table + ((wide >> 12) & 15)).to(dtype)
     else:
-        made = tl.inline_asm_elementwise(_F16_HIGH, "=r,=r,r", [codes], tl.float16, True, 4)
-    return made
+        # The low half of a code of 8 bits is as it is, the high one is less 8: all of it less 128.
+        less: tl.constexpr = _CENTRE if BITS == 4 else 0
+        first: tl.constexpr = _BF16_0 if BITS == 4 else _BF16_0_WHOLE
+        third: tl.constexpr = _BF16_2 if BITS == 4 else _BF16_2_WHOLE
+        first16: tl.constexpr = _F16_0 if BITS == 4 else _F16_0_WHOLE
+        third16: tl.constexpr = _F16_2 if BITS == 4 else _F16_2_WHOLE
+        a = _picked(words, first, first16, 0, less, dtype, BY_PAIRS)
+        b = _picked(words, _BF16_1, _F16_1, 4, _CENTRE, dtype, BY_PAIRS)
+        c = _picked(words, third, third16, 8, less, dtype, BY_PAIRS)
+        d = _picked(words, _BF16_3, _F16_3, 12, _CENTRE, dtype, BY_PAIRS)
+    return a, b, c, d
 
 
 @part
 def _columns(at: tl.tensor, BITS: tl.constexpr) -> Any:
-    """Which columns bytes hold; of 4 bits those of their low halves, and 16 further the others."""
-    column = at
-    if BITS == 4:
-        column = at // 16 * 32 + at % 16
-    return column
+    """The first column that words of 16 bits hold: of 4 bits also those 16, 32 and 48 further, of
+    8 bits that 16 further."""
+    per: tl.constexpr = 64 if BITS == 4 else 32
+    return at // 16 * per + at % 16
 
 
 @part
 def _multiplied(
-    codes: tl.tensor,
+    words: tl.tensor,
     table: tl.tensor,
     mine: tl.tensor,
     known: tl.tensor,
     dtype: tl.constexpr,
     BITS: tl.constexpr,
     HAS_TABLE: tl.constexpr,
-    NEEDS_SUMS: tl.constexpr,
+    HALVES: tl.constexpr,
     BY_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """[lines, rows]: codes (less CENTRE, or less 128) times x, and the sums of x."""
-    place = mine[None, :] + _columns(tl.arange(0, codes.shape[1]), BITS)[:, None]
-    x = tl.load(place, mask=known[None, :], other=0.0)
-    if HAS_TABLE:
-        low = tl.load(table + (codes & 15).to(tl.int32)).to(dtype)
-        high = tl.load(table + (codes >> 4).to(tl.int32)).to(dtype)
-    else:
-        low, high = _low(codes, dtype, BITS, BY_PAIRS), _high(codes, dtype, BY_PAIRS)
+    """[lines, rows]: codes (less CENTRE, or less 128) times x; with HALVES those in the first half
+    of words, and those in the second."""
+    place = mine[None, :] + _columns(tl.arange(0, words.shape[1]), BITS)[:, None]
+    a, b, c, d = _quarters(words, table, dtype, BITS, HAS_TABLE, BY_PAIRS)
+    here = known[None, :]
+    x, more = tl.load(place, here, 0.0), tl.load(place + 16, here, 0.0)
     if BITS == 4:
-        more = tl.load(place + 16, mask=known[None, :], other=0.0)
-        made = tl.dot(low, x, input_precision=PRECISION)
-        made = tl.dot(high, more, made, input_precision=PRECISION)
+        third, fourth = tl.load(place + 32, here, 0.0), tl.load(place + 48, here, 0.0)
+        first = tl.dot(a, x, input_precision=PRECISION)
+        first = tl.dot(b, more, first, input_precision=PRECISION)
+        if HALVES:
+            second = tl.dot(c, third, input_precision=PRECISION)
+        else:
+            second = tl.dot(c, third, first, input_precision=PRECISION)
+        second = tl.dot(d, fourth, second, input_precision=PRECISION)
+    elif HALVES:
+        first = 16 * tl.dot(b, x, input_precision=PRECISION)
+        first = tl.dot(a, x, first, input_precision=PRECISION)
+        second = 16 * tl.dot(d, more, input_precision=PRECISION)
+        second = tl.dot(c, more, second, input_precision=PRECISION)
     else:
-        made = 16 * tl.dot(high, x, input_precision=PRECISION)
-        made = tl.dot(low, x, made, input_precision=PRECISION)
-    sums = made
-    if NEEDS_SUMS:
-        ones = tl.full(codes.shape, 1.0, dtype)
-        sums = tl.dot(ones, x, input_precision=PRECISION)
-        if BITS == 4:
-            sums = tl.dot(ones, more, sums, input_precision=PRECISION)
-    return made, sums
+        first = tl.dot(b, x, input_precision=PRECISION)
+        second = 16 * tl.dot(d, more, first, input_precision=PRECISION)
+        second = tl.dot(a, x, second, input_precision=PRECISION)
+        second = tl.dot(c, more, second, input_precision=PRECISION)
+    return first, second
+
+
+@part
+def _scaled(
+    made: tl.tensor,
+    scales: tl.tensor,
+    others: tl.tensor,
+    sums: tl.tensor,
+    line: tl.tensor,
+    row: tl.tensor,
+    known: tl.tensor,
+    group: tl.tensor,
+    part_: tl.tensor,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    LESS: tl.constexpr,
+    ZERO: tl.constexpr,
+    SECOND: tl.constexpr,
+) -> Any:
+    """What codes of a group made, in its scale, with what its zero point or minimum adds."""
+    scale = tl.load(scales + line * GROUPS + group).to(tl.float32)
+    total = made * scale[:, None]
+    if SECOND != "none" or LESS != ZERO:
+        added = (LESS - ZERO) * scale
+        if SECOND == "zeros":
+            added = (LESS - tl.load(others + line * GROUPS + group).to(tl.float32)) * scale
+        if SECOND == "minima":
+            added = LESS * scale + tl.load(others + line * GROUPS + group).to(tl.float32)
+        total += added[:, None] * tl.load(sums + row * PARTS + part_, known, 0.0)[None, :]
+    return total
 
 
 @kernel("num_rows")
@@ -115,6 +171,7 @@ def multiply_grouped(
     scales: tl.tensor,
     others: tl.tensor,
     table: tl.tensor,
+    sums: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
@@ -135,41 +192,64 @@ def multiply_grouped(
     BY_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """LINES lines of the weight times ROWS rows, over one of SPLITS parts of the sum.
+    """LINES lines of the weight times ROWS rows, over one of SPLITS parts of the sum. A step takes
+    DEPTH columns of it: of one group, or a block of words whose halves are groups.
 
-    Codes are multiplied as whole numbers, and what a group gives is scaled: so a weight costs a
-    few instructions, and is rounded by none of them. A zero point or a minimum is times the sum of
-    x in the group, which tensor cores find beside."""
+    Codes are multiplied as whole numbers, and what a group gives is scaled: so a weight costs one
+    or two instructions, and is rounded by none of them. A zero point or a minimum is times the sum
+    of x in the group, which `sum_groups` found."""
     own = tl.program_id(0) * LINES + tl.arange(0, LINES)
     line = tl.minimum(own, OUTER - 1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     dtype: tl.constexpr = x.dtype.element_ty
-    held: tl.constexpr = DEPTH * BITS // 8
+    held: tl.constexpr = DEPTH * BITS // 16
     less: tl.constexpr = 0 if HAS_TABLE else (_CENTRE if BITS == 4 else 128)
-    needs_sums: tl.constexpr = SECOND != "none" or less != ZERO
-    stored = codes + line.to(tl.int64)[:, None] * (INNER * BITS // 8) + tl.arange(0, held)[None, :]
-    of_line = line * (INNER // GROUP)
+    halves: tl.constexpr = GROUP < DEPTH
+    groups: tl.constexpr = INNER // GROUP
+    parts_of_row: tl.constexpr = groups if halves else INNER // DEPTH
+    stored = codes + line.to(tl.int64)[:, None] * (INNER * BITS // 16) + tl.arange(0, held)[None, :]
     mine, known = x + row.to(tl.int64) * INNER, row < num_rows
     acc = tl.zeros([LINES, ROWS], tl.float32)
-    steps: tl.constexpr = INNER // DEPTH
-    split = tl.program_id(1)
+    split, steps = tl.program_id(1), INNER // DEPTH
     for step in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
         base = step * DEPTH
-        code = tl.load(stored + base * BITS // 8)
-        scale = tl.load(scales + of_line + base // GROUP).to(tl.float32)
-        made, sums = _multiplied(
-            *(code, table, mine + base, known, dtype, BITS, HAS_TABLE, needs_sums, BY_PAIRS),
-            *(PRECISION,),
+        first, second = _multiplied(
+            *(tl.load(stored + base * BITS // 16), table, mine + base, known, dtype, BITS),
+            *(HAS_TABLE, halves, BY_PAIRS, PRECISION),
         )
-        acc += made * scale[:, None]
-        if needs_sums:
-            added = (less - ZERO) * scale
-            if SECOND != "none":
-                other = tl.load(others + of_line + base // GROUP).to(tl.float32)
-                added = less * scale + other if SECOND == "minima" else (less - other) * scale
-            acc += sums * added[:, None]
+        if halves:
+            acc += _scaled(
+                *(first, scales, others, sums, line, row, known, 2 * step, 2 * step),
+                *(groups, parts_of_row, less, ZERO, SECOND),
+            )
+            acc += _scaled(
+                *(second, scales, others, sums, line, row, known, 2 * step + 1, 2 * step + 1),
+                *(groups, parts_of_row, less, ZERO, SECOND),
+            )
+        else:
+            acc += _scaled(
+                *(second, scales, others, sums, line, row, known, base // GROUP, step),
+                *(groups, parts_of_row, less, ZERO, SECOND),
+            )
     acc = tl.trans(acc)
     finish(acc, parts, arrived, bias, out, row, own, num_rows, OUTER, SPLITS, HAS_BIAS)
+
+
+@kernel()
+def sum_groups(
+    x: tl.tensor,
+    sums: tl.tensor,
+    INNER: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
+    """The sums of DEPTH numbers of x each."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    inside = group < INNER // DEPTH
+    place = row * INNER + group[:, None] * DEPTH + tl.arange(0, DEPTH)[None, :]
+    wide = tl.load(x + place, mask=inside[:, None], other=0.0).to(tl.float32)
+    tl.store(sums + row * (INNER // DEPTH) + group, tl.sum(wide, 1), mask=inside)
 
 
 @kernel()
@@ -194,20 +274,20 @@ def dequantise_grouped(
     line = tl.minimum(own, OUTER - 1)
     base = tl.program_id(1) * DEPTH
     dtype: tl.constexpr = out.dtype.element_ty
-    held: tl.constexpr = DEPTH * BITS // 8
+    held: tl.constexpr = DEPTH * BITS // 16
     at = tl.arange(0, held)
-    stored = codes + line.to(tl.int64)[:, None] * (INNER * BITS // 8) + base * BITS // 8
-    code = tl.load(stored + at[None, :])
-    group = line * (INNER // GROUP) + base // GROUP
-    scale = tl.load(scales + group).to(tl.float32)[:, None]
+    stored = codes + line.to(tl.int64)[:, None] * (INNER * BITS // 16) + base * BITS // 16
+    words = tl.load(stored + at[None, :]).to(tl.int32)
     place = out + own.to(tl.int64)[:, None] * INNER + (base + _columns(at, BITS))[None, :]
-    for half in tl.static_range(2 if BITS == 4 else 1):
-        part_ = code if BITS == 8 else (code >> (4 * half)) & 15
-        value = tl.load(table + part_.to(tl.int32)) if HAS_TABLE else part_.to(tl.float32)
+    for i in tl.static_range(16 // BITS):
+        group = line * (INNER // GROUP) + (base + 16 * i) // GROUP
+        scale = tl.load(scales + group).to(tl.float32)[:, None]
+        code = (words >> (BITS * i)) & ((1 << BITS) - 1)
+        value = tl.load(table + code) if HAS_TABLE else code.to(tl.float32)
         if SECOND == "zeros":
             wide = (value - tl.load(others + group).to(tl.float32)[:, None]) * scale
         elif SECOND == "minima":
             wide = value * scale + tl.load(others + group).to(tl.float32)[:, None]
         else:
             wide = (value - ZERO) * scale
-        tl.store(place + 16 * half, wide.to(dtype), mask=(own < OUTER)[:, None])
+        tl.store(place + 16 * i, wide.to(dtype), mask=(own < OUTER)[:, None])

@@ -11,7 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.backends.quantised.grouped import SIGNED_ZERO, GroupedMatrix, paired
+from quire.backends.quantised.grouped import (
+    SIGNED_ZERO,
+    GroupedMatrix,
+    block_columns,
+    put_together,
+)
 from quire.weights.dequantise import FP4, IQ4, crumbs, half, high_bits, nibbles, planes, six_bit
 from quire.weights.formats import StoredTensor
 from quire.weights.read_rows import stored_rows
@@ -36,7 +41,7 @@ def gguf_matrix(
         blocks = raw.to(device).view(-1, source.format.block_bytes)
         code, scale, minimum = kind.part(blocks)
         code = code.reshape(count, width)
-        codes.append(paired(code) if kind.bits == 4 else code)
+        codes.append(put_together(code, kind.bits))
         scales.append(scale.reshape(count, -1))
         if minimum is not None:
             minima.append(minimum.reshape(count, -1))
@@ -125,3 +130,11 @@ KEPT_FORMATS = {
     "Q6_K": _Kind(8, _q6_k, SIGNED_ZERO),
     "Q8_0": _Kind(8, _q8_0, SIGNED_ZERO),
 }
+
+
+def is_kept_format(source: StoredTensor) -> bool:
+    """Whether a stored tensor can stay as it is."""
+    kind = KEPT_FORMATS.get(source.format.name)
+    if kind is None or source.is_scattered or len(source.shape) != 2:
+        return False
+    return source.shape[1] % block_columns(kind.bits) == 0

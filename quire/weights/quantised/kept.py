@@ -16,7 +16,7 @@ from quire.backends.quantised.fp8_matrix import Fp8Matrix, stacked_fp8
 from quire.backends.quantised.grouped import GroupedMatrix, stacked
 from quire.weights.cuts import Piece
 from quire.weights.names import Weight
-from quire.weights.quantised.gguf_blocks import KEPT_FORMATS, gguf_matrix
+from quire.weights.quantised.gguf_blocks import gguf_matrix, is_kept_format
 from quire.weights.quantised.layout import Layout, Quantisation
 from quire.weights.quantised.stored import Source, StoredMatrix
 from quire.weights.quantised.unpack import QuantisedMatrix, read_matrix
@@ -34,9 +34,7 @@ def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
     """Whether all that a weight consists of is quantised in ways that have a product; `fp8`: on a
     GPU that has it."""
     return all(
-        one.layout.kind != "fp8" or fp8
-        if isinstance(one, StoredMatrix)
-        else one.format.name in KEPT_FORMATS and not one.is_scattered
+        one.layout.kind != "fp8" or fp8 if isinstance(one, StoredMatrix) else is_kept_format(one)
         for one in sources
     )
 
@@ -71,8 +69,9 @@ def random_matrix(
     if layout.kind == "fp8":
         return _random_fp8(lines, columns, layout, device, generator)
     group = layout.group or (64 if layout.kind == "nf4" else columns)
-    size = (lines, columns * layout.bits // 8)
-    codes = torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=generator)
+    size = (lines, columns * layout.bits // 16)
+    ends = (-(1 << 15), 1 << 15)
+    codes = torch.randint(*ends, size, dtype=torch.int16, device=device, generator=generator)
     scales = torch.full((lines, columns // group), SMALL * 4 / (1 << layout.bits), device=device)
     zeros = torch.full(scales.shape, 1 << (layout.bits - 1), dtype=torch.uint8, device=device)
     if layout.kind in ("nf4", "mxfp4"):

@@ -26,7 +26,6 @@ NOT_NEEDED = (
     *("weight_shape", "input_scale", "output_scale", "input_zero_point", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "prob_scale", "input_scale_ub", "act_scale"),
 )
-PAIRED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +138,10 @@ _TENSORS: dict[str, tuple[str, ...]] = {
 }
 
 
+# Columns whose codes lie together in a GroupedMatrix, by bits.
+_BLOCKS = {4: 64, 8: 32}
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A tensor of a weight: in which formats it may be, and of which shapes."""
@@ -156,10 +159,11 @@ def _check(matrix: StoredMatrix, where: str) -> None:
             f"{where}: {columns} columns are not whole groups of {matrix.group}; quire reads "
             "weights that are"
         )
-    if matrix.layout.bits == 4 and (columns % PAIRED or matrix.group % PAIRED):
+    unit = _BLOCKS.get(matrix.layout.bits, 1) if matrix.layout.kind != "fp8" else 1
+    if columns % unit:
         raise UnsupportedModel(
-            f"{where}: {columns} columns in groups of {matrix.group}; of 4 bits quire reads "
-            f"multiples of {PAIRED}"
+            f"{where}: {columns} columns; of {matrix.layout.bits} bits quire reads multiples of "
+            f"{unit}"
         )
     for role, wanted in _WANTED[matrix.layout.kind](matrix).items():
         tensor = matrix.tensors.get(role)

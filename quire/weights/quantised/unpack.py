@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
-from quire.backends.quantised.grouped import PAIRED, SIGNED_ZERO, GroupedMatrix, paired
+from quire.backends.quantised.grouped import SIGNED_ZERO, GroupedMatrix, put_together
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.weights.formats import StoredTensor
 from quire.weights.json_file import parse_object
@@ -90,7 +90,7 @@ def _awq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     shifts = 4 * torch.tensor(_AWQ_NIBBLES, dtype=torch.int32, device=tensors[".qweight"].device)
     return GroupedMatrix(
         4,
-        paired(_fields(tensors[".qweight"], shifts).t().contiguous()),
+        put_together(_fields(tensors[".qweight"], shifts).t().contiguous(), 4),
         tensors[".scales"].t().contiguous(),
         zeros=_fields(tensors[".qzeros"], shifts).t().contiguous(),
     )
@@ -110,7 +110,7 @@ def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     if order is not None:
         codes = codes[:, order].contiguous()
     scales = tensors[".scales"].t().contiguous()
-    return GroupedMatrix(bits, _held(codes, bits), scales, zero, zeros, order=order)
+    return GroupedMatrix(bits, put_together(codes, bits), scales, zero, zeros, order=order)
 
 
 def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
@@ -126,12 +126,12 @@ def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     if order is not None:
         codes = codes[:, order].contiguous()
     scales = _by_row(tensors[".weight_scale"], rows)
-    return GroupedMatrix(bits, _held(codes, bits), scales, zero, zeros, order=order)
+    return GroupedMatrix(bits, put_together(codes, bits), scales, zero, zeros, order=order)
 
 
 def _int(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     rows = source.shape[0]
-    codes = _unsigned(tensors[".weight"])
+    codes = put_together(_unsigned(tensors[".weight"]), 8)
     zeros = tensors.get(".weight_zero_point") if not source.layout.symmetric else None
     return GroupedMatrix(
         8,
@@ -162,7 +162,7 @@ def _nf4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     rows, columns = source.shape
     state = _state(source, tensors)
     size = state["blocksize"]
-    if columns % size or size % PAIRED:
+    if columns % size:
         raise UnsupportedModel(
             f"{source.name}: {columns} columns in blocks of {size}, which cross from row to row; "
             "quire reads weights whose rows are whole blocks"
@@ -177,7 +177,7 @@ def _nf4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     raw = tensors[".weight"].view(rows, columns // 2)
     codes = torch.stack([raw >> 4, raw & 15], 2).view(rows, columns)
     table = tensors[".weight.quant_map"]
-    return GroupedMatrix(4, paired(codes), scales.view(rows, -1), table=table)
+    return GroupedMatrix(4, put_together(codes, 4), scales.view(rows, -1), table=table)
 
 
 def _nested(source: StoredMatrix, tensors: dict[str, Tensor], state: dict[str, Any]) -> Tensor:
@@ -215,7 +215,7 @@ def _mxfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     codes = torch.stack([raw & 15, raw >> 4], 2).view(source.shape)
     scales = torch.exp2(tensors["_scales"].float() - 127)
     table = torch.tensor(FP4, device=raw.device)
-    return GroupedMatrix(4, paired(codes), scales, table=table)
+    return GroupedMatrix(4, put_together(codes, 4), scales, table=table)
 
 
 def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
@@ -245,10 +245,6 @@ def _fields(words: Tensor, shifts: Tensor) -> Tensor:
     for i, shift in enumerate(shifts.tolist()):
         made[..., i] = (words >> shift) & mask
     return made.flatten(1)
-
-
-def _held(codes: Tensor, bits: int) -> Tensor:
-    return paired(codes) if bits == 4 else codes
 
 
 def _by_row(numbers: Tensor, rows: int) -> Tensor:

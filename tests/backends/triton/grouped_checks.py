@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.backends.quantised.grouped import GroupedMatrix, paired
+from quire.backends.quantised.grouped import GroupedMatrix, put_together
 from quire.backends.triton.grouped import GroupedLinear, GroupedTile, Scratch
 
 NF4 = torch.linspace(-1, 1, 16) ** 3
@@ -15,7 +15,7 @@ NF4 = torch.linspace(-1, 1, 16) ** 3
 
 def codes_of(lines: int, columns: int, bits: int, device: torch.device) -> Tensor:
     codes = torch.randint(0, 1 << bits, (lines, columns), dtype=torch.uint8, device=device)
-    return paired(codes) if bits == 4 else codes
+    return put_together(codes, bits)
 
 
 def matrices(

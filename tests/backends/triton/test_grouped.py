@@ -9,14 +9,14 @@ from quire.backends.triton.grouped import GroupedTile
 from tests.backends.triton.grouped_checks import check_plain, check_product, matrices
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-KINDS = tuple(matrices(1, 32, 32, torch.float32, torch.device("cpu")))
+KINDS = tuple(matrices(1, 64, 64, torch.float32, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_the_plain_weight(kind: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    for lines, columns, group, rows in ((24, 128, 32, 3), (80, 64, 64, 17)):
+    for lines, columns, group, rows in ((24, 128, 32, 3), (80, 128, 64, 17)):
         matrix = matrices(lines, columns, group, torch.float16, DEVICE)[kind]
         check_product(matrix, rows, dtype)
         check_plain(matrix, dtype)
@@ -27,7 +27,7 @@ def test_parts_of_a_sum_come_together(splits: int) -> None:
     torch.manual_seed(0)
     for kind in ("4 bits, zeros", "8 bits"):
         matrix = matrices(40, 256, 64, torch.float16, DEVICE)[kind]
-        tile = GroupedTile(16, 16, 32, splits, 4, 2)
+        tile = GroupedTile(16, 16, 64, splits, 4, 2)
         # Twice, because the first leaves the counters as it found them.
         check_product(
             matrix, 20, torch.float16, tile, run=lambda linear, x: linear(x) * 0 + linear(x)
