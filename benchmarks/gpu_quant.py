@@ -276,10 +276,11 @@ def models() -> Iterator[Line]:
     from quire import LLM, SamplingParams
     from tests.weights.quantised_files import CASES, write_quantised
 
-    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
-    more = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 2048}
+    config = LlamaConfig(hidden_size=512, intermediate_size=1024, num_hidden_layers=4)
+    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 8, 4, 2048
+    config.head_dim = 64
     torch.manual_seed(1)
-    plain = LlamaForCausalLM(LlamaConfig(**sizes, **more, max_position_embeddings=2048)).eval()
+    plain = LlamaForCausalLM(config).eval()
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
     prompts = [[(7 * i + j * j) % 2000 for j in range(20 + 40 * i)] for i in range(8)]
     usual: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
@@ -292,16 +293,18 @@ def models() -> Iterator[Line]:
                 with LLM(directory, quantization=quantization, **usual) as llm:
                     held = torch.cuda.memory_allocated() >> 20
                     found.append(llm.generate(prompts, params, use_tqdm=False))
-            firsts = [
-                [next(iter(one.outputs[0].logprobs[0].values())).logprob for one in outputs]
-                for outputs in found
-            ]
+            firsts = [[_first_logprob(one) for one in outputs] for outputs in found]
             apart = max(abs(a - b) for a, b in zip(*firsts, strict=True))
             same = [
                 a.outputs[0].token_ids[0] == b.outputs[0].token_ids[0]
                 for a, b in zip(*found, strict=True)
             ]
             yield {"model": name, "first logprobs apart": apart, "same": sum(same), "MiB": held}
+
+
+def _first_logprob(output: Any) -> float:
+    first = output.outputs[0].logprobs[0]
+    return float(next(iter(first.values())).logprob)
 
 
 LAYOUTS: dict[str, dict[str, Any] | None] = {
@@ -311,6 +314,10 @@ LAYOUTS: dict[str, dict[str, Any] | None] = {
     "fp8": {"quant_method": "fbgemm_fp8"},
     "fp8 blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
+
+
+# Rows, tokens of each prompt, tokens of each answer.
+WORK = ((16, 16, 256), (64, 16, 128), (256, 16, 64), (64, 1024, 1))
 
 
 def speed() -> Iterator[Line]:
@@ -331,12 +338,7 @@ def speed() -> Iterator[Line]:
             began = time.perf_counter()
             with LLM(directory, **usual, enable_prefix_caching=False, max_model_len=4096) as llm:
                 line: Line = {"layout": name, "start": time.perf_counter() - began}
-                for rows_, prompt, most in (
-                    (16, 16, 256),
-                    (64, 16, 128),
-                    (256, 16, 64),
-                    (64, 1024, 1),
-                ):
+                for rows_, prompt, most in WORK:
                     prompts = [[(i * 31 + j) % 9999 for j in range(prompt)] for i in range(rows_)]
                     params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
                     for _ in range(2):
