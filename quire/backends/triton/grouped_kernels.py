@@ -206,7 +206,6 @@ def multiply_grouped(
     less: tl.constexpr = 0 if HAS_TABLE else (_CENTRE if BITS == 4 else 128)
     halves: tl.constexpr = GROUP < DEPTH
     groups: tl.constexpr = INNER // GROUP
-    parts_of_row: tl.constexpr = groups if halves else INNER // DEPTH
     stored = codes + line.to(tl.int64)[:, None] * (INNER * BITS // 16) + tl.arange(0, held)[None, :]
     mine, known = x + row.to(tl.int64) * INNER, row < num_rows
     acc = tl.zeros([LINES, ROWS], tl.float32)
@@ -220,17 +219,13 @@ def multiply_grouped(
         if halves:
             acc += _scaled(
                 *(first, scales, others, sums, line, row, known, 2 * step, 2 * step),
-                *(groups, parts_of_row, less, ZERO, SECOND),
+                *(groups, groups, less, ZERO, SECOND),
             )
-            acc += _scaled(
-                *(second, scales, others, sums, line, row, known, 2 * step + 1, 2 * step + 1),
-                *(groups, parts_of_row, less, ZERO, SECOND),
-            )
-        else:
-            acc += _scaled(
-                *(second, scales, others, sums, line, row, known, base // GROUP, step),
-                *(groups, parts_of_row, less, ZERO, SECOND),
-            )
+        group, part_ = (2 * step + 1, 2 * step + 1) if halves else (base // GROUP, step)
+        acc += _scaled(
+            *(second, scales, others, sums, line, row, known, group, part_),
+            *(groups, groups if halves else INNER // DEPTH, less, ZERO, SECOND),
+        )
     acc = tl.trans(acc)
     finish(acc, parts, arrived, bias, out, row, own, num_rows, OUTER, SPLITS, HAS_BIAS)
 
