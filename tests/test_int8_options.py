@@ -59,3 +59,23 @@ def test_what_is_not_built_is_refused_with_the_way_out(
 ) -> None:
     with pytest.raises(NotSupported, match="Leave"):
         decided(quantization="int8", device=device, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "kept"),
+    [
+        ("cuda", {"quantization": "awq"}, "awq"),
+        ("cuda", {"quantization": "awq", "dtype": "float32"}, None),
+        ("cuda", {"quantization": "none"}, None),
+        ("cuda", {}, None),
+        ("cpu", {"quantization": "awq"}, None),
+    ],
+)
+def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
+    device: str, options: dict[str, str], kept: str | None
+) -> None:
+    facts = DeviceFacts(device, 1 << 34, 1 << 33, 2, ("bfloat16",))
+    config = resolve(parse_options(options), SPEC, facts, stored="awq")
+    assert config.quantization == kept
+    said = any("dequantised when they are loaded" in line for line in config.notes)
+    assert said == (kept is None and options.get("quantization") != "none")

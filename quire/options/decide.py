@@ -147,11 +147,15 @@ def _quantization(
     if asked is None and options.dtype is None and int8_fits:
         notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
         return "int8"
-    named = options.quantization or (stored if stored != "gguf" else "")
-    if asked is None and named in CHECKPOINTS:
-        if facts.device == "cuda" and options.dtype != "float32":
-            return named
-        notes.append(f"{stored}: the weights are dequantised when they are loaded")
+    if options.quantization in CHECKPOINTS and facts.device == "cuda":
+        if options.dtype != "float32":
+            return options.quantization
+        notes.append("dtype float32: the weights are dequantised when they are loaded")
+    elif asked is None and stored not in ("", "gguf"):
+        more = (
+            f" (quantization={stored!r} keeps them as they are)" if facts.device == "cuda" else ""
+        )
+        notes.append(f"{stored}: the weights are dequantised when they are loaded{more}")
     return None
 
 

@@ -104,9 +104,10 @@ HONOURED: tuple[Option, ...] = (
         "quantization",
         None,
         checks.quantization,
-        '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. None: as '
-        "the checkpoint is (docs/models.md has the layouts; their names are taken, too), on a CPU "
-        "dequantised, and int8 where that is fast and accurate enough and no dtype is given.",
+        '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. What a '
+        "checkpoint is (awq, gptq, compressed-tensors, fp8, mxfp4, bitsandbytes, gguf): weights "
+        "stay so on a GPU. None: they are dequantised on load; on a CPU int8 where they were "
+        "rounded before, that is fast and accurate enough, and no dtype is given.",
     ),
     _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
     _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),

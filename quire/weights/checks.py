@@ -126,7 +126,8 @@ def check_memory(
         raise NotEnoughMemory(
             f"the weights take {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, "
             f"{available / 1e9:.1f} GB are free on {device}. "
-            "A 16-bit dtype or a smaller model takes less."
+            "A 16-bit dtype or a smaller model takes less; on a GPU weights that are quantised in "
+            "their files can stay so (quantization= with their method)."
         )
 
 

@@ -85,7 +85,7 @@ class GroupedLinear:
         scratch: Scratch,
         tile: GroupedTile | None = None,
     ) -> None:
-        if matrix.minima is not None and (matrix.zeros is not None or matrix.zero):
+        if matrix.minima is not None and matrix.zeros is not None:
             raise NotSupported("a weight with zero points and minima.")
         self.matrix, self.bias, self.scratch = matrix.narrowed(), bias, scratch
         self._tile = tile

@@ -159,7 +159,7 @@ def _scaled(
         if SECOND == "zeros":
             added = (LESS - tl.load(others + line * GROUPS + group).to(tl.float32)) * scale
         if SECOND == "minima":
-            added = LESS * scale + tl.load(others + line * GROUPS + group).to(tl.float32)
+            added += tl.load(others + line * GROUPS + group).to(tl.float32)
         total += added[:, None] * tl.load(sums + row * PARTS + part_, known, 0.0)[None, :]
     return total
 
@@ -282,7 +282,7 @@ def dequantise_grouped(
         if SECOND == "zeros":
             wide = (value - tl.load(others + group).to(tl.float32)[:, None]) * scale
         elif SECOND == "minima":
-            wide = value * scale + tl.load(others + group).to(tl.float32)[:, None]
+            wide = (value - ZERO) * scale + tl.load(others + group).to(tl.float32)[:, None]
         else:
             wide = (value - ZERO) * scale
         tl.store(place + 16 * i, wide.to(dtype), mask=(own < OUTER)[:, None])

@@ -54,6 +54,8 @@ def stack(parts: Sequence[QuantisedMatrix], dtype: torch.dtype) -> QuantisedMatr
     made = None
     if all(isinstance(part, GroupedMatrix) for part in parts):
         made = stacked(cast(Sequence[GroupedMatrix], parts))
+        if made is not None and made.zeros is not None and made.minima is not None:
+            made = None  # no product has both
     return torch.cat([part.dequantised(dtype) for part in parts]) if made is None else made
 
 

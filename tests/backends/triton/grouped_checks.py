@@ -36,6 +36,7 @@ def matrices(
         "4 bits, minima": GroupedMatrix(4, four, scales(), minima=-8 * scales()),
         "4 bits, table": GroupedMatrix(4, four, scales(), table=NF4.to(device)),
         "4 bits, order": GroupedMatrix(4, four, scales(), zero=8, order=order),
+        "8 bits, minima": GroupedMatrix(8, eight, scales() / 16, 128, minima=scales()),
         "8 bits": GroupedMatrix(8, eight, scales() / 16, zero=128),
         "8 bits, zeros": GroupedMatrix(8, eight, scales() / 16, zeros=zeros * 8),
     }
