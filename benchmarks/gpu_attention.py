@@ -39,7 +39,7 @@ def copy_bandwidth() -> float:
     return 2 * source.nbytes / milliseconds(lambda: torch.neg(source, out=target)) / 1e9
 
 
-def _cache(shape: HeadShape, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def paged_cache(shape: HeadShape, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(keys, values, tables) of contexts in shuffled blocks."""
     counts = (lengths.cpu().numpy() + shape.block_size - 1) // shape.block_size
     order = np.random.default_rng(0).permutation(int(counts.sum())).astype(np.int32)
@@ -69,7 +69,7 @@ class _Decode:
     def __init__(self, shape: HeadShape, rows: int, context: int, ragged: str) -> None:
         self.shape, self.rows = shape, rows
         self.lengths = lengths_of(rows, context, ragged)
-        self.keys, self.values, self.tables = _cache(shape, self.lengths)
+        self.keys, self.values, self.tables = paged_cache(shape, self.lengths)
         self.q = torch.randn(rows, shape.num_heads, shape.head_dim, device=CUDA, dtype=shape.dtype)
         tokens = int(self.lengths.sum())
         self.bytes = tokens * shape.num_kv_heads * shape.head_dim * 2 * shape.dtype.itemsize
@@ -147,7 +147,7 @@ def _time_prefix(
 ) -> Line:
     lengths = torch.full((rows,), own, dtype=torch.int32, device=CUDA)
     all_lengths = torch.cat([lengths, lengths.new_full((num_groups,), tokens)])
-    keys, values, tables = _cache(shape, all_lengths)
+    keys, values, tables = paged_cache(shape, all_lengths)
     width, shared = tables.shape[1], tokens // 16
     own_tables = torch.zeros(rows, shared + width, dtype=torch.int32, device=CUDA)
     per_group = rows // num_groups
@@ -212,7 +212,7 @@ def _time_prefill(
     shape: HeadShape, count: int, new: int, past: int, q: Tensor, tile: Tile
 ) -> float:
     lengths = torch.full((count,), new + past, dtype=torch.int32, device=CUDA)
-    keys, values, tables = _cache(shape, lengths)
+    keys, values, tables = paged_cache(shape, lengths)
     starts = torch.arange(count + 1, device=CUDA) * new
     attention = PrefillAttention(shape, starts, lengths, tables, count * new, tile=tile)
     out = torch.empty(len(q), q[0].numel(), device=CUDA, dtype=BF16)

@@ -35,6 +35,7 @@ from benchmarks.gpu_attention import (
     prefill,
     prefix,
 )
+from benchmarks.gpu_long import dense, steady
 from quire.backends.ops import HeadNorms, HeadShape
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
@@ -248,7 +249,8 @@ def sampling() -> Iterator[Line]:
             yield found
 
 
-_ALL = (checks, quick, draws, tiny, decode_sweep, decode, small, sampling, prefix, prefill)
+_TIMED = (decode_sweep, decode, small, sampling, prefix, prefill, dense, steady)
+_ALL = (checks, quick, draws, tiny, *_TIMED)
 PARTS: dict[str, Callable[[], Iterator[Line]]] = {f.__name__: f for f in _ALL}
 
 

@@ -40,15 +40,16 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     """The most memory that passes hold at once beside weights and KV cache."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attended = spec.num_heads * spec.head_dim
-    # Residual, normed, and the widest moment: qkv with q, what attention made of it, and for long
-    # slices keys and values in one piece, two stretches' results and what they add up to in
-    # float32; or gate, up and their product.
+    # Residual, normed, and the widest moment: qkv with q and what attention made of it, or gate, up
+    # and their product. Long slices, which are not captured, have keys and values in one piece, two
+    # stretches' results and what they add up to in float32.
     long = 2 * attended + attended * 4 // dtype.itemsize + 2 * spec.num_kv_heads * spec.head_dim
-    widest = max(heads + 2 * attended + long, 3 * spec.intermediate_size)
-    per_token = 3 * spec.hidden_size + widest
+    around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
+    per_token = around + max(heads + 2 * attended, gates)
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
-    activations = (most + CAPTURED_COPIES * captured) * per_token
+    activations = most * (around + max(heads + 2 * attended + long, gates))
+    activations += CAPTURED_COPIES * captured * per_token
     # Those of a step made in two halves, which wait for their masks, have room of their own.
     logits = (LOGITS_COPIES + 1) * config.max_num_seqs * spec.vocab_size
     # Partial results of attention, float32: of every piece where it is cut by position alone.
