@@ -51,12 +51,19 @@ class AdaptedProduct(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """What it keeps on its device."""
 
+    @property
+    def variant(self) -> int:
+        """Which kernels `add` launches, as far as that depends on what was loaded."""
+
 
 class AdapterKernels(Protocol):
     """Makes products that hold adapters, and lines for them, on one device."""
 
-    def product(self, rows: tuple[int, ...], columns: int, bias: Tensor | None) -> AdaptedProduct:
-        """Slots of a product of so many rows, part by part, to which its op has added `bias`."""
+    def product(
+        self, rows: tuple[int, ...], columns: int, bias: Tensor | None, *, seldom: bool
+    ) -> AdaptedProduct:
+        """Slots of a product of so many rows, part by part, to which its op has added `bias`.
+        `seldom`: few adapters change it, so memory is taken when one does."""
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
         """Slots of an embedding, a table of so many rows."""

@@ -26,7 +26,9 @@ class LoopedAdapters:
     ) -> None:
         self._make_linear, self._padded = make_linear, padded
 
-    def product(self, rows: tuple[int, ...], columns: int, bias: Tensor | None) -> AdaptedProduct:
+    def product(
+        self, rows: tuple[int, ...], columns: int, bias: Tensor | None, *, seldom: bool
+    ) -> AdaptedProduct:
         return LoopedProduct(self._make_linear, self._padded, bias)
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
@@ -76,6 +78,8 @@ class _Slot:
 
 class LoopedProduct:
     """One slot after the other, over its own lines: for a host that knows which they are."""
+
+    variant = 0
 
     def __init__(
         self,
@@ -131,6 +135,8 @@ class LoopedProduct:
 
 class LoopedRows:
     """The same for an embedding, whose A is looked up."""
+
+    variant = 0
 
     def __init__(
         self,

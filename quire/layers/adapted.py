@@ -7,7 +7,7 @@ this in its way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,12 +53,15 @@ class AdapterSites:
         self.kernels, self._rows, self._columns = kernels, rows, columns
         self._current = Current()
         self._products: dict[str, AdaptedProduct] = {}
+        self.variant: tuple[int, ...] = ()  # which kernels run, as far as loading changes that
 
     def around(self, name: str, base: LinearOp, bias: Tensor | None) -> LinearOp:
         """The product of this name, with slots if it may have some."""
         if name not in self._rows:
             return base
-        made = self.kernels.product(self._rows[name], self._columns[name], bias)
+        made = self.kernels.product(
+            self._rows[name], self._columns[name], bias, seldom=name == "head"
+        )
         self._products[name] = made
         return AdaptedLinear(base, made, self._current)
 
@@ -81,7 +84,14 @@ class AdapterSites:
         """The slot holds this adapter from now on."""
         for name, product in self._products.items():
             product.load(slot, added.get(name, ()))
+        self.variant = tuple(product.variant for product in self._products.values())
 
     @property
-    def products(self) -> Mapping[str, AdaptedProduct]:
-        return self._products
+    def changes_head(self) -> bool:
+        """Whether an adapter that is loaded may change the head."""
+        return "head" in self._products and bool(self._products["head"].variant)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What the slots take on the device."""
+        for product in self._products.values():
+            yield from product.tensors()

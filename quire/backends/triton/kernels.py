@@ -16,6 +16,7 @@ from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
+from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
@@ -24,7 +25,6 @@ from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.steady import SteadyDecode
-from quire.errors import NotSupported
 from quire.layer_plan import Activation, LayerPlan
 
 DENSE = DenseSizes()
@@ -62,7 +62,7 @@ class TritonKernels:
         return FusedExperts(gate, up, down, for_many=for_many)
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
-        raise NotSupported("enable_lora=True on a GPU is not built. Set device='cpu'.")
+        return StackedAdapters(room)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)

@@ -1,0 +1,109 @@
+"""LoRA adapters on the device: what the loops over slots make of the same lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.backends.adapter_ops import Added, AdapterRoom
+from quire.backends.adapters import LoopedAdapters
+from quire.backends.reference import ReferenceLinear
+from quire.backends.triton.adapters import StackedAdapters, column_blocks, most_tiles, tiled
+from tests.backends.triton.checks import Place, assert_close
+from tests.backends.triton.places import small_places
+
+SLOTS = 3
+
+
+def some(place: Place, *size: int) -> Tensor:
+    return (torch.randn(*size) / 4).to(place.device, place.dtype)
+
+
+def both(place: Place) -> tuple[StackedAdapters, LoopedAdapters]:
+    room = AdapterRoom(SLOTS, 8, place.dtype, torch.device(place.device))
+    return StackedAdapters(room), LoopedAdapters(ReferenceLinear, lambda count: count)
+
+
+def check(place: Place, products: Any, x: Tensor, y: Tensor, slots: list[int]) -> None:
+    """Both make the same of these lines, and lines without a slot stay as they are."""
+    chosen = np.array(slots, np.int32)
+    made = [
+        product.add(x.clone(), y.clone(), kernels.lines(chosen)) for kernels, product in products
+    ]
+    assert_close(made[0], made[1])
+    alone = torch.from_numpy(chosen < 0).to(y.device)
+    assert torch.equal(made[0][alone], y[alone])
+    changed = torch.from_numpy((chosen >= 0) & (chosen != 2)).to(y.device)
+    assert not torch.equal(made[0][changed], y[changed])
+
+
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("dora", [False, True], ids=("lora", "dora"))
+def test_products_of_three_parts(place: Place, dora: bool) -> None:
+    torch.manual_seed(1)
+    rows, columns = (160, 32, 40), 80
+    bias = some(place, sum(rows)) if dora else None
+    products = [(k, k.product(rows, columns, bias, seldom=False)) for k in both(place)]
+
+    def added(part: int, rank: int) -> Added:
+        factor = torch.rand(rows[part], device=place.device) + 0.5 if dora else None
+        sizes = some(place, rank, columns), some(place, rows[part], rank)
+        return Added(part, sum(rows[:part]), *sizes, factor)
+
+    for slot, parts in ((0, (0, 1, 2)), (1, (1,))):  # 2 stays empty
+        loaded = [added(part, 4 + 2 * slot) for part in parts]
+        for _, product in products:
+            product.load(slot, loaded)
+    x, y = some(place, 37, columns), some(place, 37, sum(rows))
+    check(place, products, x, y, [0, -1, 1, 2, 0, 0, -1] * 5 + [1, 1])
+    check(place, products, x[:1], y[:1], [1])
+    again = [added(2, 8)]
+    for _, product in products:
+        product.load(0, again)  # what was there before is gone
+    check(place, products, x[:20], y[:20], [0] * 20)
+    assert products[0][1].variant == (2 if dora else 1)
+    for slot in (0, 1):
+        for _, product in products:
+            product.load(slot, ())
+    lines = products[0][0].lines(np.zeros(20, np.int32))
+    assert lines is not None
+    assert torch.equal(products[0][1].add(x[:20], y[:20].clone(), lines), y[:20])
+    assert products[0][1].variant == 0
+
+
+@pytest.mark.parametrize("place", small_places())
+def test_embeddings_and_long_sums(place: Place) -> None:
+    torch.manual_seed(2)
+    tables = [(k, k.embedding(50, 48)) for k in both(place)]
+    table = Added(0, 0, some(place, 5, 50), some(place, 48, 5))
+    wide = [(k, k.product((48,), 1100, None, seldom=True)) for k in both(place)]
+    long = Added(0, 0, some(place, 8, 1100), some(place, 48, 8))
+    for _, product in tables:
+        product.load(1, [table])
+    for _, product in wide:
+        product.load(1, [long])
+    ids, y = torch.arange(9, device=place.device) * 5, some(place, 9, 48)
+    slots = [1, -1, 1, 2, 1, 1, 1, -1, 1]
+    check(place, tables, ids, y, slots)
+    check(place, wide, some(place, 9, 1100), y, slots)
+
+
+@pytest.mark.parametrize("count", [1, 15, 40, 1025, 3000])
+def test_every_line_with_a_slot_is_in_one_tile(count: int) -> None:
+    slots = np.random.default_rng(count).integers(-1, 5, count).astype(np.int32)
+    order, tiles, in_order = tiled(slots, 5)
+    assert len(tiles) == most_tiles(count, 5) and sorted(order.tolist()) == list(range(count))
+    seen = []
+    for slot, first, size in tiles[tiles[:, 2] > 0].tolist():
+        assert (slots[order[first : first + size]] == slot).all()
+        assert (in_order[first : first + size] == slot).all()
+        seen += order[first : first + size].tolist()
+    assert sorted(seen) == np.flatnonzero(slots >= 0).tolist()
+
+
+def test_blocks_of_columns_never_reach_into_another_part() -> None:
+    assert column_blocks((160, 32)) == [(0, 0, 160), (0, 128, 160), (1, 160, 192)]
