@@ -51,6 +51,9 @@ class AdaptedProduct(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """What it keeps on its device."""
 
+    def release(self) -> None:
+        """Every slot is empty, and its memory given back until one is loaded."""
+
     @property
     def variant(self) -> int:
         """Which kernels `add` launches, as far as that depends on what was loaded."""

@@ -79,8 +79,6 @@ class _Slot:
 class LoopedProduct:
     """One slot after the other, over its own lines: for a host that knows which they are."""
 
-    variant = 0
-
     def __init__(
         self,
         make_linear: Callable[[Tensor, Tensor | None], LinearOp],
@@ -124,6 +122,13 @@ class LoopedProduct:
             more = (more.float() + plain.mul_(expand.less)).to(y.dtype)
         y.index_add_(0, at, more)
 
+    @property
+    def variant(self) -> int:
+        return int(bool(self._slots))
+
+    def release(self) -> None:
+        self._slots.clear()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(
             tensor
@@ -135,8 +140,6 @@ class LoopedProduct:
 
 class LoopedRows:
     """The same for an embedding, whose A is looked up."""
-
-    variant = 0
 
     def __init__(
         self,
@@ -158,6 +161,13 @@ class LoopedRows:
                 rows = table.index_select(0, x.index_select(0, at))
                 y.index_add_(0, at, expand(padded_lines(rows, self._padded))[: len(at)])
         return y
+
+    @property
+    def variant(self) -> int:
+        return int(bool(self._slots))
+
+    def release(self) -> None:
+        self._slots.clear()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t for table, op in self._slots.values() for t in (table, *op.tensors()))

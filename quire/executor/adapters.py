@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.adapters.sites import sites_of
 from quire.backends.adapter_ops import AdapterLines, AdapterRoom
@@ -72,6 +73,9 @@ class RowAdapters:
     def end(self, rows: Ints) -> None:
         self.slot_of[rows] = NONE
 
+    def end_all(self) -> None:
+        self.slot_of[:] = NONE
+
     def _slot(self, number: int) -> int:
         self._uses += 1
         if number not in self._numbers:
@@ -96,13 +100,22 @@ class RowAdapters:
 
     def begin_pass(self, prefill: Sequence[Slice], decode_rows: Ints) -> AdapterLines | None:
         """What is computed next are these tokens."""
-        self._pass = self.sites.kernels.lines(self.lines(prefill, decode_rows))
-        self.sites.use(self._pass)
-        return self._pass
+        lines = self.sites.kernels.lines(self.lines(prefill, decode_rows))
+        self.use_pass(lines)
+        return lines
 
-    def begin_logits(self, tokens: Ints) -> None:
-        """What is computed next are the logits of these tokens of that pass."""
-        self.sites.use(None if self._pass is None else self._pass.take(tokens))
+    def use_pass(self, lines: AdapterLines | None) -> None:
+        """What is computed next are these lines."""
+        self._pass = lines
+        self.sites.use(lines)
+
+    def begin_logits(self, tokens: Tensor | Ints) -> None:
+        """What is computed next are the logits of these tokens of that pass. Tokens on a device
+        are asked for only where an adapter may change the head."""
+        lines = self._pass if self.sites.changes_head else None
+        if lines is not None:
+            lines = lines.take(tokens.cpu().numpy() if isinstance(tokens, Tensor) else tokens)
+        self.sites.use(lines)
 
     def forget(self) -> None:
         """Nothing that lies in a slot is used again."""

@@ -7,7 +7,7 @@ this in its way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -91,7 +91,8 @@ class AdapterSites:
         """Whether an adapter that is loaded may change the head."""
         return "head" in self._products and bool(self._products["head"].variant)
 
-    def tensors(self) -> Iterator[Tensor]:
-        """What the slots take on the device."""
+    def release(self) -> None:
+        """Every slot is empty, and its memory given back until one is loaded."""
+        self.use(None)
         for product in self._products.values():
-            yield from product.tensors()
+            product.release()

@@ -224,6 +224,10 @@ class StackedProduct:
         )
         return made
 
+    def release(self) -> None:
+        self._stacks = None
+        self._filled.clear()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self._stacks is None else (self._stacks[0], *self._stacks[1].tensors())
 
@@ -265,6 +269,10 @@ class StackedRows:
         made = table[tiled_lines.in_order.long(), tokens].float()
         expands.add(made[None, None], y, tiled_lines)
         return y
+
+    def release(self) -> None:
+        self._stacks = None
+        self._filled.clear()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self._stacks is None else (self._stacks[0], *self._stacks[1].tensors())

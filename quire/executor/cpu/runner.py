@@ -210,7 +210,7 @@ def _logits(model: Model, adapters: RowAdapters | None, hidden: Tensor, tokens: 
     """Logits of some tokens of a pass. [len(tokens), V]"""
     count = tokens.shape[0]
     if adapters is not None:
-        adapters.begin_logits(tokens.cpu().numpy())
+        adapters.begin_logits(tokens)
     extra = model.kernels.padded(count) - count
     chosen = hidden.index_select(0, torch.cat([tokens, tokens.new_zeros(extra)]))
     return model.logits(chosen)[:count]

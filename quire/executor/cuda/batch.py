@@ -68,7 +68,8 @@ class PromptPass:
         # Several samples of one prompt read the same logits.
         drawing, draws = np.unique(np.array(drawn, int), return_inverse=True)
         self.shares_logits = len(drawing) < len(drawn)
-        upload.add("logit tokens", self.query_starts[1:][drawing] - 1)
+        self.logit_tokens: Longs = self.query_starts[1:][drawing] - 1
+        upload.add("logit tokens", self.logit_tokens)
         upload.add("draws", draws)
 
     def batch(self, columns: DeviceColumns) -> Batch:

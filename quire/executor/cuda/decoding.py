@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,11 @@ from quire.layers.attention import Pass
 from quire.models.model import KVCache, Model
 from quire.step import StepPlan
 from quire.steps.row_schema import NOWHERE
+
+if TYPE_CHECKING:
+    from quire.executor.cuda.adapters import CudaAdapters, PackedLines
+
+ADAPTED = "decode adapters"  # in a parcel, and at fixed addresses
 
 
 class LogitsUses(Protocol):
@@ -65,6 +70,7 @@ class Parts:
     few_rows: SmallBatchRows | None = None
     deltas: Tensor | None = None  # [rows] what each adds to its position where heads are turned
     least_places: int = 1
+    adapters: CudaAdapters | None = None
 
     @property
     def device(self) -> torch.device:
@@ -77,9 +83,10 @@ class Parts:
         added = self.deltas.index_select(0, fed.rows.clamp(min=0))
         return (fed.positions + added).clamp_(min=0)  # a row that rests is anywhere
 
-    def logits(self, token_ids: Tensor, shared: Pass) -> Tensor:
-        """Of a decode step: [rows, V]."""
-        if self.few_rows is not None and len(token_ids) <= self.few_rows.most_rows:
+    def logits(self, token_ids: Tensor, shared: Pass, *, adapted: bool = False) -> Tensor:
+        """Of a decode step: [rows, V]; `adapted`: some rows have adapters."""
+        few = self.few_rows is not None and len(token_ids) <= self.few_rows.most_rows
+        if self.few_rows is not None and few and not adapted:
             return self.few_rows(token_ids, shared, self.cache)
         return self.model.logits(self.model.compute(token_ids, shared, self.cache))
 
@@ -95,6 +102,7 @@ class Seated:
     asking: Asking
     halves: tuple[GraphKey, GraphKey] | None = None  # where some steps are made in two
     num_halved: int = 0  # of the steps, from the first on
+    adapted: PackedLines | None = None  # where some rows have adapters
 
 
 class Decoding:
@@ -123,8 +131,10 @@ class Decoding:
         prefixes = self._parts.ops.list_prefixes(places.size, plan.groups, places_of(plan))
         edited = np.flatnonzero(columns.edits.edited[plan.decode.rows])
         num_edited = edit_bucket(len(edited))
+        adapted, variant = self._pack_adapters(plan, upload, places.size)
         key = GraphKey(
-            "decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes
+            *("decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes),
+            adapters=variant,
         )
         num_halved = int(plan.masks is not None or looks.is_needed)
         if looks.is_always_needed:
@@ -137,7 +147,18 @@ class Decoding:
         upload.add("edited places", padded(edited, num_edited - len(edited), NOWHERE))
         num_logprobs = columns.num_logprobs[plan.decode.rows]
         asking = Asking.pack(upload, "decode rows", num_logprobs, first)
-        return Seated(places, key, num_rows, plan.repeat, asking, halves, num_halved)
+        return Seated(places, key, num_rows, plan.repeat, asking, halves, num_halved, adapted)
+
+    def _pack_adapters(
+        self, plan: StepPlan, upload: Upload, num_places: int
+    ) -> tuple[PackedLines | None, tuple[int, ...] | None]:
+        """Which places have adapters, and the kernels that takes."""
+        adapters = self._parts.adapters
+        if adapters is None:
+            return None, None
+        slots = adapters.rows.lines((), plan.decode.rows, num_places)
+        packed = adapters.pack(upload, ADAPTED, slots)
+        return packed, None if packed is None else adapters.variant
 
     def run(
         self, seated: Seated, upload: Upload, bring_masks: Callable[[], None], looks: LogitsUses
@@ -147,6 +168,8 @@ class Decoding:
         places, key = seated.places, seated.key
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
+        if self._parts.adapters is not None and seated.adapted is not None:
+            self._parts.adapters.bring(upload, seated.adapted)
         if key.num_edited:
             places.edited[: key.num_edited].copy_(upload.take("edited places"))
         if seated.halves is not None:
@@ -186,11 +209,13 @@ class Decoding:
     def _step(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token, draw the next, judge it."""
         fed = self._parts.ops.feed(places, key.prefixes)
-        self._draw(places, key, fed, self._pass(fed))
+        self._draw(places, key, fed, self._pass(fed, key))
 
     def _prepare_halves(self, places: DecodePlaces, key: GraphKey) -> tuple[GraphKey, GraphKey]:
         graphs, draw = self._parts.graphs, changed(key, kind="draw")
-        forward = GraphKey("forward", places.size, False, prefixes=key.prefixes)
+        forward = GraphKey(
+            "forward", places.size, False, prefixes=key.prefixes, adapters=key.adapters
+        )
         graphs.prepare(forward, lambda: self._forward(places, forward))
         graphs.prepare(draw, lambda: self._second_half(places, draw, forward))
         return forward, draw
@@ -216,7 +241,7 @@ class Decoding:
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token; its logits wait for the second half."""
         fed = self._fed[key] = self._parts.ops.feed(places, key.prefixes)
-        logits = self._pass(fed)
+        logits = self._pass(fed, key)
         self._logits_of(logits).copy_(logits)
 
     def _second_half(
@@ -238,11 +263,13 @@ class Decoding:
                 self._logits = torch.zeros(shape, dtype=like.dtype, device=like.device)
         return self._logits[: like.shape[0]]
 
-    def _pass(self, fed: Feed) -> Tensor:
-        parts = self._parts
+    def _pass(self, fed: Feed, key: GraphKey) -> Tensor:
+        parts, adapted = self._parts, key.adapters is not None
+        if parts.adapters is not None:
+            parts.adapters.use(parts.adapters.fixed(ADAPTED, key.size) if adapted else None)
         turns = parts.model.rotary(parts.turned_at(fed))
         shared = Pass(fed.positions, turns, fed.slots, fed.attention)
-        return parts.logits(fed.token_ids, shared)
+        return parts.logits(fed.token_ids, shared, adapted=adapted)
 
     def _draw(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from quire.backends.choose import kernels_for
 from quire.backends.ops import STEADY_ROWS, HeadShape
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
+from quire.executor.adapters import make_sites, row_adapters
 from quire.executor.cpu.local import DTYPES, NO_EXCHANGE
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.masks import pinned_masks
@@ -29,6 +31,7 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
+from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -38,6 +41,9 @@ from quire.models.registry import build_any_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.steps.handles import Handles
+
+if TYPE_CHECKING:
+    from quire.executor.cuda.adapters import CudaAdapters
 
 FP8_CAPABILITY = (8, 9)
 
@@ -97,6 +103,7 @@ class CudaExecutor:
         self._on_host: HostCopies | None = None
         self._runner: CudaRunner | None = None
         self._num_blocks = 0
+        self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
         """Build the model, size the KV pool, and say what came of it."""
@@ -165,6 +172,8 @@ class CudaExecutor:
                 self._runner.close()
             self._runner = None
             self.shelf.drop_tower()  # its files are read again
+            if self._sites is not None:
+                self._sites.release()
             if not keep_weights:
                 self._model = self._on_host = None
             elif self._model is not None and self._on_host is None:
@@ -190,6 +199,8 @@ class CudaExecutor:
         if not isinstance(self._model, Decoder):
             raise NotSupported(NO_EXCHANGE)
         with self._errors("while taking other weights"):
+            if self._runner is not None:
+                self._runner.forget_adapters()
             return NewWeights(self._model, self.spec).load(named)
 
     def _give_back(self) -> None:
@@ -214,10 +225,28 @@ class CudaExecutor:
     def _build(self, weights: Weights | LoadedModule) -> Decoder | ModuleModel:
         config, shape = self.config, self._shape
         kernels = kernels_for("cuda", shape, batch_invariant=config.batch_invariant)
-        model = build_any_model(self.spec, weights, kernels, shape, max_len=0, tp=self._tp)
+        if config.adapters is not None:
+            if config.batch_invariant:
+                raise NotSupported(
+                    "batch_invariant=True with enable_lora=True is not built on a GPU. Leave one "
+                    "of them out, or set device='cpu'."
+                )
+            given = (config.adapters, self.spec, kernels, shape.dtype)
+            self._sites = make_sites(*given, self._device)
+        made = (self.spec, weights, kernels, shape)
+        model = build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
         if config.batch_invariant and isinstance(model, Decoder):
             check_products(model)
         return model
+
+    def _adapters(self) -> CudaAdapters | None:
+        """The rows of LoRA adapters, if the model has slots for some."""
+        rows = row_adapters(self.config, self._sites, self.handles)
+        if rows is None or self.config.adapters is None:
+            return None
+        from quire.executor.cuda.adapters import CudaAdapters
+
+        return CudaAdapters(rows, self.config.adapters.max_loras, self._device)
 
     def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
         from quire.executor.cuda.small_batch import SmallBatchPass
@@ -261,6 +290,7 @@ class CudaExecutor:
             least_places=STEADY_ROWS if config.batch_invariant else 1,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
             shelf=self.shelf,
+            adapters=self._adapters(),
         )
 
     def _captured(self) -> Captured:

@@ -73,6 +73,7 @@ class GraphKey:
     scored: bool = False  # some want logprobs
     num_edited: int = 0  # places that may have edits
     prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
+    adapters: tuple[int, ...] | None = None  # which kernels add adapters; None: no line has one
 
 
 class Graphs:

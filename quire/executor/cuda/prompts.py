@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,8 +25,11 @@ from quire.executor.cuda.upload import Upload
 from quire.executor.pass_media import PassMedia
 from quire.layers.batch import Batch
 from quire.spec import ModelSpec
-from quire.step import Slice, StepPlan
+from quire.step import Slice, StepPlan, no_ints
 from quire.steps.row_schema import NOWHERE
+
+if TYPE_CHECKING:
+    from quire.executor.cuda.adapters import PackedLines
 
 # Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
 WORTH_CAPTURING = 20 * 10**12
@@ -101,6 +104,7 @@ class LaidOut:
     bucket: Bucket | None
     truncated: bool
     asking: Asking
+    adapted: PackedLines | None = None  # where some tokens have adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class Prompts:
         self.captured = captured
         self._seen: set[Bucket] = set()
         self._places: dict[Bucket, Batch] = {}
-        self._hidden: dict[Bucket, Tensor] = {}
+        self._hidden: dict[GraphKey, Tensor] = {}
 
     def lay_out(self, plan: StepPlan, upload: Upload) -> LaidOut:
         """Put the slices into the parcel, rounded up if their bucket is known already."""
@@ -147,7 +151,12 @@ class Prompts:
         columns = self._parts.columns
         asking = Asking.pack(upload, "prompts", columns.num_logprobs[rows])
         upload.add("edited lines", np.flatnonzero(columns.edits.edited[rows]))
-        return LaidOut(work, bucket, columns.drawing(rows).truncated, asking)
+        adapted = None
+        if (adapters := self._parts.adapters) is not None:
+            size = bucket.num_tokens if bucket else num_tokens
+            slots = adapters.rows.lines(plan.prefill, no_ints(), size)
+            adapted = adapters.pack(upload, "prompt adapters", slots)
+        return LaidOut(work, bucket, columns.drawing(rows).truncated, asking, adapted)
 
     def run(
         self,
@@ -159,10 +168,12 @@ class Prompts:
         """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
         batch = self._media.joined(work.batch(parts.columns), work.prefill)
-        hidden = self._layers(batch, laid_out.bucket)
+        hidden = self._layers(batch, laid_out, upload)
         rows = upload.take("sampled rows")
         if not len(rows):
             return Computed(rows[None].to(torch.int32), hidden)
+        if parts.adapters is not None:
+            parts.adapters.rows.begin_logits(work.logit_tokens)
         logits = parts.model.logits(hidden.index_select(0, batch.logit_tokens))
         logits = work.drawn_logits(batch, logits)
         at = upload.take("drawn at")
@@ -184,20 +195,37 @@ class Prompts:
         block = parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32)
         return Computed(block, hidden, entries)
 
-    def _layers(self, batch: Batch, bucket: Bucket | None) -> Tensor:
+    def _layers(self, batch: Batch, laid_out: LaidOut, upload: Upload) -> Tensor:
         """The last hidden states, by a graph where there is a bucket."""
-        parts = self._parts
+        parts, bucket = self._parts, laid_out.bucket
+        variant = self._use_adapters(laid_out, upload)
         if bucket is None:
             return parts.model(batch, parts.cache)
         fixed = self._fixed(batch, bucket)
-        key = GraphKey("prompts", bucket.num_tokens, False, prefixes=bucket.num_sequences)
+        key = GraphKey(
+            *("prompts", bucket.num_tokens, False),
+            prefixes=bucket.num_sequences,
+            adapters=variant,
+        )
 
         def compute() -> None:
-            self._hidden[bucket] = parts.model(fixed, parts.cache)
+            self._hidden[key] = parts.model(fixed, parts.cache)
 
         parts.graphs.prepare(key, compute)  # computing a prompt twice changes nothing
         parts.graphs.run(key, compute, 1)
-        return self._hidden[bucket]
+        return self._hidden[key]
+
+    def _use_adapters(self, laid_out: LaidOut, upload: Upload) -> tuple[int, ...] | None:
+        """Have the pass add its adapters; the kernels that takes, None where it has none."""
+        adapters, packed = self._parts.adapters, laid_out.adapted
+        if adapters is None:
+            return None
+        if packed is None:
+            adapters.use(None)
+            return None
+        find = adapters.lines if laid_out.bucket is None else adapters.bring
+        adapters.use(find(upload, packed))
+        return adapters.variant
 
     def _fixed(self, batch: Batch, bucket: Bucket) -> Batch:
         """The batch at the addresses of its bucket's graph."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -44,6 +45,9 @@ from quire.models.model import Model
 from quire.step import StepPlan, no_ints
 from quire.steps.handles import Handles
 
+if TYPE_CHECKING:
+    from quire.executor.cuda.adapters import CudaAdapters
+
 
 class CudaRunner:
     """Runs plans one after the other on one model and one KV cache."""
@@ -67,11 +71,12 @@ class CudaRunner:
         least_places: int = 1,
         scores_as_logits: bool = False,
         shelf: Shelf | None = None,
+        adapters: CudaAdapters | None = None,
     ) -> None:
         """A plan has at most `max_tokens`; of passes over prompts those in `captured` are
         captured, if anything is. `groups` of layers, whose blocks `cache`
         holds; none given: one of all. `scores_as_logits`: prompt logprobs are to be plain logits.
-        """
+        `adapters`: the slots of LoRA adapters, if the model has some."""
         self.model, self.cache, self.columns = model, cache, columns
         self.sampler, self.ops, self.block_size = sampler, ops, block_size
         self.device, self.graphs = columns.device, Graphs(capture=capture)
@@ -82,7 +87,8 @@ class CudaRunner:
         if model.rotary.has_axes:
             self._deltas = torch.from_numpy(self.media.deltas.of_rows.copy()).to(self.device)
         given = (model, caches, columns, ops, self.graphs, block_size, few_rows)
-        parts = Parts(*given, self._deltas, least_places)
+        self._adapters = adapters
+        parts = Parts(*given, self._deltas, least_places, adapters)
         self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
@@ -105,6 +111,9 @@ class CudaRunner:
         columns, upload, extras = self.columns, Upload(self.device), Extras()
         self.media.begin(plan)
         self._draws.forget(plan)
+        if self._adapters is not None:
+            self._adapters.rows.end(plan.ends)
+            self._adapters.rows.start(plan.starts)
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
         upload.add("single rows", plan.single)
@@ -166,11 +175,20 @@ class CudaRunner:
         self.columns.clear()
         self._draws.clear()
         self.sampler.end(np.arange(self.columns.num_rows, dtype=np.int32))
+        if self._adapters is not None:
+            self._adapters.rows.end_all()
+
+    def forget_adapters(self) -> None:
+        """What lies in slots of LoRA adapters is not used again."""
+        if self._adapters is not None:
+            self._adapters.rows.forget()
 
     def close(self) -> None:
         self.graphs.close()
         self._decoding.close()
         self._prompts.close()
+        if self._adapters is not None:
+            self._adapters.close()
 
     def _change(self, plan: StepPlan, upload: Upload) -> None:
         """Send the parcel, and do what the plan says before its pass."""
@@ -193,6 +211,8 @@ class CudaRunner:
             self._deltas.index_copy_(0, rows, added)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        if self._adapters is not None:
+            self._adapters.rows.begin_logits(positions)
         return self.model.logits(hidden.index_select(0, positions))
 
     def _pack_scores(self, plan: StepPlan, work: PromptPass, upload: Upload) -> list[Packed]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.backends.adapter_ops import Added, AdapterRoom
+from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.reference import ReferenceLinear
 from quire.backends.triton.adapters import StackedAdapters, column_blocks, most_tiles, tiled

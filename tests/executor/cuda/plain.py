@@ -15,6 +15,7 @@ from quire.backends.reference import ReferenceAttention, ReferenceKernels
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.engine import Engine
+from quire.executor.adapters import make_sites, row_adapters
 from quire.executor.cuda.device_edits import DeviceEdits, EditColumn
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns
@@ -25,6 +26,7 @@ from quire.executor.cuda.step import CudaStep
 from quire.executor.executor import Executor, ExecutorFacts, PendingStep
 from quire.executor.memory import groups_of, make_cache, windows_of
 from quire.executor.samplers import sampler_for
+from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
@@ -272,6 +274,7 @@ class PlainExecutor:
     rounded: bool = False  # passes over prompts are rounded up as for graphs
     make_kernels: type[RestingKernels] = RestingKernels
     make_ops: type[PlainOps] = PlainOps
+    sites: AdapterSites | None = None  # made where the config has adapters
 
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
@@ -284,13 +287,17 @@ class PlainExecutor:
             weights, dtype = dict(given), given["embed.weight"].dtype
         fp8_kv = config.kv_cache_dtype == "fp8"
         shape = head_shape(spec, config.block_size, dtype, fp8_kv=fp8_kv)
+        kernels = self.make_kernels(shape)
+        if config.adapters is not None:
+            self.sites = make_sites(config.adapters, spec, kernels, dtype, device)
         model = build_any_model(
             spec,
             weights,
-            self.make_kernels(shape),
+            kernels,
             shape,
             max_len=config.max_model_len,
             tp=TensorParallel(),
+            adapters=self.sites,
         )
         assert config.num_blocks is not None
         groups, size = groups_of(config, spec), config.block_size
@@ -325,9 +332,18 @@ class PlainExecutor:
             captured=NOTHING_CAPTURED,
             capture=False,
             groups=groups,
+            adapters=self._adapters(device),
         )
 
         self.runner._prompts.captured = EVERYTHING if self.rounded else NOTHING_CAPTURED
+
+    def _adapters(self, device: torch.device) -> Any:
+        rows = row_adapters(self.config, self.sites, self.handles)
+        if rows is None or self.config.adapters is None:
+            return None
+        from quire.executor.cuda.adapters import CudaAdapters
+
+        return CudaAdapters(rows, self.config.adapters.max_loras, device)
 
     def start(self) -> ExecutorFacts:
         num_blocks = self.config.num_blocks or 0
@@ -376,6 +392,7 @@ def answers(
     guide_for: Callable[[Request], Guide | None] = lambda request: None,
     make_masks: MakeMasks | None = None,
     pacing: Pacing | None = None,
+    max_adapters: int = 0,
 ) -> list[Sequence]:
     """Every sample of every request, in order, after an engine ran them. `poisoned`: whatever
     nobody holds turns into NaN before each plan. `pacing` as the engine has it, or another."""
@@ -389,8 +406,11 @@ def answers(
         max_repeat=config.max_repeat,
         prefix_groups=prefix_groups,
         pacing=pacing or Pacing.in_engine(config),
+        max_adapters=max_adapters,
     )
-    engine = Engine(Scheduler(pool, limits, make_masks=make_masks), executor, depth=config.depth)
+    hold = (lambda number: None) if max_adapters else None
+    scheduler = Scheduler(pool, limits, make_masks=make_masks, hold_adapter=hold)
+    engine = Engine(scheduler, executor, depth=config.depth)
     for order, request in enumerate(requests):
         samples = (
             [score_lead(request, order)]
