@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption
+from quire.jobs.adapters import parse_lora
 from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
@@ -71,6 +72,8 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
     params = set(SamplingParams.__struct_fields__) - {"seed"}
     sampling = dict(options.pop("sampling", {}))
     sampling |= {name: options.pop(name) for name in params & options.keys()}
+    if "lora" in options:
+        options["lora"] = parse_lora(options["lora"])
     for name in ("choice", "settings"):
         if name in options:
             options[name] = as_tuple(options[name])

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
+from quire.jobs.adapters import engine_options
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
@@ -277,7 +278,13 @@ def opening_message(manifest: Manifest, options: JobOptions) -> Message:
         "kind": "open",
         "job": manifest.kind,
         "model": manifest.model,
-        "options": {**manifest.arithmetic, **manifest.options, **secrets.of(options.options)},
+        "options": {
+            **engine_options(options.lora, options.options),
+            **manifest.arithmetic,
+            **manifest.options,
+            **secrets.of(options.options),
+        },
+        "lora": dict(options.lora),
         "chat": manifest.chat,
         "system": manifest.system,
         "few_shot": manifest.few_shot,
@@ -310,6 +317,8 @@ def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], d
             continuations=options.continuations,
             schema_column=options.schema_column,
             images=_images(options, files),
+            lora=manifest.lora,
+            lora_column=manifest.lora_column,
         )
     return Work(
         files,

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from quire.base.version import __version__
 from quire.errors import InvalidOption, JobChanged
+from quire.jobs.adapters import digests
 from quire.jobs.input.files import InputFile, find_files, read_rows
 from quire.jobs.input.images import image_folder
 from quire.jobs.input.rows import BadRow
@@ -144,6 +145,8 @@ def manifest_of(
         continuations=options.continuations,
         schema_column=options.schema_column,
         chat=False if options.batch or options.embed else options.chat,
+        lora=digests(options.lora, options.options),
+        lora_column=options.lora_column,
         id_column=options.id,
         where=options.where,
         limit=options.limit,

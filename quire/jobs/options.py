@@ -37,6 +37,7 @@ class JobOptions(RunOptions):
             raise _wrong("schema_column", "excludes the others that shape answers", None)
         if self.choice_probs and self.choice is None:
             raise _wrong("choice_probs", "goes with choice, whose probabilities are stored", None)
+        self._check_adapters()
         if self.embed:
             self._check_embedding()
         if self.continuations is not None and self.prompt is None:
@@ -65,6 +66,14 @@ class JobOptions(RunOptions):
         parse_options(self.options)
         for setting in self.sampling_settings():
             (pooling_params if self.embed else sampling_params)(setting.params)
+
+    def _check_adapters(self) -> None:
+        if self.lora_column is not None and not self.lora:
+            raise _wrong("lora_column", "goes with lora, which says where adapters are", None)
+        if len(self.lora) > 1 and self.lora_column is None:
+            raise _wrong("lora", "of several needs lora_column, which chooses", [*self.lora])
+        if self.lora and self.kind != "generate":
+            raise _wrong("lora", f"is for jobs that generate text, and this is {self.kind}", None)
 
     def _check_embedding(self) -> None:
         """Refuse what is about answers: a vector has none of it."""

@@ -32,6 +32,7 @@ def option(
 
 
 _INPUT = "Files (JSON, CSV, Parquet, Arrow), folders, hf:owner/name:split, or - for stdin."
+_LORA = "A LoRA adapter that rows use: NAME=PATH; may be repeated."
 _CHAT = "Use the model's chat template or not; if it has one, yes."
 
 
@@ -80,6 +81,13 @@ class RunOptions:
         kept_as="choice_probs",
     )
     grammar: str | None = option("Lark or GBNF grammar, or its file.")
+    lora: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={"flag": Flag(_LORA, type=list[str], kept_as="lora")},
+    )
+    lora_column: str | None = option(
+        "The column that names each row's adapter.", kept_as="lora_column"
+    )
     id: str | None = option("The column that names rows.", kept_as="id_column")
     where: str | None = option('Jinja, which rows count: "stars > 3".', kept_as="where")
     limit: int | None = option("The first so many rows.", type=int, kept_as="limit")

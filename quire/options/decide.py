@@ -110,6 +110,12 @@ def resolve(
 
 
 def _adapter_limits(options: Options) -> tuple[int, int, int | None]:
+    for name in ("tensor_parallel_size", "data_parallel_size"):
+        if (count := getattr(options, name)) > 1:
+            raise NotSupported(
+                f"enable_lora=True with {name}={count} is not built. Leave one of them out; "
+                "`quire run --lora --replicas` runs an engine with adapters on each device."
+            )
     return options.max_loras, options.max_lora_rank, options.max_cpu_loras
 
 

@@ -24,6 +24,7 @@ from quire.request import Request
 from quire.run import Refused, Window
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.adapters import AskedAdapters, Make, adapted
+from quire.session.priorities import priorities_of, wrong_priorities
 
 # A plan sees at most this much at once; beyond it the gain is small and the memory is not.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
@@ -162,9 +163,15 @@ class Intake:
         first, self._num_made = self._num_made, self._num_made + count
         return first
 
-    def window(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> Window:
+    def window(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        adapters: AskedAdapters | None = None,
+    ) -> Window:
         """One window, each prompt with its own parameters; bad prompts are refused."""
-        return self._make(list(prompts), _ParamCopies(params), 0, None, self._maker.make)
+        make = adapted(self._maker.make, adapters)
+        return self._make(list(prompts), _ParamCopies(params), 0, None, make)
 
     def _read(
         self,
@@ -183,7 +190,7 @@ class Intake:
         if adapters is not None:
             adapters.check_count(len(given))
         if priority is not None and len(priority) != len(given):
-            raise _wrong_priorities(f"has {len(priority)} entries for {len(given)} prompts")
+            raise wrong_priorities(f"has {len(priority)} entries for {len(given)} prompts")
         made = self._make(list(given), copies, 0, priority, make)
         if strict:
             for item in made:
@@ -200,7 +207,7 @@ class Intake:
         make: Make,
     ) -> Window:
         self.check()
-        priorities = None if priority is None else _priorities(priority, first, len(prompts))
+        priorities = None if priority is None else priorities_of(priority, first, len(prompts))
         number, self._num_made = self._num_made, self._num_made + len(prompts)
         made = make(
             prompts,
@@ -317,23 +324,6 @@ def _with_reading(
         else item
         for item in made
     ]
-
-
-def _priorities(priority: Sequence[int], first: int, count: int) -> list[int]:
-    """The priorities of prompts first .. first + count."""
-    some = list(priority[first : first + count])
-    if len(some) < count:
-        raise _wrong_priorities(f"has {len(priority)} entries, and there are more prompts")
-    for value in some:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _wrong_priorities(f"has {value!r}, which is no whole number")
-    return some
-
-
-def _wrong_priorities(what: str) -> InvalidParams:
-    return InvalidParams(
-        f"priority {what}; give each prompt a whole number, lower first", parameter="priority"
-    )
 
 
 def cut_windows(items: Window) -> Iterator[Window]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire.errors import QuireError
 from quire.jobs.child.requests import EngineRequest, RequestReader, attempt, failed
 from quire.jobs.input.prompts import Preamble
+from quire.params.lora import LoRARequest
 from quire.replicas.board import Board
 from quire.replicas.child.driving import Asked, Driver, timings_of
 from quire.replicas.child.feed import Feed, Rows
@@ -39,6 +40,10 @@ class SessionEngine:
             chat=self._chat,
             max_model_len=session.model.config.max_model_len,
         )
+        self._lora = {
+            name: LoRARequest(name, number, path)
+            for number, (name, path) in enumerate(opening.get("lora", {}).items(), start=1)
+        }
         self._with_probs = bool(opening.get("choice_probs"))
         self._driver = Driver(session, board)
 
@@ -68,7 +73,10 @@ class SessionEngine:
         """The session's own request for each; if that fails for all of them one by one, to find
         whose fault it is."""
         prompts, params = [r.prompt for r in made], [r.params for r in made]
-        found = attempt(lambda: self._session.intake.window(prompts, params))
+        lora = [self._lora.get(r.lora or "") for r in made]
+        found = attempt(
+            lambda: self._session.intake.window(prompts, params, self._session.asked_adapters(lora))
+        )
         if not isinstance(found, QuireError):
             return found
         return [found] if len(made) == 1 else [self._window([each])[0] for each in made]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -156,6 +156,7 @@ class EngineRequest:
     row: int
     prompt: Prompt | _Rendered
     params: SamplingParams
+    lora: str | None = None  # the name of its adapter
 
 
 def _images(row: Mapping[str, Any]) -> list[MediaUrl]:
@@ -195,7 +196,8 @@ class RequestReader:
         params, prompt = self._params(row), self._prompt(row)
         if params.truncate_prompt_tokens is None:
             self._check_length(prompt)
-        return EngineRequest(row["row"], prompt, params)
+        lora = row.get("lora")
+        return EngineRequest(row["row"], prompt, params, None if lora is None else lora[0])
 
     def _params(self, row: Mapping[str, Any]) -> SamplingParams:
         own, seed = row.get("params"), row.get("seed")
@@ -258,4 +260,4 @@ class RequestReader:
                 prompt = {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
                 if chat.media is not None:
                     prompt["multi_modal_data"] = chat.media.data
-                made[i] = EngineRequest(request.row, prompt, request.params)
+                made[i] = replace(request, prompt=prompt)

@@ -67,9 +67,13 @@ class PromptMaker:
         continuations: str | tuple[str, ...] | None = None,
         schema_column: str | None = None,
         images: ImageCells | None = None,
+        lora: Mapping[str, str] | None = None,
+        lora_column: str | None = None,
     ) -> None:
+        """`lora`: adapters by name, with what their files hold."""
         self._images = images
         self._messages, self._schema = messages, schema_column
+        self._lora, self._lora_column = lora or {}, lora_column
         self._prompt = None if prompt is None else RowTemplate(prompt, "--prompt")
         self._column = continuations if isinstance(continuations, str) else None
         listed = () if isinstance(continuations, str | None) else continuations
@@ -77,12 +81,15 @@ class PromptMaker:
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, "schema"
-        where the row has its own, and "images" where it has some."""
+        where the row has its own, "images" where it has some, "lora" where an adapter answers."""
         asked: dict[str, Any] = (
             {} if self._schema is None else {"schema": _schema(row, self._schema)}
         )
         if self._images is not None and (images := self._images.of(row)):
             asked["images"] = images
+        if (name := self._adapter(row)) is not None:
+            # With its content: a row is another one where its adapter is.
+            asked["lora"] = [name, self._lora[name]]
         if self._messages is not None:
             return {**asked, "messages": _conversation(row, self._messages)}
         if self._prompt is not None:
@@ -92,6 +99,23 @@ class PromptMaker:
         elif self._endings:
             asked["continuations"] = [ending.render(row) for ending in self._endings]
         return asked
+
+    def _adapter(self, row: Mapping[str, Any]) -> str | None:
+        """The one adapter, or the one that the row's column names; a row may name none."""
+        if self._lora_column is None:
+            return next(iter(self._lora), None)
+        if self._lora_column not in row:
+            raise BadRow("missing_column", f"the row has no column {self._lora_column!r}")
+        name = row[self._lora_column]
+        if name in (None, ""):
+            return None
+        if not isinstance(name, str) or name not in self._lora:
+            known = ", ".join(map(repr, self._lora))
+            raise BadRow(
+                "unknown_adapter",
+                f"column {self._lora_column!r} names the adapter {name!r}; --lora has {known}",
+            )
+        return name
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:

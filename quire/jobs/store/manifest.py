@@ -49,6 +49,8 @@ class Manifest:
     continuations: str | tuple[str, ...] | None = None  # a column, or templates
     schema_column: str | None = None
     chat: bool | None = None  # None: whether the model has a chat template
+    lora: Mapping[str, str] = field(default_factory=dict)  # adapters: what their files hold
+    lora_column: str | None = None
     id_column: str | None = None
     where: str | None = None
     limit: int | None = None

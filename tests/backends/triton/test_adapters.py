@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,23 @@ def both(place: Place) -> tuple[StackedAdapters, LoopedAdapters]:
     return StackedAdapters(room), LoopedAdapters(ReferenceLinear, lambda count: count)
 
 
+def at_home(one: Added, kernels: Any) -> Added:
+    """Where these products keep it: the loops' on the host."""
+    if isinstance(kernels, StackedAdapters):
+        return one
+    factor = None if one.factor is None else one.factor.cpu()
+    return replace(one, a=one.a.cpu(), b=one.b.cpu(), factor=factor)
+
+
 def check(place: Place, products: Any, x: Tensor, y: Tensor, slots: list[int]) -> None:
     """Both make the same of these lines, and lines without a slot stay as they are."""
     chosen = np.array(slots, np.int32)
-    made = [
-        product.add(x.clone(), y.clone(), kernels.lines(chosen)) for kernels, product in products
-    ]
-    assert_close(made[0], made[1])
+    made = []
+    for kernels, product in products:
+        where = y.device if isinstance(kernels, StackedAdapters) else torch.device("cpu")
+        given, out, lines = x.to(where).clone(), y.to(where).clone(), kernels.lines(chosen)
+        made.append(product.add(product.begin(given, lines), given, out, lines))
+    assert_close(made[0], made[1].to(y.device))
     alone = torch.from_numpy(chosen < 0).to(y.device)
     assert torch.equal(made[0][alone], y[alone])
     changed = torch.from_numpy((chosen >= 0) & (chosen != 2)).to(y.device)
@@ -47,7 +58,10 @@ def test_products_of_three_parts(place: Place, dora: bool) -> None:
     torch.manual_seed(1)
     rows, columns = (160, 32, 40), 80
     bias = some(place, sum(rows)) if dora else None
-    products = [(k, k.product(rows, columns, bias, seldom=False)) for k in both(place)]
+    products: list[Any] = []
+    for k in both(place):
+        own = bias if bias is None or isinstance(k, StackedAdapters) else bias.cpu()
+        products.append((k, k.product(rows, columns, own, seldom=False)))
 
     def added(part: int, rank: int) -> Added:
         factor = torch.rand(rows[part], device=place.device) + 0.5 if dora else None
@@ -56,14 +70,14 @@ def test_products_of_three_parts(place: Place, dora: bool) -> None:
 
     for slot, parts in ((0, (0, 1, 2)), (1, (1,))):  # 2 stays empty
         loaded = [added(part, 4 + 2 * slot) for part in parts]
-        for _, product in products:
-            product.load(slot, loaded)
+        for kernels, product in products:
+            product.load(slot, [at_home(one, kernels) for one in loaded])
     x, y = some(place, 37, columns), some(place, 37, sum(rows))
     check(place, products, x, y, [0, -1, 1, 2, 0, 0, -1] * 5 + [1, 1])
     check(place, products, x[:1], y[:1], [1])
     again = [added(2, 8)]
-    for _, product in products:
-        product.load(0, again)  # what was there before is gone
+    for kernels, product in products:  # what was there before is gone
+        product.load(0, [at_home(one, kernels) for one in again])
     check(place, products, x[:20], y[:20], [0] * 20)
     assert products[0][1].variant == (2 if dora else 1)
     for slot in (0, 1):
@@ -71,7 +85,9 @@ def test_products_of_three_parts(place: Place, dora: bool) -> None:
             product.load(slot, ())
     lines = products[0][0].lines(np.zeros(20, np.int32))
     assert lines is not None
-    assert torch.equal(products[0][1].add(x[:20], y[:20].clone(), lines), y[:20])
+    empty = products[0][1]
+    made = empty.add(empty.begin(x[:20], lines), x[:20], y[:20].clone(), lines)
+    assert torch.equal(made, y[:20])
     assert products[0][1].variant == 0
 
 
@@ -82,10 +98,9 @@ def test_embeddings_and_long_sums(place: Place) -> None:
     table = Added(0, 0, some(place, 5, 50), some(place, 48, 5))
     wide = [(k, k.product((48,), 1100, None, seldom=True)) for k in both(place)]
     long = Added(0, 0, some(place, 8, 1100), some(place, 48, 8))
-    for _, product in tables:
-        product.load(1, [table])
-    for _, product in wide:
-        product.load(1, [long])
+    for added, products in ((table, tables), (long, wide)):
+        for kernels, product in products:
+            product.load(1, [at_home(added, kernels)])
     ids, y = torch.arange(9, device=place.device) * 5, some(place, 9, 48)
     slots = [1, -1, 1, 2, 1, 1, 1, -1, 1]
     check(place, tables, ids, y, slots)

@@ -1,0 +1,79 @@
+"""The LoRA adapters of a job: by name on the command line, by content in its manifest. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.adapters.files import adapter_directory, digest_of, tensor_file
+from quire.adapters.names import tensor_name
+from quire.errors import InvalidAdapter, InvalidOption, ModelError
+from quire.weights.checkpoint import read_header
+
+MOST_AT_ONCE = 8  # in one batch, where nothing is said; a batch of more pays for each
+
+
+def parse_lora(given: Any) -> dict[str, str]:
+    """["nice=/adapters/nice"] -> {"nice": "/adapters/nice"}; a mapping is taken as it is."""
+    if isinstance(given, Mapping):
+        return {str(name): str(path) for name, path in given.items()}
+    listed = [given] if isinstance(given, str) else given
+    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
+        raise _wrong(given)
+    found: dict[str, str] = {}
+    for one in listed:
+        name, equals, path = one.partition("=")
+        if not equals or not name.strip() or not path:
+            raise _wrong(one)
+        if name.strip() in found:
+            raise InvalidOption(f"--lora names {name.strip()!r} twice", parameter="lora", value=one)
+        found[name.strip()] = path
+    return found
+
+
+def _wrong(given: Any) -> InvalidOption:
+    return InvalidOption(
+        f"--lora is NAME=PATH, the name of an adapter and its directory, not {given!r}",
+        parameter="lora",
+        value=given,
+    )
+
+
+def digests(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
+    """What each adapter's files hold; fetches those that are named by a Hub id."""
+    found = {}
+    for name, path in lora.items():
+        directory = _directory(path, options)
+        try:
+            tensor_file(directory)
+            found[name] = digest_of(directory)
+        except (ModelError, OSError) as error:
+            raise InvalidAdapter(
+                f"adapter {name!r}: {error}", parameter="lora", value=path
+            ) from error
+    return found
+
+
+def engine_options(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that an engine needs for these adapters, where none are given."""
+    if not lora:
+        return {}
+    ranks = [_rank(_directory(path, options)) for path in lora.values()]
+    return {
+        "enable_lora": True,
+        "max_loras": min(len(lora), MOST_AT_ONCE),
+        "max_lora_rank": max(ranks),
+    }
+
+
+def _rank(directory: Any) -> int:
+    """The highest of an adapter's."""
+    names = read_header(tensor_file(directory)).items()
+    kinds = ((tensor_name(name), tensor) for name, tensor in names)
+    ranks = [t.shape[0] for n, t in kinds if n is not None and n.kind in ("A", "embedding_A")]
+    return max(ranks, default=1)
+
+
+def _directory(path: str, options: Mapping[str, Any]) -> Any:
+    given = {"download_dir": options.get("download_dir"), "token": options.get("hf_token")}
+    return adapter_directory(path, **given)
