@@ -92,7 +92,7 @@ def scored(llm: LLM, prompts: list[list[int]], lora: Any) -> list[list[float]]:
     from quire import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    outputs = llm.generate(
+    outputs: list[Any] = llm.generate(
         [{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False, lora_request=lora
     )
     return [

@@ -40,23 +40,32 @@ def serve(
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Metrics under vLLM's names too.")
     ] = False,
+    lora: Annotated[
+        Names, typer.Option(help="A LoRA adapter as a model: NAME=PATH; repeatable.")
+    ] = None,
     option: Annotated[Names, typer.Option(help=SAMPLING_FLAGS["option"].help)] = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API."""
     _check_packages()
+    from quire.jobs.adapters import engine_options, parse_lora
     from quire.server.keys import Keys, open_keys
     from quire.server.serve import Serving
     from quire.server.services import Settings
 
     folder = data or DATA
     keys, made = (Keys(), "") if no_key else open_keys(folder, api_key or (), more=new_key)
+    adapters, options = parse_lora(lora or []), assignments(option or [], "option")
+    names = tuple(name or (model,))
+    if clash := sorted(adapters.keys() & {*names}):
+        raise typer.BadParameter(f"{clash[0]!r} is the model's own name", param_hint="--lora")
     settings = Settings(
         model=model,
-        names=tuple(name or (model,)),
+        names=(*names, *adapters),
+        lora=adapters,
         data_dir=folder,
         host=host,
         port=port,
-        options=assignments(option or [], "option"),
+        options={**engine_options(adapters, options), **options},
         max_queue=max_queue,
         grace=grace,
         allowed_hosts=tuple(allowed_host or ()),

@@ -7,8 +7,10 @@ there; the scheduler sees to it that there is always one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -109,12 +111,13 @@ class RowAdapters:
         self._pass = lines
         self.sites.use(lines)
 
-    def begin_logits(self, tokens: Tensor | Ints) -> None:
+    def begin_logits(self, tokens: Tensor | npt.NDArray[np.integer[Any]]) -> None:
         """What is computed next are the logits of these tokens of that pass. Tokens on a device
         are asked for only where an adapter may change the head."""
         lines = self._pass if self.sites.changes_head else None
         if lines is not None:
-            lines = lines.take(tokens.cpu().numpy() if isinstance(tokens, Tensor) else tokens)
+            chosen = tokens.cpu().numpy() if isinstance(tokens, Tensor) else tokens
+            lines = lines.take(chosen.astype(np.int32))
         self.sites.use(lines)
 
     def forget(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ class Asked:
 
     {"prompt": text or token ids} or {"messages", "chat": how they are written out}, and "params";
     "stream" for what is new at each step, "tools" to look for calls, "prompt_back" to have the
-    prompt with the output, "priority", "salt", "add_special_tokens".
+    prompt with the output, "priority", "salt", "add_special_tokens", and "model" where it is not
+    the first of the names.
     """
 
     endpoint: str
@@ -70,7 +71,16 @@ def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) ->
         raise bad(
             f"n times the prompts is at most {MOST_SAMPLES}, not {asked.num_samples}", param="n"
         )
+    name_model(asked.rows, asked.model, names)
     return asked
+
+
+def name_model(rows: Iterable[Row], model: str | None, names: Collection[str] | None) -> None:
+    """Let the engine know where a body asks for another than its first name: it may be that of a
+    LoRA adapter."""
+    if model is not None and names is not None and model != next(iter(names), model):
+        for row in rows:
+            row["model"] = model
 
 
 def check_model(model: str | None, names: Collection[str] | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.openai_api.asks import Row, check_model, prompts_of
+from quire.openai_api.asks import Row, check_model, name_model, prompts_of
 from quire.openai_api.errors import bad, not_supported
 from quire.openai_api.fields import checked_fields
 from quire.openai_api.outputs import Output, Pooled
@@ -79,10 +79,13 @@ def read_pooling_body(
     given = checked_fields(endpoint, body)
     check_model(given.get("model"), names)
     if endpoint in RERANKS:
-        return _read_rerank(endpoint, given, tasks)
-    if endpoint in (EMBEDDINGS, CLASSIFY, POOLING):
-        return _read_texts(endpoint, given, tasks)
-    return _read_score(endpoint, given, tasks)
+        asked = _read_rerank(endpoint, given, tasks)
+    elif endpoint in (EMBEDDINGS, CLASSIFY, POOLING):
+        asked = _read_texts(endpoint, given, tasks)
+    else:
+        asked = _read_score(endpoint, given, tasks)
+    name_model(asked.rows, given.get("model"), names)
+    return asked
 
 
 def _read_texts(endpoint: str, given: Mapping[str, Any], tasks: Collection[str]) -> PoolAsked:

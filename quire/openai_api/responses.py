@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.openai_api.asks import Asked, check_model, read_chat
+from quire.openai_api.asks import Asked, check_model, name_model, read_chat
 from quire.openai_api.bodies import call_id, parts_of
 from quire.openai_api.errors import bad, not_supported
 from quire.openai_api.fields import RESPONSES, checked_fields
@@ -48,7 +48,9 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
         chat["reasoning_effort"] = effort
     if top := limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS):
         chat |= {"logprobs": True, "top_logprobs": top}
-    return replace(read_chat(chat), endpoint=RESPONSES), given
+    asked = replace(read_chat(chat), endpoint=RESPONSES)
+    name_model(asked.rows, given.get("model"), names)
+    return asked, given
 
 
 def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -83,6 +83,7 @@ class Bridge:
         """Keep an engine alive until cancelled; raises what keeps the first from loading."""
         settings = self._settings
         opening = {"kind": "open", "model": settings.model, "options": dict(settings.options)}
+        opening["lora"] = dict(settings.lora)
         try:
             while True:
                 self._life = life = await EngineLife.begin(

@@ -63,6 +63,6 @@ def _model(services: Services, name: str, created: int) -> dict[str, Any]:
         "created": created,
         "owned_by": "quire",
         "root": services.settings.names[0],
-        "parent": None,
+        "parent": services.settings.names[0] if name in services.settings.lora else None,
         "max_model_len": services.engine.facts.get("max_model_len"),
     }

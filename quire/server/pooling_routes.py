@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.openai_api.asks import check_model
+from quire.openai_api.asks import check_model, name_model
 from quire.openai_api.errors import ApiError, bad
 from quire.openai_api.fields import checked_fields
 from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
@@ -83,6 +83,7 @@ async def _score_labels(services: Services, request: Request, body: Any) -> Resp
         check_model(given["model"], names)
     check_task("generate", services.engine.facts.get("tasks", ()))
     asked = read_label_scores(given)
+    name_model(asked.rows, given.get("model"), names)
     outputs = await unless_gone(
         request, whole_outputs(services, asked, lane="interactive", key_id=key_of(request))
     )

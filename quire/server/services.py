@@ -29,6 +29,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+    lora: Mapping[str, str] = field(default_factory=dict)  # adapters that are names of their own
     max_queue: int = 1024  # answers of interactive requests that are written or wait
     max_queue_tokens: int = 8 << 20  # about: by the bytes of their bodies
     grace: float = 30.0  # seconds that a stopping server gives to what runs

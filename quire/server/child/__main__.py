@@ -10,6 +10,7 @@ import threading
 from importlib import import_module
 
 from quire.errors import EngineError, QuireError
+from quire.params.lora import LoRARequest
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.process import error_family, is_about_memory, private
 from quire.replicas.streams import Inbox
@@ -55,7 +56,7 @@ def _serve(
 ) -> None:
     board.move(Phase.LOADING)
     session, files = _opened(opening, factory)
-    engine = ServingEngine(session, board, writer)
+    engine = ServingEngine(session, board, writer, _adapters(session, opening.get("lora", {})))
     board.move(Phase.IDLE)
     writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
     while engine.failure is None:
@@ -64,6 +65,18 @@ def _serve(
             engine.take(message)
         engine.tell()
     raise EngineError(f"the engine ended: {engine.failure}") from engine.failure
+
+
+def _adapters(session: Session, lora: dict[str, str]) -> dict[str, LoRARequest]:
+    """The adapters that are served, checked before the first request names one."""
+    found = {
+        name: LoRARequest(name, number, path)
+        for number, (name, path) in enumerate(lora.items(), start=1)
+    }
+    for request in found.values():
+        if session.model.adapters is not None:
+            session.model.adapters.find(request)
+    return found
 
 
 def _opened(opening: Message, factory: str | None) -> tuple[Session, Message]:

@@ -16,6 +16,7 @@ from quire.errors import InvalidRequest, QuireError
 from quire.inputs.reasoning import opens_reasoning
 from quire.jobs.child.requests import attempt, error_text, error_type
 from quire.outputs import RequestOutput
+from quire.params.lora import LoRARequest
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.heartbeat import Heartbeat
 from quire.replicas.child.tally import session_facts
@@ -40,8 +41,16 @@ TELL_SECONDS = 0.5
 class ServingEngine:
     """Answers rows until the process ends."""
 
-    def __init__(self, session: Session, board: Board, writer: Writer) -> None:
+    def __init__(
+        self,
+        session: Session,
+        board: Board,
+        writer: Writer,
+        lora: Mapping[str, LoRARequest] | None = None,
+    ) -> None:
+        """`lora`: the adapters that requests name as their model."""
         self._session, self._board, self._writer = session, board, writer
+        self._lora = lora or {}
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
@@ -104,6 +113,7 @@ class ServingEngine:
             background=row.get("lane") == "batch",
             chat="messages" in row,
             tools=bool(row.get("tools")),
+            lora_request=self._lora.get(row.get("model", "")),
         )
         self._asked[place.id] = asked
         self._threads.submit(self._prepare, row, asked)
