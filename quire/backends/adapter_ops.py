@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,12 +44,9 @@ class AdaptedProduct(Protocol):
     def load(self, slot: int, added: Sequence[Added]) -> None:
         """The slot holds this from now on; with nothing, lines of it stay as they are."""
 
-    def begin(self, x: Tensor, lines: AdapterLines) -> Any:
-        """Before the product of x [T, K] (of an embedding: of token ids [T]) is computed: what can
-        be done beside it."""
-
-    def add(self, begun: Any, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
-        """y [T, N] of x with what adapters add to it. `y` may be written to."""
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+        """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.
+        `y` may be written to."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What it keeps on its device."""

@@ -105,10 +105,7 @@ class LoopedProduct:
         shrink = self._make_linear(torch.cat([one.a for one in added]), None)
         self._slots[slot] = _Slot(shrink, expands)
 
-    def begin(self, x: Tensor, lines: AdapterLines) -> None:
-        return None  # nothing runs beside it
-
-    def add(self, begun: None, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         for slot, at in cast(SortedLines, lines).groups:
             if (found := self._slots.get(slot)) is not None:
                 made = found.shrink(padded_lines(x.index_select(0, at), self._padded))
@@ -157,10 +154,7 @@ class LoopedRows:
         for one in added:
             self._slots[slot] = one.a.t().contiguous(), self._make_linear(one.b, None)
 
-    def begin(self, x: Tensor, lines: AdapterLines) -> None:
-        return None  # nothing runs beside it
-
-    def add(self, begun: None, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         for slot, at in cast(SortedLines, lines).groups:
             if (found := self._slots.get(slot)) is not None:
                 table, expand = found

@@ -30,11 +30,8 @@ class AdaptedLinear:
         self._base, self._product, self._current = base, product, current
 
     def __call__(self, x: Tensor) -> Tensor:
-        lines = self._current.lines
-        if lines is None:
-            return self._base(x)
-        begun = self._product.begin(x, lines)
-        return self._product.add(begun, x, self._base(x), lines)
+        y, lines = self._base(x), self._current.lines
+        return y if lines is None else self._product.add(x, y, lines)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self._base.write_rows(first, rows)
@@ -74,11 +71,8 @@ class AdapterSites:
         current = self._current
 
         def look_up(token_ids: Tensor) -> Tensor:
-            lines = current.lines
-            if lines is None:
-                return base(token_ids)
-            begun = made.begin(token_ids, lines)
-            return made.add(begun, token_ids, base(token_ids), lines)
+            y, lines = base(token_ids), current.lines
+            return y if lines is None else made.add(token_ids, y, lines)
 
         return look_up
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tests.backends.triton.conftest  # noqa: F401 - before Transformers imports Triton
 from quire import LoRARequest
 from tests.adapters.peft_files import Peft, make_peft, named, random_model
 from tests.parity.families import FAMILIES

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import cast
 
 import numpy as np
@@ -27,12 +26,6 @@ FEW_LINES, FEW_ROWS, MANY_ROWS = 1024, 16, 64  # rows of a tile, by the lines of
 COLUMNS, DEPTH = 128, 128
 # Of the sum over K, so much by one program; twice as much where K is long.
 SHARE, LONG_INNER = 512, 8192
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one on which A is multiplied beside a product."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def tile_rows(num_lines: int) -> int:
@@ -205,35 +198,17 @@ class StackedProduct:
             expands.load(slot, one)
             self._filled.add(slot)
 
-    def begin(self, x: Tensor, lines: AdapterLines) -> Tensor | None:
-        """x A^T, on a stream of its own where there are streams: neither it nor the product fills
-        the device while rows are few."""
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         if self._stacks is None or not self._filled:
-            return None
-        (a, _), of = self._stacks, cast(TiledLines, lines)
-        _, parts, rank, inner = a.shape
-        shape = (-(-inner // self._share), parts, len(of.order), rank)
-        made = torch.empty(shape, dtype=torch.float32, device=x.device)
-        if not x.is_cuda:
-            self._shrink(x, a, made, of)
-            return made
-        beside = side_stream(x.device)
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            self._shrink(x, a, made, of)
-        return made
-
-    def add(self, begun: Tensor | None, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
-        if begun is None or self._stacks is None:
             return y
-        if x.is_cuda:  # all that comes later may use the memory of x and of what was made again
-            torch.cuda.current_stream().wait_stream(side_stream(x.device))
-        self._stacks[1].add(begun, y, cast(TiledLines, lines))
+        (a, expands), of = self._stacks, cast(TiledLines, lines)
+        expands.add(self._shrunk(x, a, of), y, of)
         return y
 
-    def _shrink(self, x: Tensor, a: Tensor, made: Tensor, lines: TiledLines) -> None:
+    def _shrunk(self, x: Tensor, a: Tensor, lines: TiledLines) -> Tensor:
         _, parts, rank, inner = a.shape
-        splits, count = made.shape[0], len(lines.order)
+        splits, count = -(-inner // self._share), len(lines.order)
+        made = torch.empty(splits, parts, count, rank, dtype=torch.float32, device=x.device)
         shrink_lines[(len(lines.tiles), parts, splits)](
             *(x, a, lines.tiles, lines.order, made, x.stride(0), count),
             INNER=inner,
@@ -244,8 +219,9 @@ class StackedProduct:
             SHARE=self._share,
             PRECISION=precision(x.dtype),
             num_warps=4,
-            OVERLAPS=False,
+            **waiting(),
         )
+        return made
 
     def release(self) -> None:
         self._stacks = None
@@ -284,10 +260,7 @@ class StackedRows:
             expands.load(slot, one)
             self._filled.add(slot)
 
-    def begin(self, x: Tensor, lines: AdapterLines) -> None:
-        return None  # a look-up is as short
-
-    def add(self, begun: None, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         if self._stacks is None or not self._filled:
             return y
         (table, expands), tiled_lines = self._stacks, cast(TiledLines, lines)

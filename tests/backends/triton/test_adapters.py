@@ -44,7 +44,7 @@ def check(place: Place, products: Any, x: Tensor, y: Tensor, slots: list[int]) -
     for kernels, product in products:
         where = y.device if isinstance(kernels, StackedAdapters) else torch.device("cpu")
         given, out, lines = x.to(where).clone(), y.to(where).clone(), kernels.lines(chosen)
-        made.append(product.add(product.begin(given, lines), given, out, lines))
+        made.append(product.add(given, out, lines))
     assert_close(made[0], made[1].to(y.device))
     alone = torch.from_numpy(chosen < 0).to(y.device)
     assert torch.equal(made[0][alone], y[alone])
@@ -86,7 +86,7 @@ def test_products_of_three_parts(place: Place, dora: bool) -> None:
     lines = products[0][0].lines(np.zeros(20, np.int32))
     assert lines is not None
     empty = products[0][1]
-    made = empty.add(empty.begin(x[:20], lines), x[:20], y[:20].clone(), lines)
+    made = empty.add(x[:20], y[:20].clone(), lines)
     assert torch.equal(made, y[:20])
     assert products[0][1].variant == 0
 
