@@ -23,6 +23,7 @@ ALSO = {
     "qwen3": {"families/qwen3_vl.py"},
     "olmo2": {"families/olmo3.py"},
     "granite": {"families/granitemoe.py"},
+    "gemma": {"families/gemma2.py", "families/gemma3.py"},  # as "Gemma 2"
     # An API of that company's, which clients speak.
     "cohere": {"openai_api/pooling.py", "openai_api/pooling_fields.py"},
 }

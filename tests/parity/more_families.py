@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.cohere import CohereConfig
 from transformers.models.cohere2 import Cohere2Config
 from transformers.models.falcon import FalconConfig
+from transformers.models.gemma import GemmaConfig
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
@@ -69,6 +70,10 @@ ROUTED: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 MORE: dict[str, PretrainedConfig] = {
+    "gemma": GemmaConfig(**SIZES),
+    "gemma, every bias, untied, linear rope": GemmaConfig(
+        **SIZES, attention_bias=True, tie_word_embeddings=False, rope_parameters=LINEAR
+    ),
     "gemma2": Gemma2Config(**GEMMA2, layer_types=None),
     "gemma2, no softcaps, every bias, untied, linear rope": Gemma2Config(
         **{**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},

@@ -58,7 +58,7 @@ class Converter:
         if self.arch in PERMUTED and name.endswith(("q_proj.bias", "k_proj.bias")):
             count = heads if "q_proj" in name else config.num_key_value_heads
             values = rearranged(values, count)
-        if self.arch == "gemma2" and name.endswith("norm.weight"):
+        if self.arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         if self.arch == "gpt2" and values.ndim == 2 and ".c_" in name:
             values = values.T

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from transformers.models.cohere import CohereConfig
 from transformers.models.cohere2 import Cohere2Config
 from transformers.models.falcon import FalconConfig
+from transformers.models.gemma import GemmaConfig
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
@@ -184,6 +185,7 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3),
         RMS | FEED | EIGHT,
     ),
+    "gemma": ("gemma", GemmaConfig(**SIZES), RMS | FEED | WIDE),
     "gemma2": (
         "gemma2",
         Gemma2Config(**{**GEMMA2, "query_pre_attn_scalar": 16}),

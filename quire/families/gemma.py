@@ -1,0 +1,41 @@
+"""Gemma: norms of 1 + w, a gate of gelu, an embedding times the root of its width. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.reading import read_heads, read_plain_decoder
+from quire.layer_plan import MlpPlan, NormPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    biased = fields.flag("attention_bias", False)
+    return read_plain_decoder(
+        "gemma",
+        fields,
+        read_heads(fields, kv_heads=16, head_dim=256),
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
+        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
+        qkv_bias=biased,
+        o_bias=biased,
+        facts={
+            "embedding_scale": fields.count("hidden_size") ** 0.5,
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+        },
+    )
+
+
+FAMILY = Family(
+    name="gemma",
+    architectures=("GemmaForCausalLM",),
+    model_types=("gemma",),
+    read=read,
+    gguf="gemma",
+    only={
+        # The first files say gelu, and mean its approximation.
+        "hidden_act": ("gelu", "gelu_pytorch_tanh"),
+        "hidden_activation": ("gelu", "gelu_pytorch_tanh"),
+        "use_bidirectional_attention": (False,),
+    },
+)
