@@ -16,8 +16,8 @@ import numpy.typing as npt
 from quire.grammar.plain_regex import AnyOf, InOrder, OneOf, Part, Repeated
 
 MAX_STATES = 4096
-_MAX_NODES = 60_000
-_MAX_WORK = 3_000_000  # nodes looked at while states are found
+_MAX_NODES = 20_000
+_MAX_WORK = 500_000  # nodes looked at while states are found
 DEAD = -1
 
 ByteRanges = tuple[tuple[int, int], ...]
