@@ -79,3 +79,9 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
     assert config.quantization == kept
     said = any("dequantised when they are loaded" in line for line in config.notes)
     assert said == (kept is None and options.get("quantization") != "none")
+
+
+def test_quantised_products_do_not_promise_the_same_bits_in_any_batch() -> None:
+    with pytest.raises(NotSupported, match="another order for another batch size"):
+        decided(device="cuda", quantization="awq", batch_invariant=True)
+    assert decided(device="cuda", batch_invariant=True).quantization is None

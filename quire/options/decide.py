@@ -154,6 +154,12 @@ def _quantization(
         notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
         return "int8"
     if options.quantization in CHECKPOINTS and facts.device == "cuda":
+        if options.batch_invariant:
+            raise NotSupported(
+                f"batch_invariant=True with quantization={options.quantization!r}: products with "
+                "quantised weights add up in another order for another batch size. Leave "
+                "quantization out: the weights are then dequantised when they are loaded."
+            )
         if options.dtype != "float32":
             return options.quantization
         notes.append("dtype float32: the weights are dequantised when they are loaded")
