@@ -109,6 +109,10 @@ class Preparing:
         """The prompt as token ids, with its text where it has one."""
         if "messages" in row:
             chat = render_conversation(row["messages"], self.tokenizer, **row.get("chat", {}))
+            if chat.media is not None:
+                raise NotSupported(
+                    "images are not read over HTTP yet; send text, or use LLM.chat for this model"
+                )
             add = bool(row.get("add_special_tokens", False))
         elif isinstance(row["prompt"], str):
             chat, add = ChatText(row["prompt"]), bool(row.get("add_special_tokens", True))
