@@ -14,7 +14,7 @@ Worked example: lengths [1300, 0, 5000] make items
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import triton
 
@@ -34,8 +34,6 @@ from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, steady_t
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from quire.backends.triton.steady_prefix import SteadyPrefixWork
 
 _ITEMS_AT_ONCE = 16
 _PROGRAMS_PER_CORE = 8
@@ -72,6 +70,18 @@ class SteadyBuffers:
         )
 
 
+class SharedPieces(Protocol):
+    """Pieces that rows have in common; see steady_prefix.py."""
+
+    @property
+    def covered(self) -> Tensor:
+        """int32 [places]: tokens of each place that are in such pieces."""
+
+    def attend_pieces(
+        self, q: Tensor, keys: Tensor, values: Tensor, buffers: SteadyBuffers
+    ) -> None: ...
+
+
 class SteadyDecode:
     """Decode attention of `num_rows` rows; inputs keep their addresses. As DecodeAttention."""
 
@@ -81,7 +91,7 @@ class SteadyDecode:
         buffers: SteadyBuffers,
         num_rows: int,
         *,
-        prefixes: SteadyPrefixWork | None = None,
+        prefixes: SharedPieces | None = None,
         tile: Tile | None = None,
     ) -> None:
         import torch
