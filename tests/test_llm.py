@@ -452,7 +452,7 @@ def test_what_clients_read_is_there(llm: LLM) -> None:
     assert llm.get_world_size() == 1
 
 
-@pytest.mark.parametrize("name", ["reset_mm_cache", "start_profile", "update_weights"])
+@pytest.mark.parametrize("name", ["start_profile", "update_weights"])
 def test_what_is_not_built_says_so_with_a_way_out(llm: LLM, name: str) -> None:
     with pytest.raises(NotSupported, match=f"LLM.{name} is not built"):
         getattr(llm, name)("a")

@@ -92,6 +92,10 @@ class LLMControls:
         """Size and peak use of the KV cache, in blocks."""
         return self._session.kv_cache()
 
+    def reset_mm_cache(self) -> None:
+        """Forget what was encoded of media; what comes next is encoded anew."""
+        self._session.forget_media()
+
     @property
     def supported_tasks(self) -> tuple[str, ...]:
         return self._session.supported_tasks
@@ -131,7 +135,6 @@ _PROFILE = "Use torch.profiler around generate()."
 class NotBuiltMethods:
     """Methods of vLLM's LLM that raise NotSupported."""
 
-    reset_mm_cache = _not_built("reset_mm_cache", "There are no media inputs yet.")
     start_profile = _not_built("start_profile", _PROFILE)
     stop_profile = _not_built("stop_profile", _PROFILE)
     init_weight_transfer_engine = _not_built("init_weight_transfer_engine", _WEIGHTS)

@@ -224,6 +224,11 @@ class Session:
         pool = self.engine.scheduler.pool
         return KvCacheView(pool.num_blocks, pool.block_size, pool.peak_used)
 
+    def forget_media(self) -> None:
+        """Forget every encoded item."""
+        with self._turns.turn(needs_all=False):
+            self.engine.scheduler.media.clear()
+
     def forget_prefixes(self) -> bool:
         """Forget every cached prefix."""
         with self._turns.turn(needs_all=False):

@@ -139,6 +139,18 @@ def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -
         assert llm._session._media.reader.pool.num_bytes == 0
 
 
+def test_what_was_encoded_can_be_forgotten(model: TinyModel) -> None:
+    with model.llm(enable_prefix_caching=False) as llm:
+        shelf = llm._session.model.executor.shelf
+        first = tokens(llm, PROMPTS[:1])
+        assert tokens(llm, PROMPTS[:1]) == first and shelf.num_encoded == 1
+        llm.reset_mm_cache()
+        assert tokens(llm, PROMPTS[:1]) == first and shelf.num_encoded == 2
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert tokens(llm, PROMPTS[:1]) == first and shelf.num_encoded == 3
+
+
 def test_another_image_shares_nothing_from_it_on(llm: LLM) -> None:
     words = "many words that come first and fill a block or two of the cache " * 3
     first, second = picture(80, 80, 11), picture(80, 80, 12)

@@ -137,7 +137,7 @@ class ReplicaSession(Session):
         raise NotSupported("this method " + _ALONE)
 
     new_run = plan = sleep = wake_up = load_weights = kv_cache = _refuse
-    set_tokenizer = forget_prefixes = _refuse
+    set_tokenizer = forget_prefixes = forget_media = _refuse
 
 
 class _Receiver:
