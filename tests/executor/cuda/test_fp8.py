@@ -127,8 +127,6 @@ def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
     assert config.kv_cache_dtype == "fp8"
     with pytest.raises(NotSupported, match="kv_cache_dtype='fp8' is built for GPUs"):
         resolve(parse_options({"kv_cache_dtype": "fp8"}), SPEC, CPU)
-    with pytest.raises(NotSupported, match="checkpoints in fp8 are not built yet"):
-        parse_options({"quantization": "fp8"})
     capped = SPEC.with_attention(lambda one: replace(one, softcap=5.0))
     with pytest.raises(NotSupported, match="softcap"):
         resolve(parse_options({"kv_cache_dtype": "fp8"}), capped, GPU)
