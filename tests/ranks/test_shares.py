@@ -27,6 +27,7 @@ from tests.parity.families import FAMILIES as TINY
 from tests.parity.more_families import MORE
 from tests.ranks.threads import on_ranks
 
+SEEING = {"qwen2_vl", "qwen3_vl"}
 CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE}
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
@@ -69,7 +70,9 @@ def logits_of(spec: ModelSpec, weights: dict[str, Tensor], tp: TensorParallel) -
 
 
 def test_every_family_has_a_config_here() -> None:
-    assert {spec_of(config).family for config in CONFIGS.values()} == {f.name for f in FAMILIES}
+    """But for those that read images, which ranks are refused for."""
+    found = {spec_of(config).family for config in CONFIGS.values()}
+    assert found | SEEING == {family.name for family in FAMILIES}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -127,7 +130,7 @@ def test_what_cannot_be_divided_is_refused_with_its_numbers() -> None:
 def test_a_weight_that_is_not_known_is_not_given_to_every_rank() -> None:
     spec = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
     some = next(iter(weights_of(spec)))
-    for name in ("layers.0.attn.sinks.weight", "layers.0.mlp.latent.weight", "tower.weight"):
+    for name in ("layers.0.attn.gates.weight", "layers.0.mlp.latent.weight", "tower.weight"):
         with pytest.raises(NotSupported, match=name):
             cut_of(replace(some, name=name), spec, RankShare(0, 2))
     assert isinstance(some, Weight)
