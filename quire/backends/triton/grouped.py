@@ -87,6 +87,8 @@ class GroupedLinear:
     ) -> None:
         if matrix.minima is not None and matrix.zeros is not None:
             raise NotSupported("a weight with zero points and minima.")
+        if matrix.table is not None and matrix.bits == 8:
+            raise NotSupported("a table of codes whose columns are no multiple of 64.")
         self.matrix, self.bias, self.scratch = matrix.narrowed(), bias, scratch
         self._tile = tile
         lines, columns = matrix.shape

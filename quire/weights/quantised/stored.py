@@ -18,6 +18,7 @@ from quire.weights.within import Within, of_expert
 # What follows a module's name in that of the tensor by which a weight is known: AWQ and GPTQ,
 # compressed-tensors, MXFP4, all others.
 LEADS = (".qweight", ".weight_packed", "_blocks", ".weight")
+BLOCK = 32  # columns whose codes lie together in a GroupedMatrix, at least
 FLOATS = ("F32", "F16", "BF16")
 STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 # What may stand beside a quantised weight and is not needed: scales of activations and of KV are
@@ -138,10 +139,6 @@ _TENSORS: dict[str, tuple[str, ...]] = {
 }
 
 
-# Columns whose codes lie together in a GroupedMatrix, by bits.
-_BLOCKS = {4: 64, 8: 32}
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """A tensor of a weight: in which formats it may be, and of which shapes."""
@@ -159,12 +156,8 @@ def _check(matrix: StoredMatrix, where: str) -> None:
             f"{where}: {columns} columns are not whole groups of {matrix.group}; quire reads "
             "weights that are"
         )
-    unit = _BLOCKS.get(matrix.layout.bits, 1) if matrix.layout.kind != "fp8" else 1
-    if columns % unit:
-        raise UnsupportedModel(
-            f"{where}: {columns} columns; of {matrix.layout.bits} bits quire reads multiples of "
-            f"{unit}"
-        )
+    if matrix.layout.kind != "fp8" and columns % BLOCK:
+        raise UnsupportedModel(f"{where}: {columns} columns; quire reads multiples of {BLOCK}")
     for role, wanted in _WANTED[matrix.layout.kind](matrix).items():
         tensor = matrix.tensors.get(role)
         if tensor is None:

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
-from quire.backends.quantised.grouped import SIGNED_ZERO, GroupedMatrix, put_together
+from quire.backends.quantised.grouped import (
+    SIGNED_ZERO,
+    GroupedMatrix,
+    block_columns,
+    put_together,
+)
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.weights.formats import StoredTensor
 from quire.weights.json_file import parse_object
@@ -89,8 +94,7 @@ def read_raw(source: StoredTensor) -> Tensor:
 def _awq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     shifts = 4 * torch.tensor(_AWQ_NIBBLES, dtype=torch.int32, device=tensors[".qweight"].device)
     return GroupedMatrix(
-        4,
-        put_together(_fields(tensors[".qweight"], shifts).t().contiguous(), 4),
+        *_words(_fields(tensors[".qweight"], shifts).t().contiguous(), 4),
         tensors[".scales"].t().contiguous(),
         zeros=_fields(tensors[".qzeros"], shifts).t().contiguous(),
     )
@@ -110,7 +114,7 @@ def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     if order is not None:
         codes = codes[:, order].contiguous()
     scales = tensors[".scales"].t().contiguous()
-    return GroupedMatrix(bits, put_together(codes, bits), scales, zero, zeros, order=order)
+    return GroupedMatrix(*_words(codes, bits), scales, zero, zeros, order=order)
 
 
 def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
@@ -126,7 +130,7 @@ def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     if order is not None:
         codes = codes[:, order].contiguous()
     scales = _by_row(tensors[".weight_scale"], rows)
-    return GroupedMatrix(bits, put_together(codes, bits), scales, zero, zeros, order=order)
+    return GroupedMatrix(*_words(codes, bits), scales, zero, zeros, order=order)
 
 
 def _int(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
@@ -177,7 +181,7 @@ def _nf4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     raw = tensors[".weight"].view(rows, columns // 2)
     codes = torch.stack([raw >> 4, raw & 15], 2).view(rows, columns)
     table = tensors[".weight.quant_map"]
-    return GroupedMatrix(4, put_together(codes, 4), scales.view(rows, -1), table=table)
+    return GroupedMatrix(*_words(codes, 4), scales.view(rows, -1), table=table)
 
 
 def _nested(source: StoredMatrix, tensors: dict[str, Tensor], state: dict[str, Any]) -> Tensor:
@@ -215,7 +219,7 @@ def _mxfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     codes = torch.stack([raw & 15, raw >> 4], 2).view(source.shape)
     scales = torch.exp2(tensors["_scales"].float() - 127)
     table = torch.tensor(FP4, device=raw.device)
-    return GroupedMatrix(4, put_together(codes, 4), scales, table=table)
+    return GroupedMatrix(*_words(codes, 4), scales, table=table)
 
 
 def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
@@ -245,6 +249,12 @@ def _fields(words: Tensor, shifts: Tensor) -> Tensor:
     for i, shift in enumerate(shifts.tolist()):
         made[..., i] = (words >> shift) & mask
     return made.flatten(1)
+
+
+def _words(codes: Tensor, bits: int) -> tuple[int, Tensor]:
+    """Codes in words, of as many bits as fill these: 4 become 8 where a row ends inside a block."""
+    held = bits if codes.shape[1] % block_columns(bits) == 0 else 8
+    return held, put_together(codes, held)
 
 
 def _by_row(numbers: Tensor, rows: int) -> Tensor:
