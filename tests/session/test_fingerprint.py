@@ -6,13 +6,21 @@ from dataclasses import fields, replace
 
 import pytest
 
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, QueryGrowth, Rope
 from quire.session.fingerprint import _facts
 from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, plain_decoder
 
 SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
 # Another value for each field that computes something and that no weight's shape or name shows.
-ATTENTION = {"scale": 1.0, "softcap": 5.0, "window": 3, "rope": None, "qk_norm_over": "width"}
+ATTENTION = {
+    "scale": 1.0,
+    "softcap": 5.0,
+    "window": 3,
+    "rope": None,
+    "qk_norm_over": "width",
+    "query_growth": QueryGrowth(0.1, 8),
+    "sinks": True,
+}
 MLP = {"activation": "relu"}
 LAYER = {"norms": "after", "branch_scale": 2.0}
 SPEC_FIELDS = {"embedding_scale": 2.0, "logits": LogitsPlan(scale=2.0)}

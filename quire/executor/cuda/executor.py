@@ -22,7 +22,7 @@ from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.cuda.offload import HostCopies
 from quire.executor.cuda.prompts import Captured
 from quire.executor.cuda.runner import CudaRunner
-from quire.executor.cuda.steady import check_products, check_steady
+from quire.executor.cuda.steady import check_steady
 from quire.executor.cuda.step import CudaStep
 from quire.executor.declined import declined_notes
 from quire.executor.executor import ExecutorFacts, Part
@@ -234,10 +234,7 @@ class CudaExecutor:
             given = (config.adapters, self.spec, kernels, shape.dtype)
             self._sites = make_sites(*given, self._device)
         made = (self.spec, weights, kernels, shape)
-        model = build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
-        if config.batch_invariant and isinstance(model, Decoder):
-            check_products(model)
-        return model
+        return build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
 
     def _adapters(self) -> CudaAdapters | None:
         """The rows of LoRA adapters, if the model has slots for some."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from quire.config import EngineConfig
 from quire.errors import NotSupported
-from quire.layers.linear import Linear
-from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
 
 _INSTEAD = "Leave it out, or set device='cpu'."
@@ -31,16 +29,3 @@ def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
             "batch_invariant=True with kv_cache_dtype='fp8': decode rows and prompts read such a "
             "cache in different ways. Leave one of them out."
         )
-
-
-def check_products(model: Decoder) -> None:
-    """Of its products: those of quantised weights and of adapters go by the number of rows."""
-    from quire.backends.triton.invariant import SteadyLinear
-
-    for name, places in model.places.items():
-        for place in places:
-            if isinstance(place, Linear) and not isinstance(place.multiply, SteadyLinear):
-                raise NotSupported(
-                    "batch_invariant=True is built on a GPU for plain weights alone; "
-                    f"{name!r} is multiplied by {type(place.multiply).__name__}. {_INSTEAD}"
-                )

@@ -50,11 +50,14 @@ def dequantised_rows(
     source: StoredMatrix, order: RowOrder | None, columns: range | None, like: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """Plain rows of a weight, some at a time: (the first one's number, their numbers)."""
-    matrix = read_matrix(source, order, columns, like.device)
+    # Whole rows: codes can be cut at some columns only, plain numbers anywhere.
+    matrix = read_matrix(source, order, None, like.device)
     rows, width = matrix.shape
+    wanted = slice(None) if columns is None else slice(columns.start, columns.stop)
     step = max(_PIECE // width // _TALL, 1) * _TALL
     for first in range(0, rows, step):
-        yield first, matrix.rows(first, min(first + step, rows)).dequantised(like.dtype)
+        made = matrix.rows(first, min(first + step, rows)).dequantised(like.dtype)
+        yield first, made[:, wanted]
 
 
 def read_matrix(

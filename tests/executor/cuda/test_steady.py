@@ -7,16 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.backends.reference import ReferenceKernels
 from quire.backends.triton.invariant import SteadyLinear
 from quire.backends.triton.kernels import PlainLinear
 from quire.errors import NotSupported
-from quire.executor.cuda.steady import check_products, check_steady
-from quire.layers.linear import Linear
-from quire.layers.tp import TensorParallel
-from quire.models.decoder import Decoder, head_shape
-from quire.models.registry import build_any_model
-from tests.executor.cuda.test_runner import SPEC, WEIGHTS
+from quire.executor.cuda.steady import check_steady
+from tests.executor.cuda.test_runner import SPEC
 from tests.executor.harness import small_config
 
 
@@ -32,21 +27,6 @@ def test_windows_sinks_and_fp8_are_refused_by_name() -> None:
         check_steady(steady, sinking)
     with pytest.raises(NotSupported, match="fp8"):
         check_steady(small_config(batch_invariant=True, kv_cache_dtype="fp8"), SPEC)
-
-
-def test_products_of_other_kinds_are_refused() -> None:
-    shape = head_shape(SPEC, 4, torch.float32)
-    given = (SPEC, dict(WEIGHTS), ReferenceKernels(shape), shape)
-    model = build_any_model(*given, max_len=64, tp=TensorParallel())
-    assert isinstance(model, Decoder)
-    with pytest.raises(NotSupported, match=r"layers\.0|head|embed"):
-        check_products(model)
-    for places in model.places.values():
-        for place in places:
-            if isinstance(place, Linear):
-                weight = place.tensors()[0]
-                place.multiply = SteadyLinear(PlainLinear(weight, None), (64,))
-    check_products(model)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 16, 21, 40])
