@@ -90,19 +90,25 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
 def assignments(given: Sequence[str], flag: str) -> dict[str, Any]:
     return dict(_assignment(each, flag) for each in given)
 
 
 def _assignment(given: str, flag: str) -> tuple[str, Any]:
-    """ "top_k=5" -> ("top_k", 5); a value that is no JSON is text."""
+    """ "top_k=5" -> ("top_k", 5); True, False and None as Python writes them; else text."""
     name, equals, value = given.partition("=")
     if not equals or not name:
         raise InvalidOption(f"--{flag} is NAME=VALUE, not {given!r}", parameter=flag, value=given)
+    name = name.strip().replace("-", "_")
+    if value in _PYTHON_WORDS:
+        return name, _PYTHON_WORDS[value]
     try:
-        return name.strip().replace("-", "_"), json.loads(value)
+        return name, json.loads(value)
     except ValueError:
-        return name.strip().replace("-", "_"), value
+        return name, value
 
 
 def _job(options: dict[str, Any]) -> Job:

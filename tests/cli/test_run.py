@@ -50,10 +50,13 @@ def test_parameters_and_options_by_name(source: Path, tmp_path: Path) -> None:
     done = quire_run(
         *(source, "-m", "fake", "-p", "{{ text }}", "-o", output, "--param", "min_tokens=2"),
         *("--param", "max_tokens=2", "--option", "max-model-len=64", "-q"),
+        *("--param", "ignore_eos=True", "--param", "stop=Truth"),
     )
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "out.jsonl.quire" / "manifest.json").read_text())
     assert manifest["sampling"]["min_tokens"] == 2
+    assert manifest["sampling"]["ignore_eos"] is True  # as Python writes it, and not a text
+    assert manifest["sampling"]["stop"] == "Truth"
     assert manifest["options"] == {"max_model_len": 64}
     assert manifest["command"][:2] == ["quire", "run"]
 

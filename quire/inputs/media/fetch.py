@@ -1,0 +1,89 @@
+"""The one place that opens a URL for media: one request, to a public address of an allowed host."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from urllib.parse import SplitResult
+
+SECONDS = 30.0
+_PIECE = 1 << 16
+
+
+def fetched(parts: SplitResult, hosts: tuple[str, ...], most: int) -> bytes:
+    """The bytes at a URL of an allowed host; ValueError says what is wrong with it."""
+    host = (parts.hostname or "").rstrip(".").lower()
+    if host not in {one.lower() for one in hosts}:
+        raise ValueError(f"is of the host {host!r}, which allowed_media_domains does not name")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("holds a name or a password")
+    deadline = time.monotonic() + SECONDS
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        address = (_public_address(host, port), port)
+        with socket.create_connection(address, timeout=SECONDS / 3) as plain:
+            return _within(deadline, plain, parts, host, most)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = f"it took more than {SECONDS:.0f} s" if time.monotonic() >= deadline else str(error)
+        raise ValueError(f"could not be fetched: {type(error).__name__}: {why}") from None
+
+
+def _within(
+    deadline: float, plain: socket.socket, parts: SplitResult, host: str, most: int
+) -> bytes:
+    """One request over the connection, which is cut at the deadline: a timeout of the socket
+    begins anew with every byte, so one byte at a time would hold it for days."""
+    copy = plain.dup()  # TLS takes the socket over; this one can always be shut down
+    alarm = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (copy,))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        data = _get(plain, parts, host, most)
+    finally:
+        alarm.cancel()
+        copy.close()
+    if time.monotonic() >= deadline:
+        raise ValueError("cut")
+    return data
+
+
+def _cut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it had just ended by itself
+
+
+def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> bytes:
+    """The body of one answer; redirects are not followed."""
+    connection = http.client.HTTPConnection(host)
+    if parts.scheme == "https":
+        plain = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    with plain:
+        connection.sock = plain
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers={"Host": parts.netloc})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise ValueError(f"the answer is {response.status}; redirects are not followed")
+        data = bytearray()
+        while piece := response.read1(_PIECE):
+            data += piece
+            if len(data) > most:
+                raise ValueError(f"more than {most:,} bytes")
+        if response.length:  # of a length that was announced, what did not come
+            raise ValueError(f"it ended {response.length:,} bytes early")
+        return bytes(data)
+
+
+def _public_address(host: str, port: int) -> str:
+    """An address of the host; none of them may be private."""
+    found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    for address in found:
+        if not ipaddress.ip_address(address).is_global:
+            raise ValueError(f"{address} is not a public address")
+    return found[0]
