@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
-from quire.executor.cpu.local import DTYPES, FinishedStep, limit_threads
+from quire.executor.cpu.local import FinishedStep, limit_threads
 from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.hidden import hidden_states
 from quire.models.encoder import Encoder, Texts, order_texts
@@ -90,7 +90,3 @@ def _laid_out(texts: list[Slice], groups: tuple[tuple[int, int], ...], model: En
     np.concatenate([np.arange(len(one.token_ids)) for one in texts], out=positions[:count])
     on_device = [torch.from_numpy(numbers).to(model.device) for numbers in (ids, positions)]
     return Texts(on_device[0], on_device[1], groups)
-
-
-def encoder_dtype(config: EngineConfig) -> torch.dtype:
-    return DTYPES[config.dtype]

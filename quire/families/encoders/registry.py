@@ -56,10 +56,6 @@ def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
     return BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
 
 
-def encoder_named(name: str) -> EncoderFamily:
-    return next(family for family in FAMILIES if family.name == name)
-
-
 def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
     """The spec of a config; UnsupportedModel for values that would make another model."""
     named = fields.values.get("architectures") or []
