@@ -134,7 +134,6 @@ class SteadyKernels(TritonKernels):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape, dense=None)
         self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
-        self._steady: SteadyBuffers | None = None
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         plain = PlainLinear(weight, bias)
@@ -152,12 +151,10 @@ class SteadyKernels(TritonKernels):
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
-        plain = [
-            [one.plain for one in some if isinstance(one, SteadyLinear)] for some in (ups, downs)
-        ]
-        if len(plain[0]) < len(ups) or len(plain[1]) < len(downs):
-            return EveryExpert(gate, ups, downs)
-        up, down = stacked(plain[0]), stacked(plain[1])
+        up, down = (
+            stacked([one.plain if isinstance(one, SteadyLinear) else one for one in some])
+            for some in (ups, downs)
+        )
         if up is None or down is None:
             return EveryExpert(gate, ups, downs)
         return FusedExperts(gate, up, down, tile=_EXPERTS)
