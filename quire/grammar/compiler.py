@@ -21,7 +21,7 @@ from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.door import refusing
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
-from quire.grammar.plain_regex import read, spelled
+from quire.grammar.plain_regex import Part, read, spelled
 from quire.grammar.regular import TokenTable
 from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
@@ -196,11 +196,14 @@ class GrammarCompiler:
 
 
 def _automaton_of(key: SourceKey) -> Automaton | None:
-    """Of a choice or a plain regex."""
+    """Of a choice or a plain regex; None for one that begins at its end, `()`, of which llguidance
+    says otherwise."""
     if key.kind == "choice":
-        return automaton_of(spelled(json.loads(key.text)))
-    part = read(key.text) if key.kind == "regex" else None
-    return None if part is None else automaton_of(part)
+        part: Part | None = spelled(json.loads(key.text))
+    else:
+        part = read(key.text) if key.kind == "regex" else None
+    made = None if part is None else automaton_of(part)
+    return None if made is None or made.ends[0] else made
 
 
 def _bytes_of(key: SourceKey, future: Future[CompiledGrammar]) -> int:

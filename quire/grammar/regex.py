@@ -4,6 +4,7 @@ llguidance takes Rust's syntax, which differs where a user would not expect it:
 
   {,3}            {0,3}
   \Z              \z
+  \<  \>          < and >, which Rust would take for the ends of a word
   [a[&&]          [a\[\&\&]: inside a class, [ and && and -- and ~~ mean nothing special
   \w              without the combining marks that Python does not count as part of a word
   \d              the ten ASCII digits, which every reader of \d expects
@@ -37,6 +38,7 @@ _UNICODE = {
     "S": r"[^\s\x1c-\x1f]",
 }
 _ASCII = {**_UNICODE, "w": "[_0-9A-Za-z]", "s": r"[ \t\n\r\x0b\x0c]"}
+_RESPELLED = {"Z": r"\z", "<": "<", ">": ">"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _")
 
 
@@ -139,11 +141,9 @@ class _Translation:
         if self._at + 1 == len(self._regex):
             self._refuse("a backslash with nothing behind it")
         letter = self._regex[self._at + 1]
-        short = self._classes.get(letter)
-        if letter == "Z":
-            self._put(r"\z", 2)
-        else:  # a class within a class is fine in Rust
-            self._put(short or self._regex[self._at : self._at + 2], 2)
+        # A class within a class is fine in Rust.
+        short = self._classes.get(letter) or _RESPELLED.get(letter)
+        self._put(short or self._regex[self._at : self._at + 2], 2)
 
     def _class(self) -> None:
         """Everything up to the bracket that closes the class."""
