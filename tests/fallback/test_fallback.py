@@ -216,8 +216,12 @@ def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch_invariant": True}, {"quantization": "int8", "dtype": "auto"}],
-    ids=["batch_invariant", "int8"],
+    [
+        {"batch_invariant": True},
+        {"quantization": "int8", "dtype": "auto"},
+        {"kv_cache_dtype": "fp8"},
+    ],
+    ids=["batch_invariant", "int8", "fp8"],
 )
 def test_what_needs_layers_of_quires_own_is_refused(options: Any, tmp_path: Path) -> None:
     path = saved(tiny_model("GraniteForCausalLM"), tmp_path)

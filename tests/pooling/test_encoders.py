@@ -144,6 +144,22 @@ def test_sleep_and_wake_up(tmp_path: Path) -> None:
         assert llm.embed("w1 w2", use_tqdm=False)[0].outputs.embedding == before
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"enable_lora": True}, r"enable_lora=True with an encoder.*merge_and_unload"),
+        ({"tensor_parallel_size": 2}, r"tensor_parallel_size=2.*encoders.*data_parallel_size"),
+    ],
+    ids=["LoRA", "ranks"],
+)
+def test_what_is_not_built_for_encoders_is_refused(
+    options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, ENCODERS["bert"])
+    with pytest.raises(NotSupported, match=words):
+        open_llm(tmp_path, **options)
+
+
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:
     write_model(tmp_path, ENCODERS["bert"])
     with open_llm(tmp_path) as llm:
