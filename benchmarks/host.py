@@ -27,7 +27,7 @@ from quire.executor.executor import ExecutorFacts
 from quire.llm import LLM
 from quire.options import DeviceFacts, parse_options, resolve
 from quire.sampling_params import SamplingParams
-from quire.session.loading import LoadedModel
+from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
 from quire.step import StepPlan, StepResult
 from quire.steps.handles import Handles

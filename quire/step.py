@@ -14,80 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.params.row_sampling import RowSampling
 from quire.request import HiddenKind, Ints
-
-if TYPE_CHECKING:
-    from quire.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 
 
 def no_ints() -> Ints:
     return np.empty(0, np.int32)
-
-
-def no_floats() -> Floats:
-    return np.empty(0, np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """How a row draws, in numbers: what of its SamplingParams a device can follow.
-
-    top_k 0 means no limit. `allowed_ids` None: all are. A bad word is the ids that spell it.
-    `num_logprobs` None: no logprobs are wanted, -1: those of the whole vocabulary; with
-    `logprob_ids` those of these tokens instead of the likeliest. `guided`: a mask comes with
-    every token.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_tokens: int = 0
-    bias_ids: Ints = field(default_factory=no_ints)
-    biases: Floats = field(default_factory=no_floats)
-    allowed_ids: Ints | None = None
-    bad_words: tuple[Ints, ...] = ()
-    num_logprobs: int | None = None
-    logprob_ids: Ints | None = None
-    guided: bool = False
-
-    @classmethod
-    def of(cls, params: SamplingParams) -> RowSampling:
-        bias, named = params.logit_bias or {}, params.logprob_token_ids
-        allowed, words = params.allowed_token_ids, params._bad_words_token_ids or ()
-        asks = params.logprobs is not None or bool(named)
-        return cls(
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            frequency_penalty=params.frequency_penalty,
-            presence_penalty=params.presence_penalty,
-            min_tokens=params.min_tokens,
-            bias_ids=np.array([int(token) for token in bias], np.int32),
-            biases=np.array(list(bias.values()), np.float32),
-            allowed_ids=None if allowed is None else np.array(allowed, np.int32),
-            bad_words=tuple(np.array(word, np.int32) for word in words),
-            num_logprobs=(params.logprobs or 0) if asks else None,
-            logprob_ids=np.array(named, np.int32) if named else None,
-            guided=params.structured_outputs is not None,
-        )
-
-    @property
-    def has_penalties(self) -> bool:
-        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        return penalties != (1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

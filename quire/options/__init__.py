@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.options.decide import DeviceFacts, resolve
+from quire.options.option import Option
 from quire.options.parse import Options, parse_options
-from quire.options.table import OPTIONS, Option
+from quire.options.table import OPTIONS
 
 if TYPE_CHECKING:
     from quire.options.engine_args import AsyncEngineArgs as AsyncEngineArgs

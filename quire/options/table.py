@@ -7,42 +7,19 @@ is ever moot. The table is rendered into docs/api.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from quire.options import checks
 from quire.options.adapters import ADAPTER_OPTIONS
 from quire.options.checks import Check
 from quire.options.media import MEDIA
 from quire.options.moot import MOOT
+from quire.options.option import Kind, Option
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.pooler import pooler_config
 from quire.options.refused import REFUSED
 from quire.options.speculation import speculation
 from quire.options.structured import structured_outputs_config
-
-Kind = Literal["honoured", "moot", "refused"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option. `harmless` are further values that ask for nothing quire does not do."""
-
-    name: str
-    kind: Kind
-    default: Any
-    why: str
-    check: Check | None = None
-    harmless: tuple[Any, ...] = ()
-
-    def is_default(self, value: Any) -> bool:
-        """Whether `value` asks for nothing: the default, None, or an empty container."""
-        if value is None or (isinstance(value, Collection) and len(value) == 0):
-            return True
-        plain = isinstance(value, bool | int | float | str | list | tuple | dict | set)
-        return plain and (value == self.default or value in self.harmless)
-
 
 _COUNT = checks.integer(1, 2**31 - 1)
 _ROWS = checks.integer(1, 2**20)

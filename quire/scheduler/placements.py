@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from quire.cache.pool import BlockPool, Cached
 from quire.cache.prefix import Past
+from quire.params.row_sampling import RowSampling
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.scheduler.sequence import Sequence
-from quire.step import Assigned, RowSampling, RowStart, Slice, no_ints
+from quire.step import Assigned, RowStart, Slice, no_ints
 
-NEVER = np.iinfo(np.int32).max  # so many blocks are published: as if all were
-UNLIMITED = np.iinfo(np.int32).max
+UNLIMITED = NEVER = np.iinfo(np.int32).max  # NEVER: as if so many blocks were published, all
 
 # How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
 _IN_VAIN = RowSampling(temperature=0.0)

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.adapters.store import AdapterStore
 from quire.base.notes import note
 from quire.config import EngineConfig
-from quire.errors import InvalidOption, InvalidParams, NotSupported
+from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.spinning import short_spins
 from quire.executor.executor import ExecutorFacts, ModelExecutor
 from quire.executor.precompile.cuda_context import wake_gpu
 from quire.executor.precompile.parent import Compiling, begin_compiling, hash_triton
 from quire.families.encoders.registry import encoder_family
-from quire.families.fields import Fields
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.checks import FIT_TO_MEMORY
 from quire.options.plugins import unused_line
 from quire.pooling.choose import choose_pooler
 from quire.pooling.spec import PoolerSpec
-from quire.sampling_params import SamplingParams
 from quire.session.adapters import make_store
 from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
+from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
 from quire.session.quantisation import check_quantisation, stored_method
 from quire.session.ranks import ranks_executor
@@ -45,66 +43,6 @@ if TYPE_CHECKING:
 
     from quire.models.fallback.planning import FallbackPlan
     from quire.pooling.head import Head
-
-# What a generation_config.json may set of a request's parameters, and our name for it.
-GENERATION_DEFAULTS = {
-    "repetition_penalty": "repetition_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that is ready to run."""
-
-    name: str
-    spec: AnySpec
-    config: EngineConfig
-    executor: ModelExecutor
-    facts: ExecutorFacts
-    tokenizer: Tokenizer | None
-    generation_config: Mapping[str, Any]
-    hf_config: Mapping[str, Any] = field(default_factory=dict)  # as its files write it
-    # Reads weights, the model's own (None) or those at another path, by their names.
-    stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
-    head: Head | None = None  # what makes embeddings and classes of its states
-    no_text: str | None = None  # why it writes no text, where it does not
-    media: ModelMedia | None = None  # how it sees, where it does
-    adapters: AdapterStore | None = None  # its LoRA adapters, where it may have some
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """What ends an answer as the end of the sequence."""
-        if self.tokenizer is not None and self.tokenizer.eos_ids:
-            return self.tokenizer.eos_ids
-        return self.spec.eos_ids[:1]
-
-    @property
-    def more_eos_ids(self) -> tuple[int, ...]:
-        """What else the model's files say ends an answer."""
-        given = Fields(self.generation_config, "generation_config.json").ids("eos_token_id")
-        return (*self.spec.eos_ids, *given)
-
-    def default_params(self) -> SamplingParams:
-        """What the model's makers recommend; SamplingParams() where they say nothing."""
-        given = {
-            ours: self.generation_config[theirs]
-            for theirs, ours in GENERATION_DEFAULTS.items()
-            if self.generation_config.get(theirs) is not None
-        }
-        try:
-            return SamplingParams(**given)
-        except InvalidParams as error:
-            raise InvalidOption(
-                f"the model's generation_config.json sets {error.parameter} to {error.value!r}: "
-                f'{error.message} Pass generation_config="vllm" to leave it aside.',
-                parameter="generation_config",
-                value=error.value,
-            ) from error
 
 
 def load(model: str, options: Options) -> LoadedModel:

@@ -8,7 +8,7 @@ from quire.plan.lengths import OutputLengths
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
 from quire.session.guides import Guides
-from quire.session.loading import LoadedModel
+from quire.session.loaded_model import LoadedModel
 from quire.session.media import SessionMedia
 from quire.session.processors import RequestProcessors
 

@@ -21,7 +21,7 @@ from quire.pooling.spec import PLAIN_GENERATOR, TASKS, PoolerSpec, Task
 from quire.request import Request
 from quire.run import Refused, Window
 from quire.session.intake import cut_windows
-from quire.session.loading import LoadedModel
+from quire.session.loaded_model import LoadedModel
 from quire.spec import EncoderSpec
 from quire.step import Floats
 

@@ -31,7 +31,8 @@ from quire.session.guides import Guides
 from quire.session.hf_config import config_object
 from quire.session.intake import Intake, Params
 from quire.session.kv_cache_view import KvCacheView
-from quire.session.loading import LoadedModel, load
+from quire.session.loaded_model import LoadedModel
+from quire.session.loading import load
 from quire.session.making import make_maker, make_scheduler
 from quire.session.media import SessionMedia
 from quire.session.metrics import Metric, Metrics

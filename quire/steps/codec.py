@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.params.row_sampling import RowSampling
 from quire.step import (
     Assigned,
     Candidates,
@@ -25,7 +26,6 @@ from quire.step import (
     Masks,
     MediaPart,
     PrefixGroup,
-    RowSampling,
     RowStart,
     Scores,
     Slice,

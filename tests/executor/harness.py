@@ -21,20 +21,11 @@ from quire.executor.memory import make_cache
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
+from quire.params.row_sampling import RowSampling
 from quire.request import Ints
 from quire.sampling.sampler import Sampled
 from quire.spec import ModelSpec
-from quire.step import (
-    Assigned,
-    DecodeRows,
-    Masks,
-    PrefixGroup,
-    RowSampling,
-    RowStart,
-    Scores,
-    Slice,
-    StepPlan,
-)
+from quire.step import Assigned, DecodeRows, Masks, PrefixGroup, RowStart, Scores, Slice, StepPlan
 from quire.steps.handles import Handles
 
 

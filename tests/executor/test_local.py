@@ -12,8 +12,9 @@ from quire.errors import CorruptModel, EngineClosed, NotEnoughMemory, NotSupport
 from quire.executor import memory
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import Executor
+from quire.params.row_sampling import RowSampling
 from quire.sampling_params import SamplingParams
-from quire.step import Assigned, RowSampling, Slice, StepPlan
+from quire.step import Assigned, Slice, StepPlan
 from quire.weights.load import dummy_weights
 from tests.executor.harness import ints, row_start, small_config
 from tests.executor.test_invariance import spec_of

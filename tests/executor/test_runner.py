@@ -9,6 +9,7 @@ import torch
 from quire.executor.cpu import runner as runner_module
 from quire.executor.cpu.runner import Runner
 from quire.layers.embedding import Embedding
+from quire.params.row_sampling import RowSampling
 from quire.request import Ints
 from quire.sampling_params import SamplingParams
 from quire.step import (
@@ -16,7 +17,6 @@ from quire.step import (
     DecodeRows,
     Masks,
     PrefixGroup,
-    RowSampling,
     Slice,
     StepPlan,
     StepResult,

@@ -18,7 +18,7 @@ from quire.errors import CorruptModel, InvalidOption, InvalidPrompt, ModelError
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.tokenizer import Tokenizer
-from quire.session.loading import GENERATION_DEFAULTS, LoadedModel
+from quire.session.loaded_model import GENERATION_DEFAULTS, LoadedModel
 from tests.inputs.hostile import GGUF_VALUES, JSON_VALUES, places, put, use
 from tests.inputs.makers import gguf_metadata, save, train_byte_bpe, train_sentencepiece
 

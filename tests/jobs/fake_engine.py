@@ -26,7 +26,7 @@ from quire.replicas.board import Board, Phase
 from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
-from quire.session.loading import LoadedModel
+from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
 from quire.spec import ModelSpec, plain_decoder
 from quire.step import StepPlan, StepResult

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.params.row_sampling import RowSampling
 from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampled, Sampler
 from quire.sampling.seeds import NoiseKeys, noise
 from quire.sampling_params import SamplingParams
-from quire.step import DrawnScores, Masks, RowSampling, RowStart
+from quire.step import DrawnScores, Masks, RowStart
 
 CPU = torch.device("cpu")
 Floats = npt.NDArray[np.float32]

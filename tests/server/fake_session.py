@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.session.loading import LoadedModel
+from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
 from tests.jobs.fake_engine import FaultyExecutor, _config, _spec, tokenizer
 

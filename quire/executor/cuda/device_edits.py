@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.upload import Longs, Upload
+from quire.params.row_sampling import RowSampling
 from quire.request import Ints
-from quire.step import RowSampling, RowStart
+from quire.step import RowStart
 
 WORDS_PER_ROW = 8192  # of the arena: 4,096 seen tokens with their counts
 LEAST_WORDS = 1 << 20

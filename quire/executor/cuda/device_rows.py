@@ -21,8 +21,9 @@ from quire.cache.groups import ONE_GROUP, Windows
 from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.cuda.upload import Upload
 from quire.executor.row_columns import RowColumns
+from quire.params.row_sampling import RowSampling
 from quire.request import Ints
-from quire.step import Assigned, RowSampling, RowStart
+from quire.step import Assigned, RowStart
 from quire.steps.row_schema import NOWHERE, Column, row_ints
 
 GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token

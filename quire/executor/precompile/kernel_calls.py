@@ -27,8 +27,9 @@ from quire.executor.cuda.upload import Upload
 from quire.executor.memory import make_cache
 from quire.layer_plan import NormPlan, expert_plans, mlp_of
 from quire.models.decoder import head_shape
+from quire.params.row_sampling import RowSampling
 from quire.spec import ModelSpec
-from quire.step import Assigned, PrefixGroup, RowSampling, RowStart, Slice, StepPlan
+from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.row_schema import NOWHERE
 
 ROWS = 16

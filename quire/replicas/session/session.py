@@ -27,7 +27,8 @@ from quire.replicas.task import Task
 from quire.replicas.wire import Message
 from quire.request import Request
 from quire.run import Refused, Result, Window
-from quire.session.loading import LoadedModel, ModelParts, read_parts
+from quire.session.loaded_model import LoadedModel
+from quire.session.loading import ModelParts, read_parts
 from quire.session.session import Session
 
 COMMAND = (sys.executable, "-m", "quire.replicas.child")

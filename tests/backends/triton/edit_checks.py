@@ -8,12 +8,13 @@ import torch
 from quire.backends.ops import HeadShape
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
+from quire.params.row_sampling import RowSampling
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints
 from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
-from quire.step import Assigned, Masks, RowSampling, RowStart
+from quire.step import Assigned, Masks, RowStart
 from tests.backends.triton.checks import Place
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.params.row_sampling import RowSampling
 from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
-from quire.step import RowSampling, RowStart, no_ints
+from quire.step import RowStart, no_ints
 from tests.backends.triton.checks import Place, generator
 
 

@@ -16,8 +16,9 @@ from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
+from quire.params.row_sampling import RowSampling
 from quire.sampling_params import SamplingParams
-from quire.step import RowSampling, Slice
+from quire.step import Slice
 from tests.executor.cuda.test_runner import SPEC
 from tests.executor.harness import ints, row_start, small_config
 from tests.specs import changed

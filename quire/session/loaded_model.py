@@ -1,0 +1,82 @@
+"""LoadedModel: a model that is ready to run, and what its makers recommend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from quire.adapters.store import AdapterStore
+from quire.config import EngineConfig
+from quire.errors import InvalidOption, InvalidParams
+from quire.executor.executor import ExecutorFacts, ModelExecutor
+from quire.families.fields import Fields
+from quire.inputs.tokenizer import Tokenizer
+from quire.sampling_params import SamplingParams
+from quire.session.media import ModelMedia
+from quire.spec import AnySpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.pooling.head import Head
+
+# What a generation_config.json may set of a request's parameters, and our name for it.
+GENERATION_DEFAULTS = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    name: str
+    spec: AnySpec
+    config: EngineConfig
+    executor: ModelExecutor
+    facts: ExecutorFacts
+    tokenizer: Tokenizer | None
+    generation_config: Mapping[str, Any]
+    hf_config: Mapping[str, Any] = field(default_factory=dict)  # as its files write it
+    # Reads weights, the model's own (None) or those at another path, by their names.
+    stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
+    head: Head | None = None  # what makes embeddings and classes of its states
+    no_text: str | None = None  # why it writes no text, where it does not
+    media: ModelMedia | None = None  # how it sees, where it does
+    adapters: AdapterStore | None = None  # its LoRA adapters, where it may have some
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """What ends an answer as the end of the sequence."""
+        if self.tokenizer is not None and self.tokenizer.eos_ids:
+            return self.tokenizer.eos_ids
+        return self.spec.eos_ids[:1]
+
+    @property
+    def more_eos_ids(self) -> tuple[int, ...]:
+        """What else the model's files say ends an answer."""
+        given = Fields(self.generation_config, "generation_config.json").ids("eos_token_id")
+        return (*self.spec.eos_ids, *given)
+
+    def default_params(self) -> SamplingParams:
+        """What the model's makers recommend; SamplingParams() where they say nothing."""
+        given = {
+            ours: self.generation_config[theirs]
+            for theirs, ours in GENERATION_DEFAULTS.items()
+            if self.generation_config.get(theirs) is not None
+        }
+        try:
+            return SamplingParams(**given)
+        except InvalidParams as error:
+            raise InvalidOption(
+                f"the model's generation_config.json sets {error.parameter} to {error.value!r}: "
+                f'{error.message} Pass generation_config="vllm" to leave it aside.',
+                parameter="generation_config",
+                value=error.value,
+            ) from error
