@@ -1,15 +1,26 @@
-"""HTTP connections with bounds: headers within a size, a number and a time. What uvicorn's own
-protocol leaves open under httptools."""
+"""HTTP connections with bounds: headers within a size, a number and a time, and an end that loses
+no answer. What uvicorn's own protocol leaves open under httptools.
+
+A request may be refused while it is still being sent. To close the connection then resets it, and
+the refusal can be lost on its way: so it is half closed, and what still comes is thrown away until
+the client has read its answer and left, or has sent too much for too long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.openai_api.errors import ApiError
-from quire.server.limits import HEADER_SECONDS, MOST_HEADER_BYTES, MOST_HEADERS, MOST_LATE
+from quire.server.limits import (
+    HEADER_SECONDS,
+    LATE_SECONDS,
+    MOST_HEADER_BYTES,
+    MOST_HEADERS,
+    MOST_LATE,
+)
 from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
@@ -21,9 +32,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
-        self._late_bytes = 0  # of a body that was answered before it was there
         self._in_headers = True  # those of the next request are being read
-        self._impatience: asyncio.TimerHandle | None = None
+        self._stays_open = False  # after the request that is being read, once all of it is there
+        self._is_late = False  # the last answer is given; what comes is thrown away
+        self._late_bytes = 0
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -35,15 +48,23 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _begin_headers(self) -> None:
         self._header_bytes, self._in_headers = 0, True
+        self._cut_after(HEADER_SECONDS)
+
+    def _cut_after(self, seconds: float) -> None:
         self._end_patience()
-        self._impatience = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        self._patience = self.loop.call_later(seconds, self.transport.abort)
 
     def _end_patience(self) -> None:
-        if self._impatience is not None:
-            self._impatience.cancel()
-            self._impatience = None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def data_received(self, data: bytes) -> None:
+        if self._is_late:
+            self._late_bytes += len(data)
+            if self._late_bytes > MOST_LATE:
+                self.transport.abort()
+            return
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
@@ -52,13 +73,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._late_bytes = 0
         if not self._in_headers:  # a further request on a connection that is kept
             self._begin_headers()
         # For a reader that never reads: what it was sent is dropped with the connection.
         self.scope["quire.cut"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
+        if self._is_over:
+            return
         self._end_patience()
         self._in_headers = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -66,28 +88,54 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, f"a request has at most {MOST_HEADERS} headers")
             return
         super().on_headers_complete()
+        cycle = self.cycle
+        cycle.transport = _AnswerTransport(self, cycle)
+        # An answer that begins before the whole request is there is the connection's last.
+        self._stays_open, cycle.keep_alive = cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if self.cycle.response_complete:
-            # Refused, and still sending: a while, since many read an answer only after that.
-            self._late_bytes += len(body)
-            if self._late_bytes > MOST_LATE:
-                self.transport.abort()
-                return
-        super().on_body(body)
+        if not self._is_over:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self.transport.is_closing():
-            super().on_message_complete()
+        if self._is_over:
+            return
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._stays_open
+        super().on_message_complete()
+
+    def shutdown(self) -> None:
+        self._stays_open = False
+        if not self._is_late:  # otherwise it ends by itself, soon
+            super().shutdown()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing that still comes is read."""
+        return self._is_late or self.transport.is_closing()
+
+    def close_late(self) -> None:
+        """Close once the client has read its answer, though it still sends."""
+        if self._is_over:
+            return
+        self._is_late = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # whatever waits for the rest of the body gives up
+            self.cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._cut_after(LATE_SECONDS)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not HTTP as the standard has it")
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer and close; what else is on its way is not read."""
-        if self.transport.is_closing():
+        if self._is_over:
+            return
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()  # there is no place for another answer inside of one
             return
         body = json_bytes(ApiError(status, why, code="bad_http").body())
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n" % (
@@ -96,4 +144,24 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         length = b"content-length: %d\r\n\r\n" % len(body)
         self.transport.write(head + length + body)
-        self.transport.close()
+        self.close_late()
+
+
+class _AnswerTransport(asyncio.Transport):
+    """The connection as one answer writes to it."""
+
+    def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._protocol, self._cycle = protocol, cycle
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._protocol.transport.is_closing()
+
+    def close(self) -> None:
+        if self._cycle.more_body:
+            self._protocol.close_late()
+        else:
+            self._protocol.transport.close()

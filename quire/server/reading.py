@@ -46,7 +46,9 @@ async def read_json(request: Request) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", ""):
         raise ApiError(
-            415, "the body is application/json; say so in Content-Type", code="wrong_type"
+            415,
+            "the body is application/json; say so in Content-Type",
+            code="unsupported_media_type",
         )
     return parse_json(await read_body_bytes(request))
 

@@ -37,7 +37,6 @@ class Limits:
                 f"a file has at most {self.most:,} bytes here",
                 code="file_too_large",
                 param="file",
-                headers=(("connection", "close"),),
             )
         if size > self.room:
             raise quota_exceeded()
@@ -137,5 +136,5 @@ def _too_slow() -> ApiError:
         408,
         f"an upload sends at least {SLOWEST >> 10} KiB a second",
         code="request_timeout",
-        headers=(*NO_RETRY, ("connection", "close")),
+        headers=NO_RETRY,
     )

@@ -116,12 +116,62 @@ def test_6_bodies_over_the_limit(server: Serving, http: httpx.Client) -> None:
     large = json.dumps(chat("x" * limits.MOST_BODY)).encode()
     typed = {"content-type": "application/json"}
     refused(http.post(CHAT, content=large, headers=typed), 413)
-    parts = (b" " * (1 << 20) for _ in range(20))
-    with suppress(httpx.WriteError):  # it may close while we still write
-        refused(http.post(CHAT, content=parts, headers=typed), 413)
     lying = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n"
     claimed = f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n"
     assert b" 413 " in raw(server, (lying + claimed).encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "kind", "status"),
+    [
+        (CHAT, KEY, "application/json", 413),
+        (CHAT, "sk-wrong", "application/json", 401),
+        (CHAT, KEY, "text/plain", 415),
+        ("/nowhere", KEY, "application/json", 404),
+        ("/v1/models", KEY, "application/json", 405),
+        ("/v1/files", KEY, "application/json", 415),
+    ],
+)
+def test_6_a_refusal_reaches_who_still_writes(
+    server: Serving, path: str, key: str, kind: str, status: int
+) -> None:
+    parts = (b" " * (1 << 20) for _ in range(20))
+    with client(server, key) as made:
+        response = made.post(path, content=parts, headers={"content-type": kind})
+        refused(response, status)
+        assert response.headers["connection"] == "close"
+        # On a connection of its own: the next one does not meet the end of this.
+        assert made.get("/health").status_code == 200
+
+
+def refused_while_sending(server: Serving, path: str, pieces: int) -> bytes:
+    """What a client gets that reads nothing before it has sent all, long after it was refused."""
+    head = f"POST {path} HTTP/1.1\r\n{HEAD}Content-Type: multipart/form-data; boundary=x\r\n"
+    with socket.create_connection(server.socket.getsockname(), timeout=10) as made:
+        made.sendall(f"{head}Content-Length: {1 << 40}\r\n\r\n".encode())
+        for _ in range(pieces):
+            time.sleep(0.1)
+            made.sendall(b" " * (1 << 20))
+        came = b""
+        while part := made.recv(1 << 16):
+            came += part
+        return came
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/files", b" 413 "), (CHAT, b" 415 ")])
+def test_6_a_refusal_is_not_lost_to_a_reset(server: Serving, path: str, status: bytes) -> None:
+    came = refused_while_sending(server, path, 4)
+    assert status in came.split(b"\r\n")[0] and came.endswith(b"}}")
+
+
+def test_6_who_never_stops_sending_is_cut(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.server.protocol.MOST_LATE", 2 << 20)
+    with pytest.raises(OSError):
+        refused_while_sending(server, CHAT, 100)
+    monkeypatch.undo()
+    monkeypatch.setattr("quire.server.protocol.LATE_SECONDS", 0.3)
+    with pytest.raises(OSError):
+        refused_while_sending(server, CHAT, 25)
 
 
 def test_7_bodies_that_never_come(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +187,8 @@ def test_8_too_many_or_too_long_headers(server: Serving) -> None:
     long = "X-Long: " + "y" * limits.MOST_HEADER_BYTES
     assert b" 431 " in raw(server, (start + long + "\r\n\r\n").encode())
     assert b" 431 " in raw(server, (start + long).encode())  # and never an end
+    longer = start + "X-Long: " + "y" * (4 << 20)
+    assert b" 431 " in raw(server, longer.encode())  # though it is still being written
 
 
 def test_9_slow_headers_are_closed_together(
