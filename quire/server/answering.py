@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 
 from quire.openai_api.asks import Asked, Row
 from quire.openai_api.errors import server_error
@@ -15,17 +16,23 @@ async def whole_outputs(
     services: Services, asked: Asked | PoolAsked, *, lane: Lane, key_id: str
 ) -> list[Output]:
     """The finished output of each row. One that fails takes the others with it."""
+    if len(asked.rows) == 1:
+        return [await _whole(services, asked.rows[0], lane, key_id)]
+    # Not a TaskGroup: that of Python 3.11 drops a cancel that comes together with a failure.
+    tasks = [asyncio.create_task(_whole(services, row, lane, key_id)) for row in asked.rows]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_whole(services, row, lane, key_id)) for row in asked.rows]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _whole(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
     asked = {name: value for name, value in row.items() if name != "stream"}
-    async for output in services.engine.generate(asked, lane=lane, key_id=key_id):
-        if output.finished:
-            return output
+    # Closed here: the row's place in the queue is free again when its answer is there.
+    async with aclosing(services.engine.generate(asked, lane=lane, key_id=key_id)) as outputs:
+        async for output in outputs:
+            if output.finished:
+                return output
     raise server_error("the engine gave no answer", code="no_answer")

@@ -18,6 +18,8 @@ from quire.replicas.task import Task
 from quire.server.batch_engine import EngineCrashed, EngineUnavailable
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
+AT_ONCE = 32  # rows that are handed out before others in the server have their turn
+MOST_BYTES = 256 << 20  # of all rows in flight, which may hold images; one may be larger
 PAUSE = 1.0  # seconds before an engine that takes no rows is asked again
 MOST_CULPRITS = 3  # rows in a row, without an answer in between: then it is not the rows
 REST = 60.0  # seconds that such an engine is left alone
@@ -60,7 +62,7 @@ class Dispatcher:
         self.num_crashes = 0
         self._supplies: dict[Supply, int] = {}  # and how many of its rows are in flight
         self._tasks: dict[asyncio.Task[None], _Ticket] = {}
-        self._num_tickets = 0
+        self._num_tickets = self._num_bytes = 0  # bytes of the rows in flight
         self._suspects = Suspects()
         self._suspected: dict[int, _Ticket] = {}
         self._fallen: list[_Ticket] = []  # with the engine, since suspects were last looked at
@@ -97,22 +99,25 @@ class Dispatcher:
         try:
             while True:
                 self._changed.clear()
-                if self._resting is None:
-                    self._hand_out()
-                await self._changed.wait()
+                if self._resting is None and self._hand_out():
+                    await asyncio.sleep(0)
+                else:
+                    await self._changed.wait()
         finally:
             for task in list(self._tasks):
                 task.cancel()
 
-    def _hand_out(self) -> None:
+    def _hand_out(self) -> bool:
+        """Have rows answered, as many as may be; whether there may be more to hand out at once."""
         if self._fallen or len(self._suspects):
             if not self._tasks:
                 self._judge()
                 self._try_group()
-            return
+            return False
         room = max(FEWEST, WINDOWS * self.capacity) - len(self._tasks)
-        waiting = set(self._supplies)
-        while room > 0 and waiting:
+        is_much = room > AT_ONCE
+        room, waiting = min(room, AT_ONCE), set(self._supplies)
+        while room > 0 and waiting and self._num_bytes < MOST_BYTES:
             supply = min(waiting, key=lambda each: self._supplies[each])
             row = supply.take_row()
             if row is None:
@@ -123,15 +128,17 @@ class Dispatcher:
             room -= 1
         if not self._tasks:
             self._confirm_culprits()  # no other row is left to prove that the engine is well
+        return is_much and room == 0
 
     def _start(self, ticket: _Ticket) -> None:
         self._supplies[ticket.supply] += 1
+        self._num_bytes += ticket.row.size
         task = asyncio.create_task(self._answered(ticket))
         self._tasks[task] = ticket
         task.add_done_callback(self._ended)
 
     async def _answered(self, ticket: _Ticket) -> None:
-        while True:
+        while ticket.supply in self._supplies:
             try:
                 await ticket.supply.answer(ticket.row)
             except EngineCrashed:
@@ -146,6 +153,7 @@ class Dispatcher:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         ticket = self._tasks.pop(task)
+        self._num_bytes -= ticket.row.size
         if ticket.supply in self._supplies:
             self._supplies[ticket.supply] -= 1
         if not task.cancelled() and (error := task.exception()) is not None:

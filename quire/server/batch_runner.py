@@ -95,6 +95,13 @@ class BatchRun:
             self.asked_to_end.set()
             self._news.set()
 
+    def again(self, batch: Batch) -> BatchRun:
+        """A fresh run of the batch as it is stored now; what this one was asked, it is asked."""
+        made = BatchRun(batch, self._rooms)
+        if self.asked_to_end.is_set() and self._ending is not None:
+            made.end(self._ending)
+        return made
+
     async def run(self) -> None:
         """Until the batch has ended. May be cancelled at any point, and run again."""
         try:

@@ -86,12 +86,12 @@ class BatchService:
 
     async def stop(self) -> None:
         """End what runs, with what is finished in the journal."""
-        tasks, self._tasks = self._tasks, set()
+        self._rooms = None  # from here on nothing begins
+        tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._rooms = None
 
     def close(self) -> None:
         """Give the data folder free; a second time does nothing."""
@@ -192,30 +192,45 @@ class BatchService:
         while True:
             try:
                 await self.sweep()
-            except (OSError, sqlite3.Error) as error:  # a full disk, say; it is tried again
-                note(f"files whose time is over could not be removed: {type(error).__name__}")
+            except Exception as error:  # a full disk, say: whatever it is, it is tried again
+                note(f"files whose time is over could not be removed: {_where(error)}")
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            note(f"a part of the server that runs batches ended: {_where(error)}")
 
     def _run(self, batch: Batch) -> None:
         if self._rooms is not None:
             run = self._runs[batch.id] = BatchRun(batch, self._rooms)
-            self._spawn(self._run_to_its_end(run, self._rooms))
+            self._spawn(self._run_to_its_end(run))
 
-    async def _run_to_its_end(self, run: BatchRun, rooms: Rooms) -> None:
-        """Run the batch, and again after a failure of ours, until it has ended."""
+    async def _run_to_its_end(self, run: BatchRun) -> None:
+        """Run the batch, and again after a failure of ours, until it has ended or the server
+        stops: a failure while it is stopped counts as the stop."""
         batch_id = run.batch.id
         try:
-            while not await self._has_ended(run):
-                await asyncio.sleep(AGAIN_SECONDS)
-                batch = await self.database.read(partial(batches.get, batch_id=batch_id))
-                run = self._runs[batch_id] = BatchRun(batch, rooms)
+            while not await self._has_ended(run) and self._rooms is not None:
+                run = self._runs[batch_id] = await self._again(run)
         finally:
             self._runs.pop(batch_id, None)
+
+    async def _again(self, run: BatchRun) -> BatchRun:
+        """A further run of the same batch, after a while, once the database can be read."""
+        while True:
+            await asyncio.sleep(AGAIN_SECONDS)
+            try:
+                batch = await self.database.read(partial(batches.get, batch_id=run.batch.id))
+            except sqlite3.Error as error:
+                note(f"batch {run.batch.id} waits: {_FAILED} ({_where(error)})")
+                continue
+            return run.again(batch)
 
     async def _has_ended(self, run: BatchRun) -> bool:
         left = max(0.0, run.batch.expires_at - time.time())
@@ -248,7 +263,7 @@ class BatchService:
             place.cancel()
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The kind of an error and its place in the code: what it says may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

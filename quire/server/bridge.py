@@ -173,7 +173,8 @@ class Bridge:
         self._restarts += 1
         self._set("restarting")
         for future in self._calls.values():
-            future.set_exception(_crashed())
+            if not future.done():  # its caller may have left
+                future.set_exception(_crashed())
         self._calls.clear()
         for reading in list(self._readings.values()):
             reading.num_falls += reading.number in held

@@ -103,11 +103,13 @@ class Serving:
             ready.cancel()
             ending.cancel()
             self._uvicorn.should_exit = True
-            with suppress(asyncio.CancelledError):
-                await http
-            engine.cancel()
-            with suppress(asyncio.CancelledError):
-                await engine
+            try:
+                with suppress(asyncio.CancelledError):
+                    await http
+            finally:
+                engine.cancel()
+                with suppress(asyncio.CancelledError):
+                    await engine
 
     async def _tell_ready(self, on_ready: Callable[[], None]) -> None:
         await self.bridge.ready()
