@@ -5,8 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.openai_api.field import Field
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
-from quire.openai_api.pooling_fields import CLASSIFY, EMBEDDINGS, POOLING, RERANK, RERANKS, SCORE
+from quire.openai_api.fields import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    EMBEDDINGS,
+    POOLING,
+    RERANK,
+    RERANKS,
+    RESPONSES,
+    SCORE,
+    TABLE,
+)
 
 PAGE = Path(__file__).with_name("server.md")
 BEGIN, END = "<!-- fields: python -m docs.render_server -->\n", "<!-- end of fields -->\n"

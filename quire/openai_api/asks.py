@@ -62,10 +62,7 @@ class Asked:
 def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) -> Asked:
     """What a body asks for; raises ApiError. `names` are those of the served model; None takes
     any, and none."""
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    given = checked_fields(endpoint, body)
-    check_model(given.get("model"), names)
+    given = read_fields(endpoint, body, names)
     asked = read_chat(given) if endpoint == CHAT else _read_completion(given)
     if asked.num_samples > MOST_SAMPLES:
         raise bad(
@@ -73,6 +70,25 @@ def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) ->
         )
     name_model(asked.rows, asked.model, names)
     return asked
+
+
+def read_fields(endpoint: str, body: Any, names: Collection[str] | None) -> dict[str, Any]:
+    """The checked fields of a body that asks for a model of these names; see read_body."""
+    if not isinstance(body, Mapping):
+        raise bad("the body is a JSON object")
+    given = checked_fields(endpoint, body)
+    check_model(given.get("model"), names)
+    return given
+
+
+def common_to(rows: Iterable[Row], given: Mapping[str, Any]) -> bool:
+    """Let the rows have what every body may say of itself; whether it asks for the batch lane."""
+    for row in rows:
+        if "cache_salt" in given:
+            row["salt"] = given["cache_salt"]
+        if given.get("priority", 0) > 0:
+            row["priority"] = given["priority"]
+    return given.get("service_tier") == "flex" or given.get("priority", 0) > 0
 
 
 def name_model(rows: Iterable[Row], model: str | None, names: Collection[str] | None) -> None:
@@ -87,7 +103,7 @@ def check_model(model: str | None, names: Collection[str] | None) -> None:
     if names is None:
         return
     if model is None:
-        raise bad("the body has no model", param="model")
+        raise bad(f"the body has no model; ask for {', '.join(sorted(names))}", param="model")
     if model not in names:
         raise not_found(
             f"the model {show(model)} is not served here; ask for {', '.join(sorted(names))}",
@@ -211,7 +227,6 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
         if stream:
             raise bad("prompt_logprobs do not come in a stream", param="prompt_logprobs")
         limited("prompt_logprobs", prompt_logprobs, 0, MOST_LOGPROBS)
-    is_batch = given.get("service_tier") == "flex" or given.get("priority", 0) > 0
     token_ids, beam = bool(given.get("return_token_ids")), beam_of(given)
     for row in rows:
         if beam is not None:
@@ -222,10 +237,6 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
             row["prompt_back"] = True
         if prompt_logprobs is not None:
             row["params"]["prompt_logprobs"] = prompt_logprobs
-        if "cache_salt" in given:
-            row["salt"] = given["cache_salt"]
-        if given.get("priority", 0) > 0:
-            row["priority"] = given["priority"]
     return Asked(
         endpoint,
         given.get("model"),
@@ -234,7 +245,7 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
         stream=stream,
         usage_last=bool(options.get("include_usage")),
         usage_always=bool(options.get("continuous_usage_stats")),
-        is_batch=is_batch,
+        is_batch=common_to(rows, given),
         token_ids=token_ids,
         prompt_logprobs=prompt_logprobs is not None,
         reasoning=given.get("include_reasoning", True),

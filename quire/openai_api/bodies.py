@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.asks import Asked
 from quire.openai_api.outputs import Answer, Call, Output, TokenScore, calls_of
 from quire.outputs import ToolCall
+
+_SIGNS = string.ascii_letters + string.digits
 
 
 def response_body(
@@ -134,9 +137,11 @@ def call_body(call: Call, id: str) -> dict[str, Any]:
 
 def call_id(body_id: str, choice: int, i: int) -> str:
     """A name that no call of another answer has: a later turn of the same chat shows both. It is
-    a function of the answer's own id, so that a line of a batch is the same when made again."""
-    named = hashlib.blake2b(f"{body_id}\0{choice}\0{i}".encode(), digest_size=12)
-    return f"call_{named.hexdigest()}"
+    a function of the answer's own id, so that a line of a batch is the same when made again.
+    Nine letters and digits, since templates of some models take no other."""
+    named = hashlib.blake2b(f"{body_id}\0{choice}\0{i}".encode(), digest_size=8)
+    number = int.from_bytes(named.digest())
+    return "".join(_SIGNS[number // len(_SIGNS) ** place % len(_SIGNS)] for place in range(9))
 
 
 def chat_score(score: TokenScore) -> dict[str, Any]:

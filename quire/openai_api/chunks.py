@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from quire.openai_api.answer_parts import AnswerParts
 from quire.openai_api.asks import Asked
 from quire.openai_api.bodies import (
     call_id,
     chat_score,
     finish_reason,
-    forced_calls,
     text_scores,
     usage,
 )
 from quire.openai_api.outputs import Answer, Call, Output, TokenScore
-from quire.openai_api.split_stream import Parts, SplitStream
+from quire.openai_api.split_stream import Parts
 
 Chunk = dict[str, Any]
 
@@ -112,9 +112,7 @@ class _TextChoice(_Choice):
 class _ChatChoice(_Choice):
     def __init__(self, asked: Asked, index: int, first: Output, body_id: str) -> None:
         super().__init__(asked, index, first, body_id)
-        looks = bool(asked.tools.offered) and asked.tools.forced is None
-        self._parts = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
-        self._forced: list[str] = []  # of a forced call: it is only JSON at its end
+        self._parts = AnswerParts(asked, first)
         self._scores: list[TokenScore] = []  # of tokens whose text is held back
         self._token_ids: list[int] = []
         self._num_calls = 0
@@ -122,25 +120,10 @@ class _ChatChoice(_Choice):
     def feed(self, answer: Answer) -> Iterator[Chunk]:
         self._scores += answer.logprobs or ()
         self._token_ids += answer.token_ids
-        is_over = answer.finish_reason is not None
-        if self._asked.tools.forced is not None:
-            found = [self._forced_part(answer)]
-        else:
-            found = [self._parts.feed(answer.text)]
-            if is_over:
-                found.append(self._parts.end(answer, self._asked.tools.at_most))
-        for parts in found:
+        for parts in self._parts.feed(answer):
             yield from self._shown(parts)
-        if is_over:
+        if answer.finish_reason is not None:
             yield from self._ended(answer)
-
-    def _forced_part(self, answer: Answer) -> Parts:
-        self._forced.append(answer.text)
-        if answer.finish_reason is None:
-            return Parts()
-        text = "".join(self._forced)
-        calls = forced_calls(self._asked, text)
-        return Parts(calls=calls) if calls else Parts(content=text)
 
     def _shown(self, parts: Parts) -> Iterator[Chunk]:
         if parts.reasoning and self._asked.reasoning:

@@ -13,20 +13,24 @@ from typing import Any
 
 from quire.openai_api.errors import bad, not_supported
 from quire.openai_api.field import Field, table
-from quire.openai_api.pooling_fields import POOLING_FIELDS, POOLING_PATHS
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS, SCORE, CLASSIFY, POOLING = "/v1/embeddings", "/v1/score", "/classify", "/pooling"
+# One request in the words of three services. Cohere's second version answers without documents.
+RERANK, RERANK_SHORT, RERANK_2 = "/v1/rerank", "/rerank", "/v2/rerank"
+RERANKS = (RERANK, RERANK_SHORT, RERANK_2)
+POOLING_PATHS = (EMBEDDINGS, *RERANKS, SCORE, CLASSIFY, POOLING)
 
 LONGEST_NAME = 100  # characters of a name that an error repeats
 
-
-_BOTH, _CHAT, _TEXT, _ALL = (
-    (CHAT, COMPLETIONS),
-    (CHAT,),
-    (COMPLETIONS,),
-    (CHAT, COMPLETIONS, RESPONSES),
+_BOTH, _CHAT, _TEXT, _RESPONSES = (CHAT, COMPLETIONS), (CHAT,), (COMPLETIONS,), (RESPONSES,)
+_WRITING = (*_BOTH, RESPONSES)
+_ALL = (*_WRITING, *POOLING_PATHS)
+_INPUTS, _PAIRS, _VECTORS = (
+    (EMBEDDINGS, CLASSIFY, POOLING),
+    (*RERANKS, SCORE),
+    (EMBEDDINGS, POOLING),
 )
-_RESPONSES = (RESPONSES,)
 
 
 _FIELDS = [
@@ -34,12 +38,16 @@ _FIELDS = [
         "honoured",
         _ALL,
         ("model", "text", "One of the served names; any other is 404 `model_not_found`."),
-        ("stream", "true or false", "Server-sent events, ended by `[DONE]`."),
-        ("temperature", "a number", "0 is greedy."),
-        ("top_p", "a number", ""),
         ("service_tier", "text", "`flex` puts the request into the batch lane; others are moot."),
         ("priority", "a whole number", "Only downwards: above 0 is the batch lane."),
         ("cache_salt", "text", "Mixed with the salt of the key."),
+    ),
+    *table(
+        "honoured",
+        _WRITING,
+        ("stream", "true or false", "Server-sent events, ended by `[DONE]`."),
+        ("temperature", "a number", "0 is greedy."),
+        ("top_p", "a number", ""),
         ("top_k", "a whole number", ""),
         ("min_p", "a number", ""),
         ("repetition_penalty", "a number", ""),
@@ -84,7 +92,11 @@ _FIELDS = [
     *table(
         "honoured",
         _CHAT,
-        ("messages", "a list", "Text, or parts of text; developer is system."),
+        (
+            "messages",
+            "a list",
+            "Text, or parts: text, and images if the model sees; developer is system.",
+        ),
         ("max_completion_tokens", "a whole number", "Wins over max_tokens."),
         ("logprobs", "true or false", ""),
         ("top_logprobs", "a whole number", "At most 20, with logprobs."),
@@ -107,7 +119,7 @@ _FIELDS = [
     *table(
         "honoured",
         _RESPONSES,
-        ("input", "text or a list", "Text, or messages of text."),
+        ("input", "text or a list", "Text, or messages as a chat has them."),
         ("instructions", "text", "A system message before the input."),
         ("max_output_tokens", "a whole number", ""),
         ("text", "an object", "`format`: text, json_object or json_schema, always enforced."),
@@ -119,9 +131,64 @@ _FIELDS = [
         ("stream_options", "an object", ""),
     ),
     *table(
+        "honoured",
+        POOLING_PATHS,
+        (
+            "truncate_prompt_tokens",
+            "a whole number",
+            "Keep the beginning of a text; -1: what fits. Without it one too long is refused.",
+        ),
+        (
+            "use_activation",
+            "true or false",
+            "False: embeddings of any length, labels as logits.",
+        ),
+    ),
+    *table(
+        "honoured",
+        _INPUTS,
+        ("input", "text or a list", "Text, token ids, or a list of either; at most 2,048."),
+        ("add_special_tokens", "true or false", "False: those of the text alone."),
+    ),
+    *table(
+        "honoured",
+        _VECTORS,
+        ("encoding_format", "text", "`float`, or `base64` of float32 numbers."),
+        ("dimensions", "a whole number", "Of a model that was made to be cut."),
+        ("prompt_name", "text", "What texts begin with, by its name among the model's prompts."),
+    ),
+    *table(
+        "honoured",
+        (POOLING,),
+        ("task", "text", "embed, classify, token_embed, token_classify; the model's first."),
+    ),
+    *table(
+        "honoured",
+        RERANKS,
+        ("query", "text", ""),
+        ("documents", "a list", "Texts, or objects with a `text`; at most 2,048."),
+        ("top_n", "a whole number", "So many of the best."),
+        (
+            "return_documents",
+            "true or false",
+            "Their texts in the answer; true but for `/v2/rerank`.",
+        ),
+    ),
+    *table(
+        "honoured",
+        (SCORE,),
+        ("text_1", "text or a list", "Of a pooling model: one text, or as many as `text_2`."),
+        ("text_2", "text or a list", "At most 2,048."),
+        ("query", "text", "Of a generating model: what each item is read with."),
+        ("items", "a list", "Texts; at most 1,024."),
+        ("label_token_ids", "a list", "Tokens whose chances to come next are the scores."),
+        ("apply_softmax", "true or false", "Chances among the labels alone."),
+        ("item_first", "true or false", "The item before the query."),
+    ),
+    *table("moot", _ALL, ("user", "text", "Accounts are the key's.")),
+    *table(
         "moot",
-        _ALL,
-        ("user", "text", "Accounts are the key's."),
+        _WRITING,
         ("metadata", "an object", "Not stored."),
         ("store", "true or false", "Nothing is stored."),
         ("safety_identifier", "text", ""),
@@ -160,7 +227,7 @@ _FIELDS = [
         ("moderation", "anything", "Leave it out."),
         ("kv_transfer_params", "an object", "There is one engine."),
         ("vllm_xargs", "an object", "Leave it out."),
-        ("mm_processor_kwargs", "an object", "Text alone is read."),
+        ("mm_processor_kwargs", "an object", "Set it when the server starts."),
     ),
     *table(
         "refused",
@@ -171,6 +238,20 @@ _FIELDS = [
         ("prompt", "an object", "Prompts are not stored: send the input."),
         ("max_tool_calls", "a whole number", "Tools are called by the client."),
     ),
+    *table(
+        "refused",
+        _INPUTS,
+        ("messages", "a list", "Write them out, and send the text as input."),
+        ("chat_template", "text", "Write the text out, and send it as input."),
+    ),
+    *table(
+        "refused",
+        RERANKS,
+        ("max_tokens_per_doc", "a whole number", "Use truncate_prompt_tokens."),
+        ("max_chunks_per_doc", "a whole number", "Use truncate_prompt_tokens."),
+        ("rank_fields", "a list", "Send texts."),
+    ),
+    *table("refused", _PAIRS, ("chat_template", "text", "The model reads pairs as it does.")),
 ]
 
 # Values of refused fields that ask for nothing.
@@ -182,10 +263,8 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 TABLE: Mapping[str, Mapping[str, Field]] = {
-    endpoint: {
-        field.name: field for field in (*_FIELDS, *POOLING_FIELDS) if endpoint in field.endpoints
-    }
-    for endpoint in (CHAT, COMPLETIONS, RESPONSES, *POOLING_PATHS)
+    endpoint: {field.name: field for field in _FIELDS if endpoint in field.endpoints}
+    for endpoint in _ALL
 }
 
 

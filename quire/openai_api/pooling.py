@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from quire.openai_api.asks import Row, check_model, name_model, prompts_of
+from quire.openai_api.asks import Row, common_to, name_model, prompts_of, read_fields
 from quire.openai_api.errors import bad, not_supported
-from quire.openai_api.fields import checked_fields
-from quire.openai_api.outputs import Output, Pooled
-from quire.openai_api.params import limited
-from quire.openai_api.pooling_fields import (
+from quire.openai_api.fields import (
     CLASSIFY,
     EMBEDDINGS,
     POOLING,
     RERANK_2,
     RERANKS,
 )
+from quire.openai_api.outputs import Output, Pooled
+from quire.openai_api.params import limited
 from quire.params.rules import show
 from quire.pooling.similarity import cosine, max_sim
 from quire.step import Floats
@@ -32,6 +31,9 @@ from quire.step import Floats
 MOST_TEXTS = 2048  # of one body
 _TASKS = {EMBEDDINGS: "embed", CLASSIFY: "classify"}
 _ENCODINGS = ("float", "base64")
+# Of /v1/score: fields of a model that writes text, and those of one that pools.
+LABEL_FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first")
+PAIR_FIELDS = ("text_1", "text_2", "truncate_prompt_tokens", "use_activation")
 _SAME = ("dimensions", "use_activation", "truncate_prompt_tokens", "prompt_name")
 
 
@@ -74,10 +76,7 @@ def read_pooling_body(
     endpoint: str, body: Any, names: Collection[str] | None, tasks: Collection[str]
 ) -> PoolAsked:
     """What a body asks for; raises ApiError. `tasks` are those of the served model."""
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    given = checked_fields(endpoint, body)
-    check_model(given.get("model"), names)
+    given = read_fields(endpoint, body, names)
     if endpoint in RERANKS:
         asked = _read_rerank(endpoint, given, tasks)
     elif endpoint in (EMBEDDINGS, CLASSIFY, POOLING):
@@ -134,6 +133,9 @@ def _text(document: Any, i: int) -> str:
 
 
 def _read_score(endpoint: str, given: Mapping[str, Any], tasks: Collection[str]) -> PoolAsked:
+    for name in LABEL_FIELDS:
+        if name in given:
+            raise bad(f"{name} is for a model that writes text; give text_1 and text_2", param=name)
     ones, others = _texts(given, "text_1"), _texts(given, "text_2")
     if len(ones) == 1:
         ones = ones * len(others)
@@ -187,11 +189,7 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
     for i, row in enumerate(rows):
         row["params"] = {}
         row["slots"] = int(i == 0)  # a body waits in one place, however many its texts are
-        if "cache_salt" in given:
-            row["salt"] = given["cache_salt"]
-        if given.get("priority", 0) > 0:
-            row["priority"] = given["priority"]
-    is_batch = given.get("service_tier") == "flex" or given.get("priority", 0) > 0
+    is_batch = common_to(rows, given)
     return PoolAsked(endpoint, given.get("model"), tuple(rows), is_batch=is_batch, **more)
 
 

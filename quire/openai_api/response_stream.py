@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from quire.openai_api.answer_parts import AnswerParts
 from quire.openai_api.asks import Asked
-from quire.openai_api.bodies import forced_calls
+from quire.openai_api.bodies import chat_score
 from quire.openai_api.outputs import Answer, Call, Output
 from quire.openai_api.responses import (
     About,
@@ -17,7 +18,7 @@ from quire.openai_api.responses import (
     status_of,
     text_part,
 )
-from quire.openai_api.split_stream import Parts, SplitStream
+from quire.openai_api.split_stream import Parts
 
 
 class ResponseStream:
@@ -29,8 +30,9 @@ class ResponseStream:
         self._items: list[Event] = []  # those that are done
         self._open = ""  # the kind of item that text goes to: "", "message" or "reasoning"
         self._text: list[str] = []
-        self._parts: SplitStream | None = None
-        self._forced: list[str] = []
+        self._parts: AnswerParts | None = None
+        self._scores: list[Event] = []  # of tokens that were not shown yet
+        self._shown_scores: list[Event] = []  # of the item that is open
 
     def opening(self) -> Iterator[Event]:
         body = self._about.body("in_progress", [], None)
@@ -39,26 +41,13 @@ class ResponseStream:
 
     def feed(self, output: Output) -> Iterator[Event]:
         if self._parts is None:
-            looks = bool(self._asked.tools.offered) and self._asked.tools.forced is None
-            self._parts = SplitStream(began_reasoning=output.began_reasoning, tools=looks)
+            self._parts = AnswerParts(self._asked, output)
         for answer in output.answers:
-            for parts in self._split(answer, self._parts):
+            self._scores += map(chat_score, answer.logprobs or ())
+            for parts in self._parts.feed(answer):
                 yield from self._shown(parts)
             if answer.finish_reason is not None:
                 yield from self._ended(answer, output)
-
-    def _split(self, answer: Answer, stream: SplitStream) -> Iterator[Parts]:
-        is_over = answer.finish_reason is not None
-        if self._asked.tools.forced is not None:
-            self._forced.append(answer.text)
-            if is_over:
-                text = "".join(self._forced)
-                calls = forced_calls(self._asked, text)
-                yield Parts(calls=calls) if calls else Parts(content=text)
-            return
-        yield stream.feed(answer.text)
-        if is_over:
-            yield stream.end(answer, self._asked.tools.at_most)
 
     def _shown(self, parts: Parts) -> Iterator[Event]:
         if parts.reasoning and self._asked.reasoning:
@@ -74,11 +63,13 @@ class ResponseStream:
             yield from self._begin(kind)
         self._text.append(text)
         name = "output_text" if kind == "message" else "reasoning_text"
-        more: Event = {"logprobs": []} if kind == "message" else {}
+        scores, self._scores = self._scores, []
+        self._shown_scores += scores
+        more: Event = {"logprobs": scores} if kind == "message" else {}
         yield self._event(f"response.{name}.delta", **self._place(), delta=text, **more)
 
     def _begin(self, kind: str) -> Iterator[Event]:
-        self._open, self._text = kind, []
+        self._open, self._text, self._shown_scores = kind, [], []
         yield self._event(
             "response.output_item.added",
             output_index=len(self._items),
@@ -87,12 +78,14 @@ class ResponseStream:
         yield self._event("response.content_part.added", **self._place(), part=self._part(""))
 
     def _item(self, text: str | None, status: str) -> Event:
-        make = message_item if self._open == "message" else reasoning_item
-        return make(self._about, len(self._items), text, status)
+        i = len(self._items)
+        if self._open == "message":
+            return message_item(self._about, i, text, self._shown_scores, status)
+        return reasoning_item(self._about, i, text, status)
 
     def _part(self, text: str) -> Event:
         if self._open == "message":
-            return text_part(text)
+            return text_part(text, self._shown_scores)
         return {"type": "reasoning_text", "text": text}
 
     def _place(self) -> Event:
@@ -106,7 +99,7 @@ class ResponseStream:
             return
         text = "".join(self._text)
         name = "output_text" if self._open == "message" else "reasoning_text"
-        more: Event = {"logprobs": []} if self._open == "message" else {}
+        more: Event = {"logprobs": self._shown_scores} if self._open == "message" else {}
         yield self._event(f"response.{name}.done", **self._place(), text=text, **more)
         yield self._event("response.content_part.done", **self._place(), part=self._part(text))
         item = self._item(text, "completed")

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.openai_api.asks import Asked, check_model, name_model, read_chat
-from quire.openai_api.bodies import call_id, parts_of
+from quire.openai_api.asks import Asked, name_model, read_chat, read_fields
+from quire.openai_api.bodies import call_id, chat_score, parts_of
 from quire.openai_api.errors import bad, not_supported
-from quire.openai_api.fields import RESPONSES, checked_fields
+from quire.openai_api.fields import RESPONSES
 from quire.openai_api.outputs import Answer, Call, Output
 from quire.openai_api.params import MOST_LOGPROBS, limited
 from quire.params.rules import show
@@ -28,10 +28,7 @@ _SAME = (
 
 def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict[str, Any]]:
     """What a body asks for, and its fields, which the answer repeats; raises ApiError."""
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    given = checked_fields(RESPONSES, body)
-    check_model(given.get("model"), names)
+    given = read_fields(RESPONSES, body, names)
     chat: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     chat["messages"] = _messages(given)
     if "max_output_tokens" in given:
@@ -80,9 +77,17 @@ def _message(item: Any, i: int) -> dict[str, Any]:
         content = item.get("output")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
     if kind == "reasoning":
-        told = [part.get("text", "") for part in item.get("content") or ()]
-        return {"role": "assistant", "content": "", "reasoning_content": "".join(told)}
+        return {"role": "assistant", "content": "", "reasoning_content": _reasoning(item, where)}
     raise not_supported(f"{where} is a message or a function's call or output", param="input")
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    parts = item.get("content") or []
+    if not isinstance(parts, list) or not all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts
+    ):
+        raise bad(f"{where}.content is a list of parts with a text", param="input")
+    return "".join(part["text"] for part in parts)
 
 
 def _tool(tool: Any, i: int) -> Any:
@@ -149,7 +154,8 @@ def response_object(asked: Asked, output: Output, about: About) -> Event:
     if reasoning is not None and asked.reasoning:
         items.append(reasoning_item(about, len(items), reasoning))
     if content or not calls:
-        items.append(message_item(about, len(items), content))
+        scores = [chat_score(one) for one in answer.logprobs or ()]
+        items.append(message_item(about, len(items), content, scores))
     for call in calls:
         items.append(call_item(about, len(items), call))
     return about.body(status_of(answer), items, output)
@@ -159,17 +165,19 @@ def status_of(answer: Answer) -> str:
     return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
-def text_part(text: str) -> Event:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, scores: list[Event]) -> Event:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
 
 
-def message_item(about: About, i: int, text: str | None, status: str = "completed") -> Event:
+def message_item(
+    about: About, i: int, text: str | None, scores: list[Event], status: str = "completed"
+) -> Event:
     return {
         "id": f"msg_{about.number}_{i}",
         "type": "message",
         "role": "assistant",
         "status": status,
-        "content": [] if text is None else [text_part(text)],
+        "content": [] if text is None else [text_part(text, scores)],
     }
 
 

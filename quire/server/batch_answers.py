@@ -8,10 +8,9 @@ from typing import Any
 from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
 from quire.openai_api.errors import ApiError, bad
-from quire.openai_api.fields import RESPONSES
+from quire.openai_api.fields import EMBEDDINGS, RESPONSES
 from quire.openai_api.outputs import Answer, Output
 from quire.openai_api.pooling import PoolAsked, pooling_body, read_pooling_body
-from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
 from quire.server.batch_engine import (

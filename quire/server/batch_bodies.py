@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from quire.openai_api.errors import bad
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
-from quire.openai_api.pooling_fields import EMBEDDINGS
+from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from quire.params.rules import show
 from quire.server import files
 from quire.server.batches import Batch

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.jobs.store.record import ResultRecord
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
-from quire.openai_api.pooling_fields import EMBEDDINGS
+from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from quire.server.batch_engine import RowAnswered
 
 _PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", EMBEDDINGS: "embd-"}

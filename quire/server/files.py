@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from quire.openai_api.errors import ApiError, bad, not_found
+from quire.params.rules import show
 from quire.server.batch_states import LIVE
 from quire.server.ids import FILE, is_id, new_id
 from quire.server.paging import Page, select_page
@@ -162,12 +163,13 @@ def take_expired(connection: sqlite3.Connection, now: int) -> list[StoredFile]:
 def checked_lifetime(anchor: object, seconds: object) -> int:
     """How long a file stays after it was made; 400 for what says no such time."""
     if anchor != "created_at":
-        raise bad("the anchor is created_at", param="expires_after[anchor]")
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():
-        seconds = int(seconds[:12])
+        raise bad(f"the anchor is created_at, not {show(anchor)}", param="expires_after[anchor]")
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
+        seconds = int(seconds)
     if type(seconds) is not int or not SHORTEST_LIFE <= seconds <= LONGEST_LIFE:
         raise bad(
-            f"seconds is a whole number from {SHORTEST_LIFE:,} to {LONGEST_LIFE:,}",
+            f"seconds is a whole number from {SHORTEST_LIFE:,} to {LONGEST_LIFE:,}, not "
+            f"{show(seconds)}",
             param="expires_after[seconds]",
         )
     return seconds
@@ -175,7 +177,7 @@ def checked_lifetime(anchor: object, seconds: object) -> int:
 
 def checked_purpose(purpose: object) -> str:
     if not isinstance(purpose, str) or purpose not in PURPOSES:
-        raise bad(f"purpose is one of {', '.join(PURPOSES)}", param="purpose")
+        raise bad(f"purpose is one of {', '.join(PURPOSES)}, not {show(purpose)}", param="purpose")
     return purpose
 
 

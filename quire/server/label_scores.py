@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.openai_api.asks import MOST_SAMPLES, Asked
+from quire.openai_api.asks import MOST_SAMPLES, Asked, Row, common_to
 from quire.openai_api.errors import bad
+from quire.openai_api.fields import SCORE
 from quire.openai_api.outputs import Output
-from quire.openai_api.pooling_fields import SCORE
+from quire.openai_api.pooling import PAIR_FIELDS
 from quire.server.tokens import token_ids
 
 MOST_LABELS = 128
@@ -17,6 +18,9 @@ MOST_LABELS = 128
 
 def read_label_scores(given: Mapping[str, Any]) -> Asked:
     """A row for each pair of query and item."""
+    for name in PAIR_FIELDS:
+        if name in given:
+            raise bad(f"{name} is for a pooling model; give query and items", param=name)
     query, items = given.get("query", ""), given.get("items")
     if not isinstance(items, list):
         raise bad(
@@ -27,10 +31,11 @@ def read_label_scores(given: Mapping[str, Any]) -> Asked:
     labels = token_ids(given.get("label_token_ids"), "label_token_ids", MOST_LABELS)
     params = {"max_tokens": 1, "temperature": 0, "logprob_token_ids": labels}
     is_first = bool(given.get("item_first"))
-    rows = tuple(
+    rows: list[Row] = [
         {"prompt": one + query if is_first else query + one, "params": params} for one in items
-    )
-    return Asked(SCORE, given.get("model"), rows)
+    ]
+    is_batch = common_to(rows, given)
+    return Asked(SCORE, given.get("model"), tuple(rows), is_batch=is_batch)
 
 
 def label_scores_body(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.openai_api.errors import bad, not_found
+from quire.params.rules import show
 from quire.server.ids import is_id
 
 
@@ -23,11 +24,12 @@ class Page:
 def page_asked(query: Mapping[str, str], *, default: int, most: int) -> Page:
     """The page that a query names; 400 for one that names none."""
     limit = query.get("limit", str(default))
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= most:
-        raise bad(f"limit is a whole number from 1 to {most:,}", param="limit")
+    is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
+    if not is_number or not 1 <= int(limit) <= most:
+        raise bad(f"limit is a whole number from 1 to {most:,}, not {show(limit)}", param="limit")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise bad("order is asc or desc", param="order")
+        raise bad(f"order is asc or desc, not {show(order)}", param="order")
     return Page(int(limit), query.get("after"), order == "asc")
 
 
@@ -72,9 +74,3 @@ def list_object(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, An
         "last_id": items[-1]["id"] if items else None,
         "has_more": has_more,
     }
-
-
-def objects(
-    rows: Sequence[sqlite3.Row], made: Callable[[sqlite3.Row], dict[str, Any]]
-) -> list[dict[str, Any]]:
-    return [made(row) for row in rows]

@@ -10,11 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.openai_api.asks import check_model, name_model
-from quire.openai_api.errors import ApiError, bad
-from quire.openai_api.fields import checked_fields
-from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
-from quire.openai_api.pooling_fields import (
+from quire.openai_api.asks import check_model, name_model, read_fields
+from quire.openai_api.errors import ApiError
+from quire.openai_api.fields import (
     CLASSIFY,
     EMBEDDINGS,
     POOLING,
@@ -22,6 +20,7 @@ from quire.openai_api.pooling_fields import (
     RERANKS,
     SCORE,
 )
+from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
 from quire.server.answering import whole_outputs
 from quire.server.generation import unless_gone
 from quire.server.label_scores import label_scores_body, read_label_scores
@@ -76,15 +75,14 @@ async def _pool(services: Services, request: Request, endpoint: str, body: Any) 
 
 
 async def _score_labels(services: Services, request: Request, body: Any) -> Response:
-    if not isinstance(body, dict):
-        raise bad("the body is a JSON object")
-    given, names = checked_fields(SCORE, body), services.settings.names
-    if "model" in given:
+    given, names = read_fields(SCORE, body, None), services.settings.names
+    if "model" in given:  # the service whose words these are does without
         check_model(given["model"], names)
     check_task("generate", services.engine.facts.get("tasks", ()))
     asked = read_label_scores(given)
     name_model(asked.rows, given.get("model"), names)
+    lane: Lane = "batch" if asked.is_batch else "interactive"
     outputs = await unless_gone(
-        request, whole_outputs(services, asked, lane="interactive", key_id=key_of(request))
+        request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
     )
     return json_response(label_scores_body(given, outputs, model=given.get("model") or names[0]))

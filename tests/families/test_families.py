@@ -25,7 +25,7 @@ ALSO = {
     "granite": {"families/granitemoe.py"},
     "gemma": {"families/gemma2.py", "families/gemma3.py"},  # as "Gemma 2"
     # An API of that company's, which clients speak.
-    "cohere": {"openai_api/pooling.py", "openai_api/pooling_fields.py"},
+    "cohere": {"openai_api/pooling.py", "openai_api/fields.py"},
 }
 
 

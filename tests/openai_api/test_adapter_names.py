@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from quire.openai_api.asks import read_body
-from quire.openai_api.fields import CHAT, COMPLETIONS
+from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS
 from quire.openai_api.pooling import read_pooling_body
-from quire.openai_api.pooling_fields import EMBEDDINGS
 from quire.openai_api.responses import read_response
 
 NAMES = ("base", "polite")

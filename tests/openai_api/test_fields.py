@@ -8,16 +8,19 @@ import pytest
 
 from quire.openai_api.asks import read_body
 from quire.openai_api.errors import ApiError
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
-from quire.openai_api.pooling import read_pooling_body
-from quire.openai_api.pooling_fields import (
+from quire.openai_api.fields import (
+    CHAT,
     CLASSIFY,
+    COMPLETIONS,
     EMBEDDINGS,
     POOLING,
     POOLING_PATHS,
     RERANKS,
+    RESPONSES,
     SCORE,
+    TABLE,
 )
+from quire.openai_api.pooling import read_pooling_body
 from quire.openai_api.responses import read_response
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,33 @@
+"""The parts of one streamed answer, as far as they can be shown: for chats and for responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.openai_api.asks import Asked
+from quire.openai_api.bodies import forced_calls
+from quire.openai_api.outputs import Answer, Output
+from quire.openai_api.split_stream import Parts, SplitStream
+
+
+class AnswerParts:
+    """Fed with what is new of an answer, the `first` output of its row known."""
+
+    def __init__(self, asked: Asked, first: Output) -> None:
+        self._asked = asked
+        looks = bool(asked.tools.offered) and asked.tools.forced is None
+        self._stream = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
+        self._forced: list[str] = []  # of a forced call: it is only JSON at its end
+
+    def feed(self, answer: Answer) -> Iterator[Parts]:
+        is_over = answer.finish_reason is not None
+        if self._asked.tools.forced is not None:
+            self._forced.append(answer.text)
+            if is_over:
+                text = "".join(self._forced)
+                calls = forced_calls(self._asked, text)
+                yield Parts(calls=calls) if calls else Parts(content=text)
+            return
+        yield self._stream.feed(answer.text)
+        if is_over:
+            yield self._stream.end(answer, self._asked.tools.at_most)
