@@ -18,12 +18,18 @@ _REMEMBERED = 256  # requests
 _LONGEST_WAIT = 60  # seconds that a refusal may name
 
 
-def _size(value: Any) -> int:
+# An image or a sound is far longer as text than as tokens; so many of its characters count as one.
+_MEDIA_SHARE = 32
+_MEDIA_KEYS = ("data", "base64")
+
+
+def _size(value: Any, *, is_medium: bool = False) -> int:
     """About how many characters of text a row holds."""
     if isinstance(value, str):
-        return len(value)
+        is_medium = is_medium or value.startswith("data:")
+        return len(value) // _MEDIA_SHARE if is_medium else len(value)
     if isinstance(value, dict):
-        return sum(map(_size, value.values()))
+        return sum(_size(one, is_medium=name in _MEDIA_KEYS) for name, one in value.items())
     if isinstance(value, list):
         return sum(map(_size, value)) if value and not isinstance(value[0], int) else len(value)
     return 1

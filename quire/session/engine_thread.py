@@ -43,7 +43,7 @@ class Asked:
     lora_request: Any = None
     request_id: str = ""
     reader: Any = None
-    number: int | None = None  # of the request in the engine, once it is there
+    number: int = -1  # of the request in the engine, once it is there
     given_up: bool = False
 
 
@@ -121,6 +121,7 @@ class EngineThread:
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
         self._running: dict[int, Asked] = {}  # by place in the run
+        self.in_engine: dict[int, Asked] = {}  # the same by their numbers there
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
         self._run: Run = session.new_run(self._between_steps)
@@ -155,7 +156,9 @@ class EngineThread:
         try:
             windows = self._windows()
             for place, output in self._run.outputs(windows, urgent=lambda: self._inbox.is_urgent):
-                asked = self._running.pop(place) if output.finished else self._running[place]
+                asked = self._running[place]
+                if output.finished:
+                    del self._running[place], self.in_engine[asked.number]
                 output.request_id = asked.request_id
                 self._news.append((asked, output))
         except EngineClosed:
@@ -186,7 +189,7 @@ class EngineThread:
                 asked.number = item.number
                 if self._hurried and not asked.background:
                     engine.scheduler.lanes.attend()
-                self._running[place] = asked
+                self._running[place] = self.in_engine[item.number] = asked
                 place += 1
                 window.append(item)
             yield window
@@ -227,7 +230,7 @@ class EngineThread:
         if self._inbox.closed:
             raise EngineClosed("the engine was shut down")
         for asked in self._inbox.take_given_up():
-            if asked.number is not None:
+            if asked.number >= 0:
                 self._run.cancel(asked.number)
         self._send()
 

@@ -225,6 +225,10 @@ class Session:
         pool = self.engine.scheduler.pool
         return KvCacheView(pool.num_blocks, pool.block_size, pool.peak_used)
 
+    @property
+    def media(self) -> SessionMedia:
+        return self._media
+
     def forget_media(self) -> None:
         """Forget every encoded item."""
         with self._turns.turn(needs_all=False):

@@ -1,29 +1,147 @@
-"""Images in a chat over HTTP are refused, also where the model could see them: never dropped."""
+"""Images over HTTP: in chats, responses and batches as in LLM.chat, and nothing fetched unasked."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
+from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
-from quire.errors import NotSupported
-from quire.server.child.preparing import Preparing
+from quire import SamplingParams
+from quire.server.queueing import Queueing
+from quire.server.serve import Serving
 from tests.media.families import SEEING
 from tests.media.test_chats import PARTS, encoded, words
-from tests.media.tiny import save_tiny
+from tests.media.tiny import TinyModel, picture, save_tiny
+from tests.server.serving import client, serving
+from tests.server.stored import CHAT, lines_of
+from tests.server.test_batch_engines import create, ended, lines
+
+OPTIONS = {"dtype": "float32", "quantization": "none", "kv_cache_memory_bytes": 16 << 20}
+ASKED = {"model": "sees", "temperature": 0, "max_tokens": 6, "ignore_eos": True}
+FIRST, SECOND = picture(40, 24), picture(30, 30, 1)
 
 
-def test_an_image_is_refused_and_not_dropped(tmp_path: Path) -> None:
-    family = SEEING["qwen3_vl"]
-    model = save_tiny(tmp_path, family.make(), family.added, family.processor)
-    image = {"type": "image_url", "image_url": {"url": encoded()}}
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*parts: Any, **more: Any) -> dict[str, Any]:
+    return {**ASKED, "messages": [{"role": "user", "content": list(parts)}], **more}
+
+
+PROMPTS = (
+    [words("one two"), image(encoded(FIRST)), words("three")],
+    [image(encoded(FIRST)), image(encoded(SECOND)), words("and")],
+    [words("none of them")],
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    family, path = SEEING["qwen3_vl"], tmp_path_factory.mktemp("sees")
+    made = save_tiny(path, family.make(), family.added, family.processor)
+    about = path / "tokenizer_config.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "chat_template": PARTS}))
+    FIRST.save(path / "one.png")
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    options = {**OPTIONS, "allowed_local_media_path": str(model.path)}
+    data = tmp_path_factory.mktemp("data")
+    with serving(data, str(model.path), names=("sees",), options=options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def http(server: Serving) -> Iterator[httpx.Client]:
+    with client(server) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(model: TinyModel) -> list[tuple[str, int]]:
+    """What LLM.chat writes, and how long its prompts are."""
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with model.llm() as llm:
-        preparing = Preparing(llm._session)
+        chats = [[{"role": "user", "content": parts}] for parts in PROMPTS]
+        outputs = llm.chat(chats, params, use_tqdm=False)
+    return [(output.outputs[0].text, output.num_prompt_tokens) for output in outputs]
 
-        def prompt(*parts: object) -> dict[str, object]:
-            messages = [{"role": "user", "content": list(parts)}]
-            return preparing.prompt_of({"messages": messages, "chat": {"chat_template": PARTS}})
 
-        assert prompt(words("one two"))["prompt_token_ids"]
-        with pytest.raises(NotSupported, match="LLM.chat"):
-            prompt(words("one two"), image)
+def told(body: dict[str, Any]) -> tuple[str, int]:
+    return body["choices"][0]["message"]["content"], body["usage"]["prompt_tokens"]
+
+
+def test_chats_and_responses_see(http: httpx.Client, expected: list[tuple[str, int]]) -> None:
+    for parts, wanted in zip(PROMPTS, expected, strict=True):
+        assert told(http.post(CHAT, json=chat(*parts)).raise_for_status().json()) == wanted
+    asked = {"model": "sees", "temperature": 0, "max_output_tokens": 6}
+    parts = [
+        {"type": "input_text", "text": "one two"},
+        {"type": "input_image", "image_url": encoded(FIRST), "detail": "auto"},
+        {"type": "input_text", "text": "three"},
+    ]
+    asked["input"] = [{"role": "user", "content": parts}]
+    body = http.post("/v1/responses", json=asked).raise_for_status().json()
+    assert body["usage"]["input_tokens"] == expected[0][1]
+
+
+def test_lines_of_a_batch_see(http: httpx.Client, expected: list[tuple[str, int]]) -> None:
+    rows = [
+        {"custom_id": str(i), "url": CHAT, "body": chat(*parts)} for i, parts in enumerate(PROMPTS)
+    ]
+    bad = {"custom_id": "bad", "url": CHAT, "body": chat(image("http://127.0.0.1/x.png"))}
+    batch = ended(http, create(http, lines_of(*rows, bad)))
+    assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+    found = [told(line["response"]["body"]) for line in lines(http, batch["output_file_id"])]
+    assert found == expected
+
+
+def test_files_only_below_the_folder_that_was_allowed(
+    http: httpx.Client, model: TinyModel, expected: list[tuple[str, int]]
+) -> None:
+    first = [words("one two"), image(f"file://{model.path}/one.png"), words("three")]
+    assert told(http.post(CHAT, json=chat(*first)).raise_for_status().json()) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1/x.png", "allowed_media_domains"),
+        ("https://images.example/x.png", "allowed_media_domains"),
+        ("http://[::1]:80/x.png", "allowed_media_domains"),
+        ("file:///etc/passwd", "allowed_local_media_path"),
+        ("file://other/etc/passwd", "another machine"),
+        ("/etc/passwd", "neither"),
+        ("ftp://x/y.png", "neither"),
+        ("data:image/png,plain", "base64"),
+        ("data:image/png;base64,%%%", "base64"),
+        ("data:image/png;base64,AAAA", "format"),
+    ],
+)
+def test_15_what_is_not_allowed_is_refused(http: httpx.Client, url: str, why: str) -> None:
+    response = http.post(CHAT, json=chat(words("x"), image(url)))
+    error = response.json()["error"]
+    assert response.status_code == 400 and why in error["message"], error
+    assert error["param"] == "messages"
+
+
+def test_media_are_not_counted_by_tokenize(http: httpx.Client) -> None:
+    messages = chat(*PROMPTS[0])["messages"]
+    response = http.post("/tokenize", json={"model": "sees", "messages": messages})
+    assert response.status_code == 400 and "usage" in response.json()["error"]["message"]
+
+
+def test_an_image_waits_in_the_queue_as_little_text() -> None:
+    queueing = Queueing(100, 1 << 20)
+    row: dict[str, Any] = {
+        "messages": [{"content": [image("data:image/png;base64," + "A" * (6 << 20))]}]
+    }
+    row |= {"params": {}}
+    with queueing.slot(row, "interactive", 1), queueing.slot(row, "interactive", 1):
+        assert queueing._characters < 1 << 20

@@ -14,8 +14,9 @@ from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.expanding import Grown, PlacedItem, grow_ids, grow_text
 from quire.inputs.media.given import GivenImage, MediaOptions, read_images
 from quire.inputs.media.identity import MOST_KNOWN, Serials
-from quire.inputs.media.images import ImageSource
+from quire.inputs.media.images import MOST_BYTES, ImageSource
 from quire.inputs.media.preparing import MediaPool, PreparedMedium
+from quire.inputs.media.urls import MediaUrl
 from quire.inputs.parse import GivenMedia
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
@@ -49,6 +50,21 @@ class MediaReader:
         changed = {**options, **given.options}
         rules = self._make_rules(changed) if changed else self.rules
         return [self._item(one, len(images), rules) for one in images]
+
+    def fetched(self, given: GivenMedia) -> GivenMedia:
+        """The same with what URLs stand for read: bytes, or a file. May wait for a network, which
+        reading a prompt must not where others wait for it."""
+        options = self._options
+        data = {
+            kind: [
+                one.read(options.folder, options.hosts, MOST_BYTES)
+                if isinstance(one, MediaUrl)
+                else one
+                for one in several
+            ]
+            for kind, several in given.data.items()
+        }
+        return replace(given, data=data)
 
     def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
         return grow_text(chat, self.rules, items)

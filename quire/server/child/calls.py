@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.errors import InvalidPrompt
+from quire.errors import InvalidPrompt, NotSupported
 from quire.replicas.wire import Message
 from quire.server.child.preparing import Preparing
 
@@ -34,7 +34,12 @@ class Calls:
         }
 
     def _tokenize(self, row: Message, *, strings: bool) -> dict[str, Any]:
-        ids = self._preparing.prompt_of(row, may_be_cut=True)["prompt_token_ids"]
+        prompt = self._preparing.prompt_of(row, may_be_cut=True)
+        if "multi_modal_data" in prompt:
+            raise NotSupported(
+                "tokens of media are not counted here; usage of an answer has them all"
+            )
+        ids = prompt["prompt_token_ids"]
         tokenizer = self._preparing.tokenizer
         return {
             "count": len(ids),

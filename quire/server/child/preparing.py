@@ -109,10 +109,6 @@ class Preparing:
         """The prompt as token ids, with its text where it has one."""
         if "messages" in row:
             chat = render_conversation(row["messages"], self.tokenizer, **row.get("chat", {}))
-            if chat.media is not None:
-                raise NotSupported(
-                    "images are not read over HTTP yet; send text, or use LLM.chat for this model"
-                )
             add = bool(row.get("add_special_tokens", False))
         elif isinstance(row["prompt"], str):
             chat, add = ChatText(row["prompt"]), bool(row.get("add_special_tokens", True))
@@ -125,7 +121,15 @@ class Preparing:
         ids = self.encode(chat, add)
         if not len(ids):
             raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
-        return {"prompt_token_ids": ids.tolist(), "prompt": chat.text}
+        return {"prompt_token_ids": ids.tolist(), "prompt": chat.text, **self._media(chat)}
+
+    def _media(self, chat: ChatText) -> dict[str, Any]:
+        """Media beside a prompt, read here and not on the engine's thread. Names that callers give
+        them count for nothing: those of one key would be known to the next."""
+        reader = self._session.media.reader
+        if chat.media is None or reader is None:
+            return {}
+        return {"multi_modal_data": reader.fetched(chat.media).data}
 
     def encode(self, text: ChatText, add_special_tokens: bool) -> Ints:
         [ids] = self.tokenizer.encode_each([text], add_special_tokens)

@@ -54,6 +54,8 @@ class ServingEngine:
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
+        # Hundreds of rows of batches come at once: who waits for an answer is not behind them.
+        self._background_threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare-batches")
         self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
         model = session.model
         self._reasoning: ReasoningCount | None = None
@@ -116,7 +118,8 @@ class ServingEngine:
             lora_request=self._lora.get(row.get("model", "")),
         )
         self._asked[place.id] = asked
-        self._threads.submit(self._prepare, row, asked)
+        threads = self._background_threads if asked.background else self._threads
+        threads.submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Asked) -> None:
         failed = attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
@@ -141,7 +144,7 @@ class ServingEngine:
                 "id": asked.reader.id,
                 "error_type": error_type(error),
                 "error": error_text(error),
-                "param": error.parameter if isinstance(error, InvalidRequest) else None,
+                "param": _field_of(error, asked),
             }
         )
 
@@ -163,11 +166,10 @@ class ServingEngine:
 
     def _held(self) -> list[int]:
         """The rows that are on the device."""
-        held = []
-        for sequence in self._session.engine.scheduler.rows.sequences:
-            number = None if sequence is None else sequence.request.number
-            held += [a.reader.id for a in list(self._asked.values()) if a.number == number]
-        return held
+        known = self._engine.in_engine
+        found = self._session.engine.scheduler.rows.sequences
+        numbers = {sequence.request.number for sequence in found if sequence is not None}
+        return [known[number].reader.id for number in numbers if number in known]
 
     def tell(self) -> None:
         """How it goes, once in a while."""
@@ -204,6 +206,14 @@ class ServingEngine:
         else:
             told["value"] = made
         self._writer.send(told)
+
+
+def _field_of(error: QuireError, asked: Asked) -> str | None:
+    """The field of the body that an error is about, where that is known."""
+    if not isinstance(error, InvalidRequest):
+        return None
+    about_prompt = ("prompt", "prompt_token_ids", "multi_modal_data", "allowed_local_media_path")
+    return "messages" if asked.chat and error.parameter in about_prompt else error.parameter
 
 
 def _step_tokens(metrics: list[Metric]) -> Message:
