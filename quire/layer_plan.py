@@ -128,6 +128,8 @@ class AttentionPlan:
     qk_norm_over: Literal["head", "width"] = "head"
     whole: WholeHeads | None = None  # None: these are all heads
     sinks: bool = False  # every head has one key more: a score that was learned, of value 0
+    # What was attended is multiplied, before the product back, with sigmoids of a product.
+    output_gate: bool = False
     query_growth: QueryGrowth | None = None  # None: queries are alike at every position
 
     @property
@@ -136,6 +138,43 @@ class AttentionPlan:
         norm = self.qk_norm
         known = norm is not None and norm.kind == "rms" and self.qk_norm_over == "head"
         return norm if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetPlan:
+    """Gated DeltaNet, in the place of attention: what came before a token is kept as a state of
+    one size, however long the text is.
+
+    q, k and v go through a convolution over the last `reach` tokens and silu. Every head of v has a
+    matrix [key_dim, value_dim], which each token decays and corrects towards its v at its k, and
+    then reads at its q (backends/delta_rule.py). What was read is normed head by head by `norm`,
+    and gated by silu. Heads of v share heads of q and k, so many in a row."""
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    reach: int
+    norm: NormPlan
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of v, of all heads."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.value_width
+
+    @property
+    def matrix_numbers(self) -> int:
+        return self.num_heads * self.key_dim * self.value_dim
+
+    @property
+    def state_numbers(self) -> int:
+        """What a row keeps: the matrices, and what the convolution still sees."""
+        return self.matrix_numbers + (self.reach - 1) * self.channels
 
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu"]
@@ -197,13 +236,17 @@ NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Attention and feed-forward, each added to the stream, with norms around them."""
+    """Attention and feed-forward, each added to the stream, with norms around them.
+
+    `state`: the layer keeps a state, and has that in the place of attention; `attention` is then
+    the plan of the layers beside it that attend."""
 
     attention: AttentionPlan
     mlp: MlpPlan | ExpertsPlan
     norm: NormPlan
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # of what either branch adds to the stream
+    state: DeltaNetPlan | None = None
 
 
 def mlp_of(layer: LayerPlan) -> MlpPlan:
@@ -223,28 +266,41 @@ def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that see equally far back. Their KV lies in blocks of their own, under a block table
-    of their own, and what lies behind `window` is given back."""
+    of their own, and what lies behind `window` is given back.
+
+    Layers that keep a state have no KV (`is_state`). Each of their blocks holds the state behind
+    the last token that was written in it: a token reads the block of the token before it, and that
+    is a window of STATE_WINDOW. So what holds for blocks holds for states: the last block of a row
+    is copied when the row is forked, and a whole one is a snapshot that others can go on from."""
 
     layers: tuple[int, ...]
     window: int | None = None
+    is_state: bool = False
 
 
 # What a table more costs, in entries to tell the device and in attention to plan, as a share of
 # the KV memory that larger groups would waste.
 TABLE_COST = 0.02
+STATE_WINDOW = 2  # a token, and the one before it
 
 
-def kv_groups(windows: Sequence[int | None], longest: int) -> tuple[KVGroup, ...]:
+def kv_groups(
+    windows: Sequence[int | None], longest: int, states: Sequence[bool] = ()
+) -> tuple[KVGroup, ...]:
     """Layers, each with its window (None = it sees everything), in groups of nearly one size: a
-    block has room for the layers of the largest, so that any group can take any block.
+    block has room for the layers of the largest, so that any group can take any block. `states`:
+    which of them keep a state instead; none given, none does.
 
     No sequence is longer than `longest`, so a window of that size is none. Groups that see
     everything come first. Six layers with windows (8, 8, None, 8, 8, None):
         KVGroup((2, 5)), KVGroup((0, 1), 8), KVGroup((3, 4), 8)
     """
-    seen = [None if window is None or window >= longest else window for window in windows]
-    kinds = sorted(set(seen), key=lambda window: (window is not None, window or 0))
-    layers = {kind: [i for i, window in enumerate(seen) if window == kind] for kind in kinds}
+    seen = [(0 if window is None or window >= longest else window, False) for window in windows]
+    for layer, keeps_state in enumerate(states):
+        if keeps_state:
+            seen[layer] = (STATE_WINDOW, True)
+    kinds = sorted(set(seen), key=lambda kind: (kind[1], kind[0]))
+    layers = {kind: [i for i, one in enumerate(seen) if one == kind] for kind in kinds}
 
     def cost(size: int) -> float:
         rooms = {kind: -(-len(layers[kind]) // size) * size for kind in kinds}
@@ -253,7 +309,7 @@ def kv_groups(windows: Sequence[int | None], longest: int) -> tuple[KVGroup, ...
 
     best = min(range(1, max(map(len, layers.values())) + 1), key=cost)
     return tuple(
-        KVGroup(tuple(layers[kind][first : first + best]), kind)
+        KVGroup(tuple(layers[kind][first : first + best]), kind[0] or None, kind[1])
         for kind in kinds
         for first in range(0, len(layers[kind]), best)
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from quire.layer_plan import (
     AttentionPlan,
+    DeltaNetPlan,
     ExpertsPlan,
     LayerPlan,
     MlpPlan,
@@ -69,6 +70,21 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
+    def states(self) -> tuple[DeltaNetPlan | None, ...]:
+        """One entry per layer: what it keeps a state by; None where it attends."""
+        return tuple(layer.state for layer in self.layers)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether any layer does."""
+        return any(state is not None for state in self.states)
+
+    @property
+    def num_attending(self) -> int:
+        """Layers that have keys and values."""
+        return self.states.count(None)
+
+    @property
     def ropes(self) -> tuple[Rope | None, ...]:
         """The different rotary positions that layers have, in the order of their first layers."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
@@ -103,16 +119,15 @@ class ModelSpec:
     @property
     def kv_values_per_token(self) -> int:
         """KV numbers one token leaves behind, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return 2 * self.num_attending * self.num_kv_heads * self.head_dim
 
     @property
     def body_weights(self) -> int:
         """Weights each token is multiplied with, the output head aside."""
         total = 0
         for layer in self.layers:
-            attention, mlp = layer.attention, mlp_of(layer)
-            heads = 2 * (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-            total += heads + (3 if mlp.gated else 2) * mlp.width
+            mlp = mlp_of(layer)
+            total += _mixer_width(layer) + (3 if mlp.gated else 2) * mlp.width
         return self.hidden_size * total
 
     @property
@@ -122,9 +137,13 @@ class ModelSpec:
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step: `tokens` computed, `context` = the sum over these
         tokens of how many positions each attends to, `sampled` rows of logits."""
-        attention = 4 * self.num_layers * self.num_heads * self.head_dim
+        attention = 4 * self.num_attending * self.num_heads * self.head_dim
+        # A state is read twice and written once by every token.
+        states = 6 * sum(state.matrix_numbers for state in self.states if state is not None)
         return (
-            2 * self.body_weights * tokens + attention * context + 2 * self.head_weights * sampled
+            (2 * self.body_weights + states) * tokens
+            + attention * context
+            + 2 * self.head_weights * sampled
         )
 
     @property
@@ -161,6 +180,16 @@ class ModelSpec:
         return replace(self, layers=tuple(layers))
 
 
+def _mixer_width(layer: LayerPlan) -> int:
+    """Rows and columns, as wide as the stream, of what stands beside a feed-forward."""
+    if layer.state is not None:
+        state = layer.state
+        return state.channels + 2 * state.value_width + 2 * state.num_heads
+    attention = layer.attention
+    gated = 1 if attention.output_gate else 0
+    return ((2 + gated) * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+
+
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
     """What kernels are compiled for: the spec with each kind of layer once. How ropes are scaled is
     no part of it."""
@@ -189,7 +218,7 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 
 
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
-    attention, mlp = given["attention"], given["mlp"]
+    attention, mlp, state = given["attention"], given["mlp"], given["state"]
     qk_norm, rope, whole = attention["qk_norm"], attention["rope"], attention["whole"]
     growth = attention["query_growth"]
     heads = {
@@ -211,6 +240,7 @@ def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
             "attention": AttentionPlan(**{**attention, **heads}),
             "mlp": experts or MlpPlan(**mlp),
             "norm": NormPlan(**given["norm"]),
+            "state": state and DeltaNetPlan(**{**state, "norm": NormPlan(**state["norm"])}),
         }
     )
 
@@ -292,6 +322,10 @@ class EncoderSpec:
         """Token ids as an encoder is given them: those of type t are numbered from
         t * vocab_size on."""
         return self.vocab_size * max(1, self.num_types)
+
+    @property
+    def keeps_states(self) -> bool:
+        return False
 
     @property
     def body_weights(self) -> int:

@@ -38,6 +38,21 @@ def test_a_window_that_no_sequence_outgrows_is_none() -> None:
     assert len(kv_groups((None, 4096), 4097)) == 2
 
 
+def test_layers_that_keep_states_are_groups_of_their_own() -> None:
+    """They come last, in groups as large as those that attend, with a window of two tokens."""
+    states = (True, True, True, False) * 2
+    assert kv_groups((None,) * 8, 4096, states) == (
+        KVGroup((3, 7)),
+        KVGroup((0, 1), 2, is_state=True),
+        KVGroup((2, 4), 2, is_state=True),
+        KVGroup((5, 6), 2, is_state=True),
+    )
+    assert kv_groups((2, None), 4096, (False, True)) == (
+        KVGroup((0,), 2),
+        KVGroup((1,), 2, is_state=True),
+    )
+
+
 @pytest.mark.parametrize(
     ("num_layers", "num_tables", "num_empty"), [(18, 6, 0), (26, 7, 2), (34, 7, 1), (48, 6, 0)]
 )

@@ -1,8 +1,9 @@
 """How many KV blocks fit, and the memory they lie in.
 
 A block is block_size tokens of keys and values for the layers of one group (layer_plan.py): for
-every layer, where none has a window. The pool is sized once, when the executor starts; on a CPU
-its pages cost nothing until a block is first used.
+every layer, where none has a window. Layers that keep a state have it in the same place, for which
+a block is large enough (options/states.py). The pool is sized once, when the executor starts; on a
+CPU its pages cost nothing until a block is first used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
     """The layers of a model by how far back they see."""
-    return kv_groups(spec.windows, config.max_model_len)
+    states = [state is not None for state in spec.states]
+    return kv_groups(spec.windows, config.max_model_len, states)
 
 
 def windows_of(groups: Sequence[KVGroup]) -> Windows:

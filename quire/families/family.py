@@ -51,7 +51,7 @@ class LayerNames:
 
     `qkv` and `gate_up` are one tensor here: of these stored ones, from the top. A single `qkv` of
     files of Hugging Face may have them `by_group`: the queries of a KV head, its key, its value,
-    then those of the next."""
+    then those of the next. A q whose heads have gates has those of each head behind it."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -65,6 +65,21 @@ class LayerNames:
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     o: Name = Name("self_attn.o_proj", "attn_output")
+    # Of a layer that keeps a state: q, k, v and the gate; what makes rates and decays. A single
+    # tensor of either has them by head of k.
+    qkvz: tuple[Name, ...] = (
+        Name("linear_attn.in_proj_qkv", "attn_qkv"),
+        Name("linear_attn.in_proj_z", "attn_gate"),
+    )
+    rates: tuple[Name, ...] = (
+        Name("linear_attn.in_proj_b", "ssm_beta"),
+        Name("linear_attn.in_proj_a", "ssm_alpha"),
+    )
+    convolution: Name = Name("linear_attn.conv1d", "ssm_conv1d")
+    log_slopes: Name = Name("linear_attn.A_log", "ssm_a", bare=True)
+    shifts: Name = Name("linear_attn.dt_bias", "ssm_dt", bare=True)
+    state_norm: Name = Name("linear_attn.norm", "ssm_norm")
+    state_out: Name = Name("linear_attn.out_proj", "ssm_out")
     mlp_norm: Name = Name("post_attention_layernorm", "ffn_norm")
     mlp_post_norm: Name = Name("post_feedforward_layernorm", "post_ffw_norm")
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))

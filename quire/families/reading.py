@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.rope_config import RopeSettings, read_rope
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 MAX_LAYERS = 10_000
@@ -87,7 +87,7 @@ def read_plain_decoder(
     norm: NormPlan | None = None,
     norm_eps: float = 1e-6,
     qk_norm: bool = False,
-    mlp: MlpPlan | None = None,
+    mlp: MlpPlan | ExpertsPlan | None = None,
     mlp_bias: bool = False,
     layer: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,

@@ -31,7 +31,10 @@ from quire.families import (
     qwen2_moe,
     qwen2_vl,
     qwen3,
+    qwen3_5,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
     qwen3_vl,
     smollm3,
     stablelm,
@@ -72,6 +75,9 @@ FAMILIES: tuple[Family, ...] = (
     qwen2_vl.FAMILY,
     qwen3_vl.FAMILY,
     gpt_oss.FAMILY,
+    qwen3_next.FAMILY,
+    qwen3_5.FAMILY,
+    qwen3_5_moe.FAMILY,
 )
 # Whose text a model that sees has where its config does not say.
 UNSAID_TEXT = llama.FAMILY

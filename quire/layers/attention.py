@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
+from quire.layers.states import StatePass
 from quire.layers.tp import TensorParallel
 
 # What attention of a pass is planned for: the group of layers whose tables it reads, and a window.
@@ -43,13 +45,14 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, their turns by each
     rope of the model, for each group of layers the slots their KV goes to, by kind the attention of
-    the pass, and what of media stands in it."""
+    the pass, what of media stands in it, and of each group that keeps states where these are."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
     slots: tuple[Tensor, ...]
     attention: dict[Kind, AttentionStep]
     overlay: Overlay | None = None
+    states: Mapping[int, StatePass] = field(default_factory=dict)
 
 
 def unchanged(qk: Tensor) -> Tensor:
@@ -126,15 +129,21 @@ class Attention:
         heads: RowOp = unchanged,
         growth: QueryGrowth | None = None,
         sinks: Tensor | None = None,
+        gate: Linear | None = None,
     ) -> None:
         """`rope`: which of the pass's turns is its own; `norms`: what heads are normed with where
         they are turned; `heads`: what is done to q and k before that; `growth`: how much larger
-        queries are far from the beginning."""
+        queries are far from the beginning; `gate`: how much of what was attended goes on."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
-        self.growth, self.sinks = growth, sinks
+        self.growth, self.sinks, self.gate = growth, sinks, gate
         self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """The first and the last of its products."""
+        return self.qkv, self.out
 
     @property
     def kind(self) -> Kind:
@@ -148,4 +157,7 @@ class Attention:
         q = step.rope_and_store(qk, v, *turn, keys, values, self.norms)
         if self.growth is not None:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
-        return self.tp.all_reduce(self.out(step.attend(q, keys, values, self.sinks)))
+        attended = step.attend(q, keys, values, self.sinks)
+        if self.gate is not None:
+            attended = attended * self.gate(x).float().sigmoid().to(x.dtype)
+        return self.tp.all_reduce(self.out(attended))

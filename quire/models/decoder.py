@@ -22,6 +22,7 @@ from quire.layers.logits import FinishedLogits, unchanged
 from quire.layers.norm import Norm
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Rotary
+from quire.layers.states import state_pass
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
 from quire.models.model import KVCache
@@ -62,7 +63,13 @@ class Decoder:
     @property
     def kinds(self) -> frozenset[Kind]:
         """What the attention of a pass has to be planned for."""
-        return frozenset(layer.attention.kind for layer in self.layers)
+        kinds = (layer.attention.kind for layer in self.layers)
+        return frozenset(kind for kind in kinds if kind is not None)
+
+    @property
+    def state_groups(self) -> frozenset[int]:
+        """The groups of layers that keep states."""
+        return frozenset(one.attention.group for one in self.layers if one.attention.kind is None)
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
         """Read and write KV under the block tables of these groups of layers, from now on."""
@@ -76,9 +83,13 @@ class Decoder:
         plan, kinds = self.kernels.plan_attention, self.kinds
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
+        size = self.layers[0].attention.shape.block_size
+        states = {
+            group: state_pass(attention_inputs(batch, group), size) for group in self.state_groups
+        }
         turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
         slots = batch.slots.unbind()
-        shared = Pass(batch.positions, turns, slots, attention, batch.overlay)
+        shared = Pass(batch.positions, turns, slots, attention, batch.overlay, states)
         return self.compute(batch.token_ids, shared, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.layers.attention import Attention, Pass
+from quire.layers.delta_net import DeltaNet
 from quire.layers.experts import Experts
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import Norm
 
+Mixer = Attention | DeltaNet
 Mlp = GatedMLP | PlainMLP | Experts
 
 
@@ -23,7 +25,7 @@ Mlp = GatedMLP | PlainMLP | Experts
 class PlainLayer:
     """Branches with a norm before each."""
 
-    attention: Attention
+    attention: Mixer
     mlp_norm: Norm
     mlp: Mlp
     next_norm: Norm
@@ -41,7 +43,7 @@ class FinishingLayer:
     """The same with something done to what a branch made before it is added: a norm behind the
     branch, a factor, or both."""
 
-    attention: Attention
+    attention: Mixer
     finish_attention: Callable[[Tensor], Tensor]
     mlp_norm: Norm
     mlp: Mlp
@@ -61,7 +63,7 @@ class ParallelLayer:
     """Branches side by side; without a norm of its own the feed-forward takes what attention
     takes."""
 
-    attention: Attention
+    attention: Mixer
     mlp_norm: Norm | None
     mlp: Mlp
     scale: float

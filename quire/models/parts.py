@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import (
     Attention,
@@ -15,13 +15,22 @@ from quire.layers.attention import (
     NormedWidths,
     unchanged,
 )
+from quire.layers.delta_net import DeltaNet, DeltaNetWeights
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.linear import Linear, Matrix, PlainRows
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from quire.layers.tp import TensorParallel
-from quire.models.layers import Finish, FinishingLayer, Layer, Mlp, ParallelLayer, PlainLayer
+from quire.models.layers import (
+    Finish,
+    FinishingLayer,
+    Layer,
+    Mixer,
+    Mlp,
+    ParallelLayer,
+    PlainLayer,
+)
 from quire.models.places import Places
 from quire.spec import ModelSpec
 
@@ -117,7 +126,7 @@ class Parts:
         return self.norm(f"layers.{index}.{name}", plan, self.spec.hidden_size)
 
     def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
-        attention = self.attention(f"layers.{index}.attn", plan.attention)
+        attention = self.mixer(f"layers.{index}.attn", plan)
         mlp = self.mlp(f"layers.{index}.mlp", plan.mlp)
         scale, norms = plan.branch_scale, plan.norms
         if norms in ("parallel", "parallel_two"):
@@ -134,17 +143,36 @@ class Parts:
         first, second = (Finish(norm, scale) for norm in after)
         return FinishingLayer(attention, first, mlp_norm, mlp, second, next_norm)
 
+    def mixer(self, name: str, plan: LayerPlan) -> Mixer:
+        if plan.state is None:
+            return self.attention(name, plan.attention)
+        return self.delta_net(name, plan.state)
+
+    def delta_net(self, name: str, plan: DeltaNetPlan) -> DeltaNet:
+        hidden, heads, width = self.spec.hidden_size, plan.num_heads, plan.value_width
+        weights = DeltaNetWeights(
+            self.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
+            self.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
+            self.tensor(f"{name}.convolution.weight", plan.channels, 1, plan.reach)[:, 0],
+            self.tensor(f"{name}.log_slopes.weight", heads),
+            self.tensor(f"{name}.shifts.weight", heads),
+            self.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
+            self.linear(f"{name}.o", hidden, width, bias=False),
+        )
+        return DeltaNet(self.shape, plan, weights)
+
     def attention(self, name: str, plan: AttentionPlan) -> Attention:
         hidden, width = self.spec.hidden_size, plan.head_dim
         num_all = plan.num_heads + 2 * plan.num_kv_heads
+        attended, bias = plan.num_heads * width, plan.qkv_bias
         norms = None
         if plan.head_norm is not None:
             q, k = (self.tensor(f"{name}.{x}_norm.weight", width) for x in "qk")
             norms = HeadNorms(q, k, plan.head_norm.eps)
         return Attention(
             self.shape,
-            self.linear(f"{name}.qkv", num_all * width, hidden, bias=plan.qkv_bias),
-            self.linear(f"{name}.o", hidden, plan.num_heads * width, bias=plan.o_bias),
+            self.linear(f"{name}.qkv", num_all * width, hidden, bias=bias),
+            self.linear(f"{name}.o", hidden, attended, bias=plan.o_bias),
             window=plan.window,
             rope=self.spec.ropes.index(plan.rope),
             tp=self.tp,
@@ -152,6 +180,9 @@ class Parts:
             heads=self._heads(name, plan),
             growth=plan.query_growth,
             sinks=self.tensor(f"{name}.sinks.weight", plan.num_heads) if plan.sinks else None,
+            gate=self.linear(f"{name}.gate", attended, hidden, bias=bias)
+            if plan.output_gate
+            else None,
         )
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:

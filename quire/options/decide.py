@@ -15,6 +15,7 @@ from quire.options.adapters import adapter_options
 from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY
 from quire.options.parse import Options
 from quire.options.speculation import speculation_for
+from quire.options.states import check_states, least_block_size
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
 from quire.spec import AnySpec, ModelSpec
@@ -51,9 +52,9 @@ def resolve(
 ) -> EngineConfig:
     """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
     this model on this device, where it is; `stored` is what its weights were rounded to before."""
-    if options.device is not None and options.device != facts.device:
-        hint = f"This machine offers {facts.device!r}."
-        fail(InvalidOption, "device", "a device that is there", options.device, hint)
+    _check_device(options, facts)
+    if spec.keeps_states:
+        check_states(options, facts.device)
     notes: list[str] = []
     on_gpu = facts.device == "cuda"
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
@@ -61,12 +62,13 @@ def resolve(
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
     quantization = _quantization(options, facts, int8_fits, stored, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
-    batch_invariant = _batch_invariant(options, facts, dtype)
+    batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
     batch_processors = tuple(c for c in classes if not _is_adapter(c))
     speculation = speculation_for(
         options.speculative_config,
         device=facts.device,
         batch_invariant=batch_invariant,
+        keeps_states=spec.keeps_states,
         has_processors=bool(batch_processors),
         notes=notes,
     )
@@ -75,7 +77,7 @@ def resolve(
         dtype=dtype,
         quantization=quantization,
         max_model_len=_max_model_len(options, spec),
-        block_size=options.block_size or DEFAULT_BLOCK_SIZE,
+        block_size=_block_size(options, spec, quantization or dtype, notes),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching is not False,
@@ -107,6 +109,29 @@ def resolve(
         request_processors=tuple(c for c in classes if _is_adapter(c)),
         adapters=adapter_options(*_adapter_limits(options)) if options.enable_lora else None,
     )
+
+
+def _check_device(options: Options, facts: DeviceFacts) -> None:
+    if options.device is not None and options.device != facts.device:
+        hint = f"This machine offers {facts.device!r}."
+        fail(InvalidOption, "device", "a device that is there", options.device, hint)
+
+
+def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) -> int:
+    """What was asked for, or the usual; more where a block must hold the state of a layer, beside
+    weights or activations that are `kept` so."""
+    asked = options.block_size or DEFAULT_BLOCK_SIZE
+    if not isinstance(spec, ModelSpec) or not spec.keeps_states:
+        return asked
+    # Keys and values beside weights in bytes may be in 16 bits.
+    least = least_block_size(spec, 4 if kept == "float32" else 2)
+    if asked >= least:
+        return asked
+    if options.block_size is not None:
+        rule = f"at least {least}: a block holds the state of a layer"
+        fail(InvalidOption, "block_size", rule, asked, "Leave it out.")
+    notes.append(f"block_size {least}: so many tokens' keys and values are as large as a state")
+    return least
 
 
 def _adapter_limits(options: Options) -> tuple[int, int, int | None]:

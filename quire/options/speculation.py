@@ -89,19 +89,23 @@ def speculation_for(
     *,
     device: str,
     batch_invariant: bool,
+    keeps_states: bool,
     has_processors: bool,
     notes: list[str],
 ) -> Speculation | None:
     """What was asked for, if it can be done. If nothing was: the usual, where it changes no bit of
-    any result. `has_processors`: logits processors look at every row."""
+    any result. `has_processors`: logits processors look at every row; `keeps_states`: layers do,
+    and a state cannot go back to before a wrong guess."""
     if asked is None:
-        unseen = device == "cpu" and batch_invariant and not has_processors
+        unseen = device == "cpu" and batch_invariant and not (has_processors or keeps_states)
         return USUAL if unseen else None
     if asked.num_tokens == 0:
         return None
-    if device != "cpu" or has_processors:
+    if device != "cpu" or has_processors or keeps_states:
         why = "it is built for CPUs"
-        if device == "cpu":
+        if keeps_states:
+            why = "a state cannot go back to before a wrong guess"
+        elif device == "cpu":
             why = "logits_processors see each token before the next is drawn"
         notes.append(f"speculative_config is not followed: {why}; the text is the same without it")
         return None

@@ -75,6 +75,9 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
         return Int8Default()
     if int8_probe().gain < LEAST_GAIN:
         return Int8Default()
+    if spec.keeps_states:
+        _note_unchecked("its layers keep states")
+        return Int8Default()
     checked = accuracy_of(files, spec)
     if checked is None:
         return Int8Default()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.registry import family_named
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 from quire.weights.row_order import RowOrder, deinterleaved, ordered_by
 from quire.weights.within import WHOLE, Within
@@ -95,7 +95,10 @@ class _LayerWeights:
         names, before, after = self.names, plan.norms != "after", plan.norms in AFTER
         if before:
             yield from self._norm("attn_norm", names.attn_norm, plan.norm)
-        yield from self._attention(plan.attention)
+        if plan.state is None:
+            yield from self._attention(plan.attention)
+        else:
+            yield from self._delta_net(plan.state)
         if after:
             yield from self._norm("attn_post_norm", names.attn_post_norm, plan.norm)
         if before and plan.norms != "parallel":
@@ -122,8 +125,38 @@ class _LayerWeights:
         if plan.sinks:
             sinks = self._ours("attn.sinks"), (plan.num_heads,), self._stored(names.sinks)
             yield replace(_single(*sinks), is_wide=True)
+        if plan.output_gate:
+            _, gates = self._gated_queries(plan)
+            yield from self._linear("attn.gate", self.hidden, gates, bias=plan.qkv_bias)
         out = self._parts((names.o,), (self.hidden,))
         yield from self._linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
+
+    def _delta_net(self, plan: DeltaNetPlan) -> Iterator[Weight]:
+        names, heads, width = self.names, plan.num_heads, plan.value_width
+        per_key = heads // plan.num_key_heads
+        sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
+        if len(names.qkvz) > 1:
+            qkvz = self._parts(names.qkvz, (plan.channels, width))
+            rates = self._parts(names.rates, (heads, heads))
+        else:
+            by_head = self._by_head(names.qkvz[0], plan.num_key_heads, sizes)
+            qkvz = tuple(part for parts in by_head for part in parts)
+            by_head = self._by_head(names.rates[0], plan.num_key_heads, (per_key, per_key))
+            rates = tuple(part for parts in by_head for part in parts)
+        yield from self._linear("attn.qkvz", self.hidden, qkvz, bias=False)
+        for weight in self._linear("attn.rates", self.hidden, rates, bias=False):
+            yield replace(weight, is_wide=True)
+        for ours, stored, shape in (
+            ("attn.convolution", names.convolution, (plan.channels, 1, plan.reach)),
+            ("attn.log_slopes", names.log_slopes, (heads,)),
+            ("attn.shifts", names.shifts, (heads,)),
+        ):
+            named = self._ours(ours), shape, self._stored(stored)
+            yield replace(_single(*named), is_wide=True)
+        norm = self._ours("attn.head_norm"), self._stored(names.state_norm), plan.value_dim
+        yield from _norm(*norm, plan.norm)
+        out = self._parts((names.state_out,), (self.hidden,))
+        yield from self._linear("attn.o", width, out, bias=False)
 
     def _qkv(self, plan: AttentionPlan) -> tuple[_Stored, ...]:
         names, size = self.names, plan.head_dim
@@ -131,27 +164,43 @@ class _LayerWeights:
         if names.qkv_by_group:
             return tuple(self._by_group(names.qkv[0], plan))
         qkv = self._parts(names.qkv, tuple(count * size for count in heads))
+        if plan.output_gate:
+            queries, _ = self._gated_queries(plan)
+            ordered = tuple(self._turned(one, 1, plan) for one in queries)
+            return (*ordered, self._turned(qkv[1], heads[1], plan), qkv[2])
         # v is not turned, so its rows stay.
         turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
         ordered = tuple(self._turned(*pair, plan) for pair in zip(qkv, turned, strict=False))
         return (*ordered, *qkv[len(ordered) :])
 
+    def _gated_queries(self, plan: AttentionPlan) -> list[tuple[_Stored, ...]]:
+        """q, and the gate of what it attends to, which q's tensor has by head."""
+        return self._by_head(self.names.qkv[0], plan.num_heads, (plan.head_dim, plan.head_dim))
+
+    def _by_head(self, name: Name, heads: int, sizes: tuple[int, ...]) -> list[tuple[_Stored, ...]]:
+        """For each of `sizes` its parts, head by head, cut out of a tensor that has all of a head
+        one after the other, then those of the next."""
+        each, stored = sum(sizes), self._stored(name)
+        made = []
+        for number, rows in enumerate(sizes):
+            firsts = (head * each + sum(sizes[:number]) for head in range(heads))
+            places = (Within(first=first, of=heads * each) for first in firsts)
+            parts = (Part("", "", rows, hf_within=one, gguf_within=one) for one in places)
+            made.append(tuple(_Stored(stored, part) for part in parts))
+        return made
+
     def _by_group(self, name: Name, plan: AttentionPlan) -> Iterator[_Stored]:
         """q, k and v, cut out of a tensor that has them by KV head in files of Hugging Face, and in
         this order in GGUF files."""
-        size, kv_heads = plan.head_dim, plan.num_kv_heads
-        queries = plan.num_heads // kv_heads
-        total = (plan.num_heads + 2 * kv_heads) * size
+        counts = (plan.num_heads // plan.num_kv_heads, 1, 1)
+        sizes = tuple(count * plan.head_dim for count in counts)
         at = 0
-        for which, (before, heads) in enumerate(((0, queries), (queries, 1), (queries + 1, 1))):
-            for group in range(kv_heads):
-                rows = heads * size
-                first = (group * (queries + 2) + before) * size
-                places = Within(first=first, of=total), Within(first=at, of=total)
-                part = Part("", "", rows, hf_within=places[0], gguf_within=places[1])
-                made = _Stored(self._stored(name), part)
-                yield made if which == 2 else self._turned(made, heads, plan)
-                at += rows
+        for which, parts in enumerate(self._by_head(name, plan.num_kv_heads, sizes)):
+            for one in parts:
+                place = replace(one.part.hf_within, first=at)
+                made = replace(one, part=replace(one.part, gguf_within=place))
+                yield made if which == 2 else self._turned(made, counts[which], plan)
+                at += one.part.rows
 
     def _turned(self, stored: _Stored, heads: int, plan: AttentionPlan) -> _Stored:
         """The part with the order of its first `heads` heads, which are turned."""

@@ -20,7 +20,9 @@ SEEING = ("families/media", "models/towers")
 ALSO = {
     "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
-    "qwen3": {"families/qwen3_vl.py"},
+    "qwen3": {
+        f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+    },
     "olmo2": {"families/olmo3.py"},
     "granite": {"families/granitemoe.py"},
     "gemma": {"families/gemma2.py", "families/gemma3.py"},  # as "Gemma 2"

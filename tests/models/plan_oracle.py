@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import (
+    AttentionPlan,
+    DeltaNetPlan,
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    Rope,
+)
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
 
@@ -54,7 +62,11 @@ class PlanOracle:
             return made * plan.branch_scale
 
         feed_forward = self._mlp if isinstance(plan.mlp, MlpPlan) else self._experts
-        attended = after("attn", self._attention(f"{name}attn.", plan.attention, before("attn")))
+        if plan.state is None:
+            mixed = self._attention(f"{name}attn.", plan.attention, before("attn"))
+        else:
+            mixed = self._delta_net(f"{name}attn.", plan.state, before("attn"))
+        attended = after("attn", mixed)
         if plan.norms.startswith("parallel"):
             return x + attended + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
         x = x + attended
@@ -80,8 +92,38 @@ class PlanOracle:
         if plan.sinks:
             column = self.weights[f"{name}sinks.weight"][:, None, None].expand(-1, count, 1)
             scores = torch.cat([scores, column], -1)
-        made = scores.softmax(-1)[..., :count] @ v
-        return self._linear(f"{name}o", made.transpose(0, 1).flatten(1))
+        made = (scores.softmax(-1)[..., :count] @ v).transpose(0, 1).flatten(1)
+        if plan.output_gate:
+            made = made * self._linear(f"{name}gate", x).sigmoid()
+        return self._linear(f"{name}o", made)
+
+    def _delta_net(self, name: str, plan: DeltaNetPlan, x: Tensor) -> Tensor:
+        """Token by token, and head by head."""
+        qkvz, w = self._linear(f"{name}qkvz", x), self.weights
+        padded = F.pad(qkvz[:, : plan.channels].T, (plan.reach - 1, 0))
+        taps = w[f"{name}convolution.weight"]
+        mixed = F.silu(F.conv1d(padded[None], taps, groups=plan.channels))[0].T
+        keys = plan.num_key_heads * plan.key_dim
+        q, k = (one.view(len(x), -1, plan.key_dim) for one in mixed[:, : 2 * keys].chunk(2, -1))
+        q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        v, z = (
+            one.reshape(len(x), -1, plan.value_dim)
+            for one in (mixed[:, 2 * keys :], qkvz[:, plan.channels :])
+        )
+        rate, steps = self._linear(f"{name}rates", x).chunk(2, -1)
+        slopes = -w[f"{name}log_slopes.weight"].exp()
+        decay = (slopes * F.softplus(steps + w[f"{name}shifts.weight"])).exp()
+        out = torch.empty_like(v)
+        for head in range(plan.num_heads):
+            of = head * plan.num_key_heads // plan.num_heads
+            state = x.new_zeros(plan.key_dim, plan.value_dim)
+            for t in range(len(x)):
+                state = state * decay[t, head]
+                missing = v[t, head] - k[t, of] @ state
+                state = state + torch.outer(k[t, of], rate[t, head].sigmoid() * missing)
+                out[t, head] = q[t, of] @ state / plan.key_dim**0.5
+        gated = self._normed(f"{name}head_norm", plan.norm, out) * F.silu(z)
+        return self._linear(f"{name}o", gated.flatten(1))
 
     def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
         assert plan.qk_norm is not None

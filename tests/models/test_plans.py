@@ -17,6 +17,7 @@ from quire.errors import UnsupportedModel
 from quire.executor.cpu.accuracy import hidden_states
 from quire.layer_plan import (
     AttentionPlan,
+    DeltaNetPlan,
     ExpertsPlan,
     LayerPlan,
     LinearRope,
@@ -50,6 +51,7 @@ ATTENTION: dict[str, list[Any]] = {
     "o_bias": [True],
     "query_growth": [QueryGrowth(0.5, 6)],
     "sinks": [True],
+    "output_gate": [True],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
 MLP: dict[str, list[Any]] = {
@@ -91,6 +93,15 @@ LAYER: dict[str, list[Any]] = {
     "norms": ["after", "both", "parallel", "parallel_two"],
     "branch_scale": [0.3],
 }
+STATES: dict[str, list[Any]] = {
+    "num_heads": [4],
+    "num_key_heads": [1],
+    "key_dim": [6],
+    "value_dim": [5],
+    "reach": [1, 3],
+    "norm": [NormPlan(0.5), NormPlan(1e-3, one_plus=True)],
+}
+STATE = DeltaNetPlan(2, 2, 4, 3, 4, NORM)
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],
@@ -131,6 +142,15 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in LAYER.items():
         for value in values:
             add(name, value, replace(PLAIN, **{name: value}), PLAIN)
+    add("state", "", replace(PLAIN, state=STATE), PLAIN)
+    for name, values in STATES.items():
+        for value in values:
+            add(
+                f"state, {name}",
+                value,
+                replace(PLAIN, state=replace(STATE, **{name: value})),
+                PLAIN,
+            )
     scaled = replace(PLAIN, norms="both", branch_scale=0.3)
     add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
     for name, values in MODEL.items():
@@ -167,13 +187,14 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
-    tables = (ATTENTION, MLP, EXPERTS, LAYER, MODEL)
-    known = {name for table in tables for name in table} | {"qk_norm_over", "attention", "mlp"}
+    tables = (ATTENTION, MLP, EXPERTS, LAYER, STATES, MODEL)
+    known = {name for table in tables for name in table}
+    known |= {"qk_norm_over", "attention", "mlp", "state"}
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}
     around.add("whole")  # of the share of one of several ranks: tests/ranks
-    kinds = (AttentionPlan, MlpPlan, ExpertsPlan, LayerPlan, ModelSpec)
+    kinds = (AttentionPlan, MlpPlan, ExpertsPlan, LayerPlan, DeltaNetPlan, ModelSpec)
     assert {field.name for kind in kinds for field in fields(kind)} == known | around
 
 

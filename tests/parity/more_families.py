@@ -30,7 +30,10 @@ from transformers.models.olmo3 import Olmo3Config
 from transformers.models.olmoe import OlmoeConfig
 from transformers.models.opt import OPTConfig
 from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
@@ -56,6 +59,19 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 9,
     "rope_parameters": {**YARN, "truncate": False},
 }
+# Two periods; a state of 360 numbers in a layer, and room for 512 in a block of 4 tokens.
+HYBRID: dict[str, Any] = {
+    **SIZES,
+    "head_dim": 32,
+    "initializer_range": 0.05,
+    "num_hidden_layers": 6,
+    "full_attention_interval": 3,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+}
+HYBRID_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 40}
 GPT2: dict[str, Any] = {"vocab_size": 96, "n_embd": 96, "n_layer": 3, "n_head": 6}
 GPT2 |= {"n_positions": 256}
 NEOX = {key: value for key, value in BY_HIDDEN.items() if not key.startswith(("num_key", "rms"))}
@@ -177,6 +193,32 @@ MORE: dict[str, PretrainedConfig] = {
     "olmoe": OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3),
     "olmoe, renormalised, every bias": OlmoeConfig(
         **BY_HIDDEN, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True, attention_bias=True
+    ),
+    "qwen3_next": Qwen3NextConfig(**HYBRID, **HYBRID_EXPERTS),
+    "qwen3_next, dense layers, every bias, reach of 3": Qwen3NextConfig(
+        **{**HYBRID, "full_attention_interval": 2, "num_hidden_layers": 5},
+        **HYBRID_EXPERTS,
+        norm_topk_prob=False,
+        mlp_only_layers=[1],
+        decoder_sparse_step=2,
+        attention_bias=True,
+        linear_conv_kernel_dim=3,
+        rope_parameters={**YARN, "partial_rotary_factor": 0.5},
+        tie_word_embeddings=True,
+    ),
+    "qwen3_5": Qwen3_5TextConfig(**HYBRID),
+    "qwen3_5, as many keys as values, attending twice": Qwen3_5TextConfig(
+        **{**HYBRID, "linear_num_key_heads": 4, "linear_key_head_dim": 6},
+        layer_types=[
+            *("full_attention", "linear_attention", "linear_attention"),
+            *("linear_attention", "linear_attention", "full_attention"),
+        ],
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(
+        **{key: value for key, value in HYBRID.items() if key != "intermediate_size"},
+        **HYBRID_EXPERTS,
     ),
     "granite, every factor and bias": GraniteConfig(
         **BY_HIDDEN,

@@ -318,8 +318,8 @@ def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.de
     way: its handle belongs to the thread that runs the passes."""
     layer, attended = model.layers[0], spec.num_heads * spec.head_dim
     products = (
-        (layer.attention.qkv, spec.hidden_size),
-        (layer.attention.out, attended),
+        (layer.attention.products[0], spec.hidden_size),
+        (layer.attention.products[1], attended),
         (layer.mlp.products[0], spec.hidden_size),
         (layer.mlp.products[1], spec.layers[0].mlp.product_width),
     )

@@ -89,7 +89,7 @@ class SmallBatchPass:
         norms = [norm(f"layers.{i}.attn_norm") for i in range(spec.num_layers)] + [norm("norm")]
         layers = [
             _ThinLayer(
-                attention=layer.attention,
+                attention=cast(Attention, layer.attention),  # of a plain model
                 qkv=matrix(f"layers.{i}.attn.qkv"),
                 out=matrix(f"layers.{i}.attn.o"),
                 mlp_norm=norm(f"layers.{i}.mlp_norm"),

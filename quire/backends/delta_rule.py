@@ -1,0 +1,70 @@
+"""The gated delta rule, in plain torch: how a state takes up tokens, and what they read from it.
+
+A head's state is a matrix S [Dk, Dv]. With decay d, rate r, and q and k of length 1 or so, a token
+    S <- d S,   S <- S + k (r (v - k^T S))^T,   reads q^T S
+that is: what S has at k moves towards v. All of it is in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Tokens that are taken up together. What they do to each other is a triangular system of this
+# size, what they do to the state one product.
+CHUNK = 64
+
+
+def take_up_each(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, states: Tensor
+) -> Tensor:
+    """One token for each state: q, k [R, heads, Dk], v [R, heads, Dv], log_decay and rate
+    [R, heads]; states [R, heads, Dk, Dv] are changed in place. -> [R, heads, Dv]"""
+    matrices = states.view(-1, *states.shape[2:])
+    q, k, v = (one.flatten(0, 1)[:, None] for one in (q, k, v))
+    matrices *= log_decay.exp().view(-1, 1, 1)
+    wanted = (v - torch.bmm(k, matrices)) * rate.reshape(-1, 1, 1)
+    matrices.baddbmm_(k.transpose(1, 2), wanted)
+    return torch.bmm(q, matrices).view(*states.shape[:2], -1)
+
+
+def take_up_all(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, rate: Tensor, state: Tensor
+) -> Tensor:
+    """Tokens one after the other: q, k [T, heads, Dk], v [T, heads, Dv], log_decay and rate
+    [T, heads]; state [heads, Dk, Dv] is changed in place. -> [T, heads, Dv]
+
+    Within a chunk, with D_i the decays up to token i multiplied, token i wants
+        u_i = r_i (v_i - D_i k_i^T S - sum over j < i of D_i / D_j (k_i^T k_j) u_j)
+    which is one triangular system for all of them; S itself enters behind its solution."""
+    count, heads = log_decay.shape
+    size = min(CHUNK, count)
+    num_chunks = -(-count // size)
+    q, k, v = (_in_chunks(one, num_chunks, size) for one in (q, k, v))
+    log_decay, rate = (_in_chunks(one[..., None], num_chunks, size) for one in (log_decay, rate))
+    reached = log_decay.cumsum(2)  # log of D_i
+    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu_(1)
+    between = (reached - reached.transpose(2, 3)).masked_fill_(later, -torch.inf).exp_()
+    rated = k * rate
+    system = (rated @ k.transpose(2, 3)).mul_(between)
+    sides = torch.cat([v * rate, rated * reached.exp()], dim=-1)
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
+    wanted, from_state = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    read_chunk = (q @ k.transpose(2, 3)).mul_(between)
+    read_state = q * reached.exp()
+    whole = reached[:, :, -1:]  # log of the decay of a chunk
+    written = (k * (whole - reached).exp()).transpose(2, 3)
+    out = torch.empty_like(v)
+    for i in range(num_chunks):
+        corrections = wanted[:, i] - from_state[:, i] @ state
+        out[:, i] = read_state[:, i] @ state + read_chunk[:, i] @ corrections
+        state.mul_(whole[:, i].exp()).baddbmm_(written[:, i], corrections)
+    return out.view(heads, -1, v.shape[-1])[:, :count].transpose(0, 1)
+
+
+def _in_chunks(tokens: Tensor, num_chunks: int, size: int) -> Tensor:
+    """[T, heads, D] -> [heads, chunks, size, D]. Zeros behind the last token: no decay, no rate."""
+    count, heads, width = tokens.shape
+    out = tokens.new_zeros(heads, num_chunks * size, width)
+    out[:, :count] = tokens.transpose(0, 1)
+    return out.view(heads, num_chunks, size, width)

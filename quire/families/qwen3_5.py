@@ -1,0 +1,24 @@
+"""The text of Qwen3.5: three layers of Gated DeltaNet to one that attends with a gate, norms of
+1 + w, a quarter of each head turned. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family
+from quire.families.fields import Fields
+from quire.families.hybrids import read_hybrid
+from quire.layer_plan import MlpPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    mlp = MlpPlan(fields.count("intermediate_size", 12288))
+    return read_hybrid("qwen3_5", fields, kv_heads=4, mlp=mlp)
+
+
+FAMILY = Family(
+    name="qwen3_5",
+    architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    model_types=("qwen3_5_text", "qwen3_5"),
+    read=read,
+    partial_rotary=True,
+)

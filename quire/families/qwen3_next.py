@@ -1,0 +1,36 @@
+"""Qwen3-Next: three layers of Gated DeltaNet to one that attends with a gate, norms of 1 + w, a
+quarter of each head turned, experts and one that every token takes. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames, Name
+from quire.families.fields import Fields
+from quire.families.hybrids import read_gated_experts, read_hybrid
+from quire.families.mixtures import with_experts
+from quire.layer_plan import MlpPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    mlp = MlpPlan(fields.count("intermediate_size", 5632))
+    spec = read_hybrid("qwen3_next", fields, kv_heads=2, mlp=mlp)
+    renormalise = fields.flag("norm_topk_prob", True)
+    experts = read_gated_experts(fields, count=512, per_token=10, renormalise=renormalise)
+    return with_experts(spec, fields, experts)
+
+
+FAMILY = Family(
+    name="qwen3_next",
+    architectures=("Qwen3NextForCausalLM",),
+    model_types=("qwen3_next",),
+    read=read,
+    partial_rotary=True,
+    names=LayerNames(
+        qkvz=(Name("linear_attn.in_proj_qkvz", "ssm_in"),),
+        rates=(Name("linear_attn.in_proj_ba", "ssm_ba"),),
+    ),
+    without_effect={
+        "output_router_logits": "what a call returns",
+        "router_aux_loss_coef": "training",
+    },
+)

@@ -1,0 +1,170 @@
+"""Models whose layers keep states write what Transformers writes, wherever their states come from:
+the token before, a chunk before, a snapshot at the end of a block, a row that was forked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
+
+from quire import LLM, SamplingParams
+from quire.cache.groups import blocks_held
+from quire.executor.cpu.local import LocalExecutor
+from quire.executor.memory import groups_of, windows_of
+from quire.sampling_params import BeamSearchParams
+from quire.weights.hf_config import read_config, spec_from_hf
+from quire.weights.load import load_weights
+from quire.weights.source import locate
+from tests.executor.cuda.plain import answers
+from tests.executor.harness import small_config
+from tests.parity.families import Pair
+from tests.parity.more_families import HYBRID, MORE, random_model
+from tests.parity.test_families import check_against
+from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
+
+MODEL = "qwen3_next"
+
+
+@cache
+def the_pair() -> Pair:
+    oracle = random_model(MORE[MODEL])
+    with TemporaryDirectory() as folder:
+        oracle.save_pretrained(folder)
+        spec = spec_from_hf(read_config(Path(folder)))
+        weights = load_weights(locate(folder), spec, dtype=torch.float32, device="cpu")
+    return Pair(oracle, spec, weights)
+
+
+def test_prompts_of_many_blocks() -> None:
+    """Whole, in chunks that are no multiple of a block, and each over what another left cached."""
+    pair, roomy = the_pair(), small_config(num_blocks=400)
+    check(pair, asked(), roomy)
+    check(pair, asked(), replace(roomy, max_num_batched_tokens=21, max_repeat=4, depth=2))
+
+
+def test_a_pool_with_hardly_room_for_one() -> None:
+    """Rows are preempted and come back, from a snapshot or from their first token."""
+    pair, config = the_pair(), small_config(max_num_batched_tokens=24, depth=2, max_repeat=4)
+    windows = windows_of(groups_of(config, pair.spec))
+    assert windows.count(2) > windows.count(None) > 0
+    num_blocks = blocks_held(windows, config.block_size, PROMPT + 4 + OUTPUT) + 12
+    check(pair, asked(), replace(config, num_blocks=num_blocks))
+
+
+def test_a_state_that_was_given_back_is_never_read() -> None:
+    """The same tokens where whatever is given back turns into NaN at once."""
+    pair, requests = the_pair(), asked(3)
+    config = small_config(num_blocks=400, max_num_batched_tokens=24)
+    wanted = answers(LocalExecutor(config, pair.spec, dict(pair.weights)), config, requests)
+    executor = LocalExecutor(config, pair.spec, dict(pair.weights))
+    found = answers(executor, config, requests, poisoned=True)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.output_ids.tolist() == theirs.output_ids.tolist()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("states")
+    the_pair().oracle.save_pretrained(path)
+    return path
+
+
+def open_llm(directory: Path, **options: Any) -> LLM:
+    usual = {"dtype": "float32", "skip_tokenizer_init": True, "kv_cache_memory_bytes": 8 << 20}
+    return LLM(str(directory), **{**usual, **options})
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with open_llm(directory, max_num_batched_tokens=40) as made:
+        yield made
+
+
+def prompt_of(count: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(2, 96, count)]
+
+
+def test_samples_of_one_prompt_go_their_own_ways(llm: LLM) -> None:
+    """Their prompts end inside a block, whose state each of them takes along."""
+    oracle, prompt = the_pair().oracle, prompt_of(45)
+    params = SamplingParams(
+        n=4, temperature=1.0, seed=3, max_tokens=24, ignore_eos=True, logprobs=0
+    )
+    [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    texts = {tuple(one.token_ids) for one in output.outputs}
+    assert len(texts) == 4
+    for one in output.outputs:
+        text = torch.tensor([[*prompt, *one.token_ids]])
+        with torch.no_grad():
+            chances = oracle(text).logits[0].float().log_softmax(-1)[len(prompt) - 1 : -1]
+        assert one.logprobs is not None
+        for at, token, entry in zip(chances, one.token_ids, one.logprobs, strict=True):
+            assert abs(float(at[token]) - entry[token].logprob) <= 1e-3
+
+
+def test_a_prompt_that_comes_again_begins_at_a_snapshot(llm: LLM, directory: Path) -> None:
+    oracle, prompt = the_pair().oracle, prompt_of(70, seed=1)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+
+    def tokens(engine: LLM, asked: list[int]) -> tuple[int | None, list[int]]:
+        [output] = engine.generate([{"prompt_token_ids": asked}], params, use_tqdm=False)
+        [one] = output.outputs
+        assert one.logprobs is not None
+        logprobs = [
+            entry[token].logprob for token, entry in zip(one.token_ids, one.logprobs, strict=True)
+        ]
+        check_against(oracle, asked, list(one.token_ids), logprobs)
+        return output.num_cached_tokens, list(one.token_ids)
+
+    first, again = tokens(llm, prompt), tokens(llm, prompt)
+    assert (first[0], again[0]) == (0, 64)
+    # What it wrote is cached, too; and a prompt that leaves it between two snapshots.
+    assert tokens(llm, [*prompt, *first[1], 5, 6, 7])[0] in (64, 80 - 16)
+    assert tokens(llm, [*prompt[:40], 1, 2, 3])[0] == 32
+    with open_llm(directory, enable_prefix_caching=False) as bare:
+        assert tokens(bare, prompt) == (0, first[1]) == tokens(bare, prompt)
+
+
+def test_beams_and_scores_fork_states(llm: LLM) -> None:
+    oracle, prompt = the_pair().oracle, prompt_of(37, seed=2)
+    search = BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)
+    [found] = llm.beam_search([{"prompt_token_ids": prompt}], search)
+    written = [sequence.tokens[len(prompt) :] for sequence in found.sequences]
+    endings = [written[0][:3], [*written[0][:3], 7], written[0][:5], [9, 9]]
+    [scores] = llm.score_continuations([prompt], [endings], use_tqdm=False)
+    with torch.no_grad():
+        for tokens, logprob in [
+            *((s.tokens[len(prompt) :], s.cum_logprob) for s in found.sequences),
+            *((e, s.logprob) for e, s in zip(endings, scores, strict=True)),
+        ]:
+            chances = oracle(torch.tensor([[*prompt, *tokens]])).logits[0].float().log_softmax(-1)
+            at = torch.arange(len(prompt) - 1, len(prompt) - 1 + len(tokens))
+            assert abs(float(chances[at, torch.tensor(tokens)].sum()) - logprob) <= 1e-3
+
+
+def test_a_block_that_holds_a_large_state(tmp_path: Path) -> None:
+    """Of 384 tokens, no power of two: a prompt fills one, and the next begins behind it."""
+    config = {**HYBRID, "num_key_value_heads": 1, "head_dim": 16}
+    config |= {"linear_num_value_heads": 8, "linear_num_key_heads": 4}
+    config |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    oracle = random_model(Qwen3_5TextConfig(**config))
+    oracle.save_pretrained(tmp_path)
+    prompts = [prompt_of(400, seed=3), [*prompt_of(400, seed=3)[:390], 4, 5], prompt_of(20, seed=4)]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
+    with open_llm(tmp_path) as llm:
+        assert llm._session.model.config.block_size == 384
+        for prompt, cached in zip(prompts, (0, 384, 0), strict=True):
+            [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+            [one] = output.outputs
+            assert output.num_cached_tokens == cached and one.logprobs is not None
+            pairs = zip(one.token_ids, one.logprobs, strict=True)
+            logprobs = [entry[token].logprob for token, entry in pairs]
+            check_against(oracle, prompt, list(one.token_ids), logprobs)

@@ -1,0 +1,71 @@
+"""What is decided for models whose layers keep states, and what is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire.config import Speculation
+from quire.errors import InvalidOption, NotSupported
+from quire.layer_plan import DeltaNetPlan, NormPlan
+from quire.options import DeviceFacts, Options, resolve
+from quire.options.states import least_block_size
+from quire.spec import ModelSpec, plain_decoder
+
+GIB = 1 << 30
+CPU = DeviceFacts("cpu", 16 * GIB, 8 * GIB, 2, steady_kernels=True)
+# Two KV heads of 256, and 32 states of 128 x 128.
+STATE = DeltaNetPlan(32, 16, 128, 128, 4, NormPlan(1e-6))
+
+
+def spec(state: DeltaNetPlan | None = STATE) -> ModelSpec:
+    plain = plain_decoder("x", 96, 64, 128, 4, 16, 2, 256, 4096, 1e-6, 1e4)
+    return replace(plain, layers=tuple(replace(one, state=state) for one in plain.layers[:3]))
+
+
+def test_a_block_is_as_large_as_a_state() -> None:
+    wide, narrow = least_block_size(spec(), 4), least_block_size(spec(), 2)
+    assert (wide, narrow) == (640, 1152)
+    for size, kv_bytes in ((wide, 4), (narrow, 2)):
+        kv = 2 * 2 * 256 * kv_bytes  # of a token in one layer
+        assert (size - 128) * kv < 4 * STATE.state_numbers <= size * kv
+    assert resolve(Options(dtype="float32"), spec(), CPU).block_size == wide
+    made = resolve(Options(dtype="bfloat16"), spec(), CPU)
+    assert made.block_size == narrow
+    assert any(f"block_size {narrow}" in note for note in made.notes)
+    assert resolve(Options(quantization="int8"), spec(), CPU).block_size == narrow
+    tiny = spec(DeltaNetPlan(2, 2, 8, 8, 4, NormPlan(1e-6)))
+    assert resolve(Options(), tiny, CPU).block_size == 16
+    assert resolve(Options(block_size=64), tiny, CPU).block_size == 64
+    with pytest.raises(InvalidOption, match="at least 640.*state of a layer"):
+        resolve(Options(block_size=256, dtype="float32"), spec(), CPU)
+
+
+def test_nothing_is_promised_that_states_do_not_keep() -> None:
+    """Where it is on by itself for other models, and where guesses are."""
+    plain = resolve(Options(dtype="float32"), spec(None), CPU)
+    assert plain.batch_invariant and plain.speculation is not None
+    made = resolve(Options(dtype="float32"), spec(), CPU)
+    assert not made.batch_invariant and made.speculation is None
+    asked = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
+    made = resolve(asked, spec(), CPU)
+    assert made.speculation is None
+    assert any("cannot go back" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ({"batch_invariant": True}, "cpu"),
+        ({"enable_lora": True}, "cpu"),
+        ({"tensor_parallel_size": 2}, "cpu"),
+        ({}, "cuda"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(given: dict[str, Any], device: str) -> None:
+    facts = replace(CPU, device=device)
+    named = next(iter(given), "device='cuda'")
+    with pytest.raises(NotSupported, match=f"^{named}.*a state"):
+        resolve(Options(**given), spec(), facts)
