@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from urllib.parse import SplitResult
 
 SECONDS = 30.0
@@ -52,10 +53,8 @@ def _within(
 
 
 def _cut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it had just ended by itself
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it had just ended by itself
 
 
 def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> bytes:
