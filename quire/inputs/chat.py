@@ -101,12 +101,12 @@ def render_conversation(
     parsed = special_tokens_in_messages
     if parsed is None:
         parsed = tokenizer.special_tokens_in_messages
-    taken = take_media(messages, tokenizer.image_in_text)
+    taken = take_media(messages, tokenizer.media_in_text)
     chat = _rendered(
         taken.messages,
         source,
         None if parsed else tokenizer.quotable,
-        interleaved=tokenizer.interleave_images,
+        interleaved=tokenizer.interleave_media,
         special_tokens=tokenizer.special_tokens,
         content_format=content_format,
         add_generation_prompt=add_generation_prompt,
@@ -115,7 +115,7 @@ def render_conversation(
         documents=documents,
         chat_template_kwargs=chat_template_kwargs,
     )
-    return taken.joined(chat, tokenizer.image_in_text or "")
+    return taken.joined(chat, tokenizer.media_in_text)
 
 
 def render_chat(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported
-from quire.inputs.media.chat_parts import IMAGE_PART, as_text
+from quire.inputs.media.chat_parts import Mark, as_text, mark_of
 
 if TYPE_CHECKING:
     from quire.inputs.template import ChatTemplate
@@ -55,7 +55,7 @@ def plain(value: Any, where: str) -> Any:
 def checked_messages(
     messages: Sequence[Any], template: ChatTemplate, content_format: str, *, interleaved: bool
 ) -> list[dict[str, Any]]:
-    """`interleaved`: images stand where they stood among texts that become one."""
+    """`interleaved`: media stand where they stood among texts that become one."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise InvalidPrompt(
             f"a conversation is a list of messages, not a {type(messages).__name__}; write "
@@ -77,7 +77,7 @@ def checked_messages(
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shape:
     """What the template walks through: parts or one text; whether a text becomes a part; and where
-    images stand in one text."""
+    media stand in one text."""
 
     in_parts: bool
     wrap: bool
@@ -124,12 +124,12 @@ def _content(content: Any, where: str, shape: _Shape) -> Any:
             value=content,
         )
     texts = [
-        None if part == IMAGE_PART else _part_text(part, f"{where}.content[{i}]")
-        for i, part in enumerate(content)
+        mark_of(part) or _part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content)
     ]
     if shape.in_parts:
         return [
-            dict(IMAGE_PART) if text is None else {"type": "text", "text": text} for text in texts
+            dict(part) if isinstance(text, Mark) else {"type": "text", "text": text}
+            for part, text in zip(content, texts, strict=True)
         ]
     return as_text(texts, interleaved=shape.interleaved)
 

@@ -120,10 +120,10 @@ class Tokenizer:
         self._model_max_length = model_max_length
         self._clean_up_spaces = clean_up_spaces
         self.special_tokens_in_messages = special_tokens_in_messages
-        # What stands for an image in the text of a chat, where the model sees; and whether it
-        # stands where the image stood.
-        self.image_in_text: str | None = None
-        self.interleave_images = False
+        # What stands for media in the text of a chat, by kind, where the model takes some; and
+        # whether it stands where the medium stood.
+        self.media_in_text: Mapping[str, str] = {}
+        self.interleave_media = False
         self._hf: Any = None
 
     def _named(self, name: str) -> int | None:

@@ -17,7 +17,7 @@ from quire.jobs.adapters import engine_options
 from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
-from quire.jobs.input.images import ImageCells, image_folder
+from quire.jobs.input.media import MediaCells, media_folder
 from quire.jobs.input.prompts import PromptMaker
 from quire.jobs.input.work import Asking, Done, Work, WorkRow
 from quire.jobs.options import JobOptions
@@ -302,10 +302,9 @@ def _params(setting: Any) -> dict[str, Any]:
     return {name: value for name, value in setting.items() if name != "name"}
 
 
-def _images(options: JobOptions, files: Sequence[InputFile]) -> ImageCells | None:
-    if options.image is None:
-        return None
-    return ImageCells(tuple(options.image), image_folder(files))
+def _media(options: JobOptions, files: Sequence[InputFile]) -> MediaCells | None:
+    columns = options.media_columns()
+    return MediaCells(columns, media_folder(files)) if columns else None
 
 
 def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
@@ -316,7 +315,7 @@ def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], d
             messages=options.messages,
             continuations=options.continuations,
             schema_column=options.schema_column,
-            images=_images(options, files),
+            media=_media(options, files),
             lora=manifest.lora,
             lora_column=manifest.lora_column,
         )

@@ -14,7 +14,7 @@ from quire.base.version import __version__
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.adapters import digests
 from quire.jobs.input.files import InputFile, find_files, read_rows
-from quire.jobs.input.images import image_folder
+from quire.jobs.input.media import media_folder
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.spool import STEM, spool_rows, spool_stream
 from quire.jobs.input.templates import RowTemplate
@@ -141,6 +141,7 @@ def manifest_of(
         messages=options.messages,
         system=options.system,
         image=None if options.image is None else tuple(options.image),
+        audio=None if options.audio is None else tuple(options.audio),
         few_shot=_few_shot(options),
         continuations=options.continuations,
         schema_column=options.schema_column,
@@ -172,10 +173,10 @@ def manifest_of(
 
 
 def _media_folder(options: JobOptions, files: Sequence[InputFile]) -> dict[str, str]:
-    """The engine reads images from there and from nowhere else, unless it is told otherwise."""
-    if options.image is None:
+    """The engine reads media from there and from nowhere else, unless another is asked for."""
+    if not options.media_columns():
         return {}
-    return {"allowed_local_media_path": str(image_folder(files))}
+    return {"allowed_local_media_path": str(media_folder(files))}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

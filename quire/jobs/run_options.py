@@ -59,6 +59,9 @@ class RunOptions:
     image: tuple[str, ...] | None = option(
         "The column with images, or several: a,b.", kept_as="image"
     )
+    audio: tuple[str, ...] | None = option(
+        "The column with sounds, or several: a,b.", kept_as="audio"
+    )
     few_shot: str | None = option("A file of examples.", kept_as="few_shot")
     few_shot_answer: str = option("Their answers' column.  [default: answer]", default="answer")
     continuations: str | tuple[str, ...] | None = option(
@@ -123,6 +126,11 @@ class RunOptions:
     retry_failed: bool = option(
         "Try failed rows once more.", "--retry-failed", default=False, type=bool
     )
+
+    def media_columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns with media, by kind; empty where there are none."""
+        found = {"image": self.image, "audio": self.audio}
+        return {kind: tuple(columns) for kind, columns in found.items() if columns is not None}
 
 
 # Sampling parameters and engine options that have flags of their own; the others go by

@@ -11,8 +11,8 @@ from quire.config import EngineConfig
 from quire.errors import CorruptModel, InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
-from quire.families.media.rules import ImageRules
-from quire.inputs.media.given import MediaOptions
+from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.expanding import Rules
 from quire.inputs.media.preparing import MediaPool, Preparing
 from quire.inputs.media.reader import MediaReader
 from quire.inputs.tokenizer import Tokenizer
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelMedia:
-    """How a model that sees is served."""
+    """How a model that sees or hears is served; `kinds` of media are read."""
 
     family: MediaFamily
+    kinds: tuple[str, ...]
     files: ModelFiles
     config: Mapping[str, Any]  # config.json with what was laid over it
     options: MediaOptions
@@ -41,19 +42,22 @@ class ModelMedia:
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
         """None where the model reads text alone, or is to."""
         family = media_family(said)
+        if family is None or files.kind != "hf" or options.language_model_only:
+            return None
         allowed = options.limit_mm_per_prompt or {}
-        unwanted = options.language_model_only or allowed.get("image", 1) == 0
-        if family is None or files.kind != "hf" or unwanted:
+        kinds = tuple(kind for kind in family.readers if allowed.get(kind, 1) > 0)
+        if not kinds:
             return None
         hosts = options.allowed_media_domains or ()
         folder = options.allowed_local_media_path
-        given = MediaOptions(allowed.get("image", 999), folder, hosts)
+        given = MediaOptions(allowed, folder, hosts)
         processor = options.mm_processor_kwargs or {}
-        return cls(family, files, said, given, processor, options.interleave_mm_strings)
+        return cls(family, kinds, files, said, given, processor, options.interleave_mm_strings)
 
     def rules(
         self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None
-    ) -> ImageRules:
+    ) -> Rules:
+        """Those of each kind that is read."""
         said = {**self.processor, **(more or {})}
         for name in said:
             if name not in self.family.options:
@@ -66,7 +70,7 @@ class ModelMedia:
                 )
         config = MediaConfig.of(self.config, self.files.processor_config, said, token_text)
         try:
-            return self.family.read(config)
+            return {kind: self.family.readers[kind](config) for kind in self.kinds}
         except CorruptModel as error:
             if not said:
                 raise
@@ -77,8 +81,10 @@ class ModelMedia:
     def reader(self, tokenizer: Tokenizer) -> MediaReader:
         make = partial(self.rules, tokenizer.backend.id_to_token)
         rules, three_axes = make(), self.family.three_axes
-        tokenizer.image_in_text = self.family.in_text or rules.placeholder
-        tokenizer.interleave_images = self.interleave
+        tokenizer.media_in_text = {
+            kind: self.family.text_for(kind) or mine.placeholder for kind, mine in rules.items()
+        }
+        tokenizer.interleave_media = self.interleave
         return MediaReader(make, tokenizer, MediaPool(), self.options, three_axes=three_axes)
 
     def tower(self, config: EngineConfig) -> Tower:

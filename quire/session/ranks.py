@@ -56,7 +56,7 @@ def ranks_executor(
     if options.enable_lora:
         raise not_divided(options, "LoRA adapters (enable_lora)")
     if media is not None:
-        raise not_divided(options, "models that read images")
+        raise not_divided(options, "models that read images or sound")
     if options.distributed_executor_backend == "uni":
         raise InvalidOption(
             f'distributed_executor_backend="uni" is one process, and {OPTION}={size} needs as '

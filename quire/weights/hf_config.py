@@ -63,13 +63,14 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def read_processor_config(directory: Path) -> dict[str, Any]:
-    """How images are prepared: preprocessor_config.json of a model directory, or the part of
+    """How media are prepared: preprocessor_config.json of a model directory, or the parts of
     processor_config.json that newer ones have instead; empty where there is neither."""
     if (directory / "preprocessor_config.json").exists():
         return read_json(checked_file(directory, "preprocessor_config.json"))
     if (directory / "processor_config.json").exists():
-        inner = read_json(checked_file(directory, "processor_config.json")).get("image_processor")
-        return inner if isinstance(inner, dict) else {}
+        said = read_json(checked_file(directory, "processor_config.json"))
+        parts = [said.get(name) for name in ("feature_extractor", "image_processor")]
+        return {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     return {}
 
 

@@ -58,7 +58,7 @@ class ModelFiles:
 
     @cached_property
     def processor_config(self) -> Mapping[str, Any]:
-        """What prepares images for it; empty where no file says."""
+        """What prepares media for it; empty where no file says."""
         return hf_config.read_processor_config(self.path) if self.kind == "hf" else {}
 
     @cached_property

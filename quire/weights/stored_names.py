@@ -13,7 +13,10 @@ from quire.families.registry import FAMILIES
 # What families put before the names of a model that has a head.
 BASES = tuple(dict.fromkeys(f"{family.outer_names.layer.hf.split('.')[0]}." for family in FAMILIES))
 # What may stand where one of these stands, and where nothing does.
-_TEXTS = ("language_model.model.", "model.language_model.", "model.text_model.")
+_TEXTS = (
+    "language_model.model.model.",  # models that hear, as Transformers 5.22 saves them
+    *("language_model.model.", "model.language_model.", "model.text_model."),
+)
 _INNER = ("", *_TEXTS)
 _OUTER = ("", "language_model.")
 # Towers and what joins them to the text: not read.

@@ -1,4 +1,4 @@
-"""The examples about images, with a tiny model."""
+"""The examples about images and sounds, with tiny models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.media.families import SEEING
+from tests.media.hearing import EARS, HEARING, tone, wav
 from tests.media.test_chats import PARTS
+from tests.media.test_hearing import TEMPLATE
 from tests.media.tiny import TinyModel, picture, save_tiny
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -44,3 +46,17 @@ def test_questions_with_a_schema(
     main([str(tmp_path / "chart.png")], str(model.path))
     name, _, answer = capsys.readouterr().out.partition(" ")
     assert name.endswith("chart.png") and answer.lstrip().startswith("{")
+
+
+def test_answers_about_sounds(tmp_path: Path, tmp_path_factory: Any) -> None:
+    pytest.importorskip("soundfile")
+    family, path = HEARING["qwen2_audio"], tmp_path_factory.mktemp("hearing")
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    hearing = save_tiny(path, family.make(), family.added, EARS)
+    (tmp_path / "a.wav").write_bytes(wav(tone(0.3)))
+    (tmp_path / "broken.flac").write_bytes(b"no sound")
+    main = runpy.run_path(str(EXAMPLES / "sounds.py"))["main"]
+    main(str(tmp_path), str(tmp_path / "out.jsonl"), str(hearing.path))
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == ["a.wav", "broken.flac"]
+    assert [row["error"] is None for row in rows] == [True, False]

@@ -1,5 +1,5 @@
-"""`quire run --image` over tables: paths, bytes, data: text, lists and structs; bad ones cost their
-own row, and a changed image is another job's row."""
+"""`quire run --image` and `--audio` over tables: paths, bytes, data: text, lists and structs; bad
+ones cost their own row, and a changed image is another job's row."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pyarrow import parquet
 from quire.errors import JobChanged
 from quire.jobs.job import Job
 from tests.media.families import SEEING
+from tests.media.hearing import EARS, HEARING, tone, wav
 from tests.media.tiny import TinyModel, picture, save_tiny
 
 HERE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -40,11 +41,10 @@ def run(model: TinyModel, source: Path, output: Path, **more: Any) -> list[dict[
         input=(str(source),),
         output=str(output),
         model=str(model.path),
-        image=("image",),
         chat=False,
         sampling={"max_tokens": 4},
         options=OPTIONS,
-        **{"prompt": f"{HERE} {{{{ ask }}}}", **more},
+        **{"image": ("image",), "prompt": f"{HERE} {{{{ ask }}}}", **more},
     )
     job.run()
     return [json.loads(line) for line in output.read_text().splitlines()]
@@ -95,3 +95,29 @@ def test_an_image_that_changed_is_asked_again(model: TinyModel, tmp_path: Path) 
     run(model, source, tmp_path / "out.jsonl")
     with pytest.raises(JobChanged):
         run(model, source, tmp_path / "out.jsonl", prompt=f"{HERE} other {{{{ ask }}}}")
+
+
+def test_cells_with_sounds(tmp_path: Path, tmp_path_factory: Any) -> None:
+    pytest.importorskip("soundfile")
+    family = HEARING["qwen2_audio"]
+    path = tmp_path_factory.mktemp("hearing")
+    model = save_tiny(path, family.make(), family.added, EARS)
+    data = wav(tone(0.3))
+    (tmp_path / "a.wav").write_bytes(data)
+    cells = [
+        {"bytes": data, "path": "bare name.wav"},  # as a dataset's feature Audio is stored
+        {"bytes": None, "path": "a.wav"},
+        {"bytes": b"no sound", "path": None},
+        {"bytes": None, "path": "../a.wav"},
+    ]
+    table = pa.table({"ask": ["what?"] * 4, "call": cells})
+    parquet.write_table(table, tmp_path / "in.parquet")
+    found = run(
+        *(model, tmp_path / "in.parquet", tmp_path / "out.jsonl"),
+        image=None,
+        audio=("call",),
+        prompt="<|AUDIO|> {{ ask }}",
+    )
+    assert [row["error"] is None for row in found] == [True, True, False, False]
+    assert found[0]["output"] == found[1]["output"]
+    assert {row["error_type"] for row in found[2:]} == {"invalid_prompt"}

@@ -1,4 +1,4 @@
-"""What a family of models that see says of itself, and the files that its rules are read from."""
+"""What a family of models that see or hear says of itself, and what its rules are read from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.families.fields import Fields
-from quire.families.media.rules import ImageRules
+from quire.families.media.rules import ImageRules, MediaRules, SoundRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,26 @@ class MediaConfig:
 
 @dataclass(frozen=True, slots=True)
 class MediaFamily:
-    """One family of models that see."""
+    """One family of models that see or hear; `read` makes its rules for images.
+
+    `in_text` is what stands for an image in a chat whose template takes text alone, and
+    `sounds_in_text` for a sound; "{n}" in it is the sound's number. Empty: the placeholder."""
 
     name: str
     architectures: tuple[str, ...]
-    read: Callable[[MediaConfig], ImageRules]
     module: str  # the class of Transformers whose tower and projector encode for it
+    read: Callable[[MediaConfig], ImageRules] | None = None
+    read_sounds: Callable[[MediaConfig], SoundRules] | None = None
     options: tuple[str, ...] = ()  # of its processor, that callers may set
     three_axes: bool = False  # positions have three coordinates
-    in_text: str = ""  # what stands for an image in a chat whose template takes text alone
+    in_text: str = ""
+    sounds_in_text: str = ""
+
+    @property
+    def readers(self) -> dict[str, Callable[[MediaConfig], MediaRules]]:
+        """What makes the rules of each kind of media that it takes."""
+        known = {"image": self.read, "audio": self.read_sounds}
+        return {kind: read for kind, read in known.items() if read is not None}
+
+    def text_for(self, kind: str) -> str:
+        return {"image": self.in_text, "audio": self.sounds_in_text}.get(kind, "")

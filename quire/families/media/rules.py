@@ -1,6 +1,7 @@
-"""What a family's file says of its images: what they become, and what stands for them in a prompt.
+"""What a family's file says of its media: what they become, and what stands for them in a prompt.
 
-Counts follow from width and height alone, so that prompts can be planned before a pixel is read.
+Counts follow from width and height, or from the number of samples, so that prompts can be planned
+before anything is decoded.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Bytes = npt.NDArray[np.uint8]
+Samples = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,13 @@ class Normalised:
         return cls(factor, _three(said.get("image_mean"), mean), _three(said.get("image_std"), std))
 
 
-class ImageRules(Protocol):
-    """One model's rules for images. Its repr names all that decides what an image becomes."""
+class MediaRules(Protocol):
+    """One model's rules for one kind of media. Its repr names all that decides what an item
+    becomes; how large it is, is said by as many numbers as its kind has."""
 
     @property
     def placeholder(self) -> str:
-        """What a prompt has for one image."""
+        """What a prompt has for one item."""
 
     @property
     def pad(self) -> str:
@@ -66,7 +69,29 @@ class ImageRules(Protocol):
 
     @property
     def two_way(self) -> bool:
-        """Whether the tokens of an image see each other."""
+        """Whether the tokens of an item see each other."""
+
+    def place(self, *size: Any, **among: Any) -> Placed:
+        """What stands for an item of this size, `together` with so many of its kind in its prompt,
+        itself included."""
+
+    def prepare(self, *opened: Any, **among: Any) -> dict[str, npt.NDArray[Any]]:
+        """What the tower reads of it."""
+
+    def num_bytes(self, *size: Any, **among: Any) -> int:
+        """About how many bytes that takes."""
+
+
+class SoundRules(MediaRules, Protocol):
+    """Those for sounds, whose size is their number of samples."""
+
+    @property
+    def rate(self) -> int:
+        """Samples in a second."""
+
+
+class ImageRules(MediaRules, Protocol):
+    """Those for images."""
 
     @property
     def normalised(self) -> Normalised:

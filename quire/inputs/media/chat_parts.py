@@ -1,27 +1,50 @@
 """Media among the parts of a chat: taken out before the messages become plain data, and marked
 where they stood.
 
-A template that walks through parts sees {"type": "image"} and writes the model's placeholder
-itself. For one that takes text alone a mark stands in the text, which no message holds; what is
-written there becomes the placeholder once the template is done, so that a placeholder which a
-message only quotes stays text.
+A template that walks through parts sees {"type": "image"} (or "audio") and writes the model's
+placeholder itself. For one that takes text alone a mark stands in the text, which no message holds;
+what is written there becomes the placeholder once the template is done, so that a placeholder which
+a message only quotes stays text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import KINDS, WORDS
 from quire.inputs.media.urls import MediaUrl
 from quire.inputs.parse import GivenMedia
 from quire.inputs.quoting import ChatText
 
-MARK = "\ue0c3image\ue0c4"
-IMAGE_PART = {"type": "image"}
-_NAMES = ("image_url", "input_image", "image", "image_pil")
+_MARK = re.compile("\ue0c3([a-z]+)\ue0c4")
+# What parts of each kind are called, and under which keys they hold it.
+_NAMES = {
+    "image": ("image_url", "input_image", "image", "image_pil"),
+    "audio": ("audio_url", "input_audio", "audio"),
+}
+_KEYS = {
+    "image": ("image_url", "image", "image_pil", "url", "path", "base64", "data"),
+    "audio": ("input_audio", "audio_url", "audio", "url", "path", "base64", "data"),
+}
+_KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names}
 _OTHERS = ("audio", "video", "file", "image_embeds")
+
+
+class Mark(str):
+    """What stands for a medium in the text of a message."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TakenMedium:
+    kind: str
+    value: Any
+    uuid: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +52,39 @@ class TakenMedia:
     """A conversation without its media, and these in their order."""
 
     messages: Sequence[Any]
-    images: tuple[Any, ...] = ()
-    uuids: tuple[str | None, ...] = ()
+    media: tuple[TakenMedium, ...] = ()
 
-    def joined(self, chat: ChatText, in_text: str) -> ChatText:
+    def joined(self, chat: ChatText, in_text: Mapping[str, str]) -> ChatText:
         """What was rendered, with placeholders for marks, and the media beside it."""
-        if not self.images:
+        if not self.media:
             return chat
-        pieces = chat.text.split(MARK)
-        literal, at, moved = set(), 0, 0
-        for piece in pieces:
-            end = at + len(piece)
-            literal |= {place + moved for place in chat.literal if at <= place < end}
-            at, moved = end + len(MARK), moved + len(in_text) - len(MARK)
-        media = GivenMedia({"image": list(self.images)}, list(self.uuids))
-        return ChatText(in_text.join(pieces), frozenset(literal), media)
+        pieces, literal, at, moved = [], set(), 0, 0
+        seen = dict.fromkeys(KINDS, 0)
+        for mark in _MARK.finditer(chat.text):
+            kind = mark[1]
+            if kind not in in_text:
+                continue
+            seen[kind] += 1
+            written = in_text[kind].replace("{n}", str(seen[kind]))
+            literal |= {place + moved for place in chat.literal if at <= place < mark.start()}
+            pieces += [chat.text[at : mark.start()], written]
+            at, moved = mark.end(), moved + len(written) - len(mark[0])
+        literal |= {place + moved for place in chat.literal if at <= place}
+        data: dict[str, list[Any]] = {}
+        uuids: dict[str, list[str | None]] = {}
+        for one in self.media:
+            data.setdefault(one.kind, []).append(one.value)
+            uuids.setdefault(one.kind, []).append(one.uuid)
+        text = "".join([*pieces, chat.text[at:]])
+        return ChatText(text, frozenset(literal), GivenMedia(data, uuids))
 
 
-def take_media(messages: Any, in_text: str | None) -> TakenMedia:
-    """The images of a conversation; `in_text` None: the model sees nothing, and messages stay as
-    they are, to be refused where they hold media."""
-    if in_text is None or isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+def take_media(messages: Any, in_text: Mapping[str, str]) -> TakenMedia:
+    """The media of a conversation, of the kinds that `in_text` has a text for; none: the model
+    reads text alone, and messages stay as they are, to be refused where they hold media."""
+    if not in_text or isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         return TakenMedia(messages)
-    images: list[Any] = []
-    uuids: list[str | None] = []
+    media: list[TakenMedium] = []
     kept: list[Any] = []
     for index, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -62,21 +94,26 @@ def take_media(messages: Any, in_text: str | None) -> TakenMedia:
         parts = []
         for number, part in enumerate(content):
             if _is_medium(part):
-                images.append(_image(part, f"messages[{index}].content[{number}]"))
-                uuids.append(part.get("uuid"))
-                part = dict(IMAGE_PART)
+                media.append(_medium(part, f"messages[{index}].content[{number}]", in_text))
+                part = {"type": media[-1].kind}
             parts.append(part)
         kept.append({**message, "content": parts})
-    return TakenMedia(kept if images else messages, tuple(images), tuple(uuids))
+    return TakenMedia(kept if media else messages, tuple(media))
 
 
-def as_text(parts: Sequence[str | None], *, interleaved: bool) -> str:
-    """The parts of a message as one text, None for an image: marks first, as scripts for vLLM
-    expect, or where the images stood."""
+def mark_of(part: Any) -> Mark | None:
+    """The mark of a part that stands for a medium; None for any other."""
+    if isinstance(part, Mapping) and len(part) == 1 and part.get("type") in KINDS:
+        return Mark(f"\ue0c3{part['type']}\ue0c4")
+    return None
+
+
+def as_text(parts: Sequence[str], *, interleaved: bool) -> str:
+    """The parts of a message as one text: marks first, as scripts for vLLM expect, or where the
+    media stood."""
     if interleaved:
-        return "\n".join(MARK if part is None else part for part in parts)
-    marks = [MARK for part in parts if part is None]
-    return "\n".join([*marks, *(part for part in parts if part is not None)])
+        return "\n".join(parts)
+    return "\n".join(sorted(parts, key=lambda part: not isinstance(part, Mark)))
 
 
 def _is_medium(part: Any) -> bool:
@@ -84,26 +121,36 @@ def _is_medium(part: Any) -> bool:
         return False
     kind = part.get("type")
     if isinstance(kind, str):
-        return kind in _NAMES or any(kind.startswith(other) for other in _OTHERS)
-    return any(name in part for name in _NAMES)
+        return kind in _KIND_OF or any(kind.startswith(other) for other in _OTHERS)
+    return any(name in part for name in _KIND_OF)
 
 
-def _image(part: Mapping[str, Any], where: str) -> Any:
-    """What a part holds: a URL, or an image itself."""
-    kind = part.get("type") or next(name for name in _NAMES if name in part)
-    if kind not in _NAMES:
-        raise NotSupported(f"{where} is a part of type {kind!r}: this model reads images alone.")
-    keys = ("image_url", "image", "image_pil", "url", "path", "base64", "data")
-    for key in (key for key in keys if part.get(key) is not None):
-        value = part[key]
-        if isinstance(value, Mapping):
-            value = value.get("url")
-        if value is None:
-            continue
-        if key == "base64":
-            value = f"data:image;base64,{value}"
-        return MediaUrl(value) if isinstance(value, str) else value
+def _medium(part: Mapping[str, Any], where: str, taken: Mapping[str, str]) -> TakenMedium:
+    """What a part holds: a URL, or the medium itself."""
+    name = part.get("type") or next(name for name in _KIND_OF if name in part)
+    kind = _KIND_OF.get(name)
+    if kind not in taken or kind is None:
+        read = " and ".join(WORDS[each][1] for each in taken)
+        raise NotSupported(f"{where} is a part of type {name!r}: this model reads {read} alone.")
+    for key in (key for key in _KEYS[kind] if part.get(key) is not None):
+        value = _value(part[key], key, kind)
+        if value is not None:
+            return TakenMedium(kind, value, part.get("uuid"))
+    shown = f"{kind}_url"
     raise InvalidPrompt(
-        f'{where} has no image; it looks like {{"type": "image_url", "image_url": {{"url": ...}}}}',
+        f'{where} has no {WORDS[kind][0]}; it looks like {{"type": "{shown}", "{shown}": '
+        '{"url": ...}}',
         parameter="messages",
     )
+
+
+def _value(value: Any, key: str, kind: str) -> Any:
+    if key == "input_audio" and isinstance(value, Mapping):  # {"data", "format"}: base64
+        key, value = "base64", value.get("data")
+    elif isinstance(value, Mapping) and "url" in value:
+        value = value["url"]
+    elif isinstance(value, Mapping) and kind == "image":
+        value = None
+    if key == "base64" and isinstance(value, str):
+        value = f"data:{kind};base64,{value}"
+    return MediaUrl(value) if isinstance(value, str) else value

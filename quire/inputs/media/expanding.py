@@ -6,14 +6,15 @@ merges with its neighbours; each run of rows is one pad token there, and is repe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from quire.errors import InvalidPrompt
-from quire.families.media.rules import ImageRules, Placed
+from quire.families.media.rules import MediaRules, Placed
+from quire.inputs.media.allowed import WORDS
 from quire.inputs.quoting import ChatText
 from quire.request import Ints, MediaItem, Span
 
@@ -24,6 +25,9 @@ class PlacedItem:
 
     item: MediaItem
     placed: Placed
+
+
+Rules = Mapping[str, MediaRules]  # by kind of media
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +45,60 @@ class Grown:
         return sum(span.item.count for span in self.spans)
 
 
-def grow_text(chat: ChatText, rules: ImageRules, items: Sequence[PlacedItem]) -> ChatText:
+def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> ChatText:
     """The text with what stands for each item; one pad for a run of rows."""
-    found = _places_of(rules.placeholder, chat)
-    if len(found) != len(items):
-        raise _mismatch(rules, len(found), len(items))
+    found: list[tuple[int, str, PlacedItem]] = []
+    for kind, mine in _by_kind(rules, items):
+        holder = rules[kind].placeholder
+        places = _places_of(holder, chat)
+        if len(places) != len(mine):
+            raise _mismatch(kind, holder, len(places), len(mine))
+        found += [(at, holder, one) for at, one in zip(places, mine, strict=True)]
     pieces, literal, at, shift = [], set(), 0, 0
-    for start, one in zip(found, items, strict=True):
+    for start, holder, one in sorted(found, key=lambda each: each[0]):
         literal |= {place + shift for place in chat.literal if at <= place < start}
         pieces += [chat.text[at:start], one.placed.text]
-        at = start + len(rules.placeholder)
-        shift += len(one.placed.text) - len(rules.placeholder)
+        at = start + len(holder)
+        shift += len(one.placed.text) - len(holder)
     literal |= {place + shift for place in chat.literal if at <= place}
     return ChatText("".join([*pieces, chat.text[at:]]), frozenset(literal))
 
 
 def grow_ids(
     ids: Ints,
-    rules: ImageRules,
+    rules: Rules,
     items: Sequence[PlacedItem],
     token_id: Callable[[str], int | None],
     encode: Callable[[str], Ints],
 ) -> Grown:
     """Ids with one pad for a run of rows, with one placeholder for an item, or with all pads."""
-    pad, holder = token_id(rules.pad), token_id(rules.placeholder)
-    if pad is None:
-        raise InvalidPrompt(f"the tokenizer has no token {rules.pad!r}", parameter="prompt")
-    runs = [run for one in items for run in one.placed.runs]
-    num_pads = int((ids == pad).sum())
-    total = sum(runs)
-    if num_pads == total:
-        return _spans(ids, pad, rules, items)
-    if num_pads != len(runs):
-        num_holders = int((ids == holder).sum()) if holder is not None else 0
-        if num_holders != len(items):
-            raise _mismatch(rules, num_holders, len(items))
-        ids = _with_texts(ids, int(holder or 0), [encode(one.placed.text) for one in items])
-    times = np.ones(len(ids), np.int64)
-    times[ids == pad] = runs
-    return _spans(np.repeat(ids, times), pad, rules, items)
+    pads: dict[str, int | None] = {}
+    for kind, mine in _by_kind(rules, items):
+        pad, holder = token_id(rules[kind].pad), token_id(rules[kind].placeholder)
+        if pad is None and mine:
+            raise InvalidPrompt(
+                f"the tokenizer has no token {rules[kind].pad!r}", parameter="prompt"
+            )
+        pads[kind] = pad
+        runs = [run for one in mine for run in one.placed.runs]
+        num_pads = int((ids == pad).sum())
+        if num_pads == sum(runs):
+            continue
+        if num_pads != len(runs):
+            num_holders = int((ids == holder).sum()) if holder is not None else 0
+            if num_holders != len(mine):
+                raise _mismatch(kind, rules[kind].placeholder, num_holders, len(mine))
+            ids = _with_texts(ids, int(holder or 0), [encode(one.placed.text) for one in mine])
+        times = np.ones(len(ids), np.int64)
+        times[ids == pad] = runs
+        ids = np.repeat(ids, times)
+    return _spans(ids, pads, rules, items)
+
+
+def _by_kind(rules: Rules, items: Sequence[PlacedItem]) -> Iterator[tuple[str, list[PlacedItem]]]:
+    """The items of each kind that the model takes, in order; a kind may have none."""
+    for kind in rules:
+        yield kind, [one for one in items if one.item.kind == kind]
 
 
 def _with_texts(ids: Ints, holder: int, texts: Sequence[Ints]) -> Ints:
@@ -92,15 +111,18 @@ def _with_texts(ids: Ints, holder: int, texts: Sequence[Ints]) -> Ints:
     return np.concatenate(pieces).astype(np.int32)
 
 
-def _spans(ids: Ints, pad: int, rules: ImageRules, items: Sequence[PlacedItem]) -> Grown:
-    places = np.flatnonzero(ids == pad).astype(np.int32)
-    compared, spans, first = ids.copy(), [], 0
-    for one in items:
-        mine = places[first : first + one.item.count]
-        compared[mine] = -one.item.serial
-        spans.append(Span(one.item, mine, rules.two_way))
-        first += one.item.count
-    return Grown(compared, ids, tuple(spans))
+def _spans(
+    ids: Ints, pads: Mapping[str, int | None], rules: Rules, items: Sequence[PlacedItem]
+) -> Grown:
+    compared, spans = ids.copy(), []
+    for kind, mine in _by_kind(rules, items):
+        places, first = np.flatnonzero(ids == pads[kind]).astype(np.int32), 0
+        for one in mine:
+            at = places[first : first + one.item.count]
+            compared[at] = -one.item.serial
+            spans.append(Span(one.item, at, rules[kind].two_way))
+            first += one.item.count
+    return Grown(compared, ids, tuple(sorted(spans, key=lambda span: span.start)))
 
 
 def _places_of(placeholder: str, chat: ChatText) -> list[int]:
@@ -113,10 +135,11 @@ def _places_of(placeholder: str, chat: ChatText) -> list[int]:
     return found
 
 
-def _mismatch(rules: ImageRules, placeholders: int, images: int) -> InvalidPrompt:
+def _mismatch(kind: str, placeholder: str, places: int, given: int) -> InvalidPrompt:
+    one, several = WORDS[kind]
     return InvalidPrompt(
-        f"the prompt has {images} images and {placeholders} places for them; write "
-        f"{rules.placeholder!r} once for each image, where it belongs",
+        f"the prompt has {given} {several} and {places} places for them; write {placeholder!r} "
+        f"once for each {one}, where it belongs",
         parameter="prompt",
-        value=placeholders,
+        value=places,
     )

@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from quire.errors import InvalidPrompt
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a file; never more than `most`, whatever its size was said to be."""
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, to be read."""
     try:
         # A pipe or a device is not waited for.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise _refused(path, f"cannot be opened: {getattr(error, 'strerror', error)}") from None
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise _refused(path, "is no regular file")
+    file = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise _refused(path, "is no regular file")
+    return file
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The bytes of a file; never more than `most`, whatever its size was said to be."""
+    with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise _refused(path, f"is larger than {most:,} bytes, the most that is read")

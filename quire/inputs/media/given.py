@@ -1,19 +1,21 @@
-"""`multi_modal_data` as callers write it -> images, one after the other.
+"""`multi_modal_data` as callers write it -> images and sounds, one after the other.
 
 One image or several: a Pillow image, an array of bytes, encoded bytes, a path below the folder that
-was allowed; a list of these, or an array with one dimension more.
+was allowed; a list of these, or an array with one dimension more. Sounds: see sounds.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
 from quire.inputs.media.files import allowed_file
 from quire.inputs.media.images import (
     MOST_BYTES,
@@ -23,69 +25,79 @@ from quire.inputs.media.images import (
     OpenImage,
     is_pillow,
 )
+from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
 from quire.inputs.media.urls import MediaUrl
 
-_KINDS = ("image", "audio", "video")
+Source = TypeVar("Source", bound=ImageSource | SoundSource)
 
 
 @dataclass(frozen=True, slots=True)
-class MediaOptions:
-    """What an LLM allows of media."""
+class Given(Generic[Source]):
+    """One item, and the name that the caller has for it."""
 
-    most_images: int = 999
-    folder: str | None = None  # that files may be read from
-    hosts: tuple[str, ...] = ()  # that media may be fetched from
-
-
-@dataclass(frozen=True, slots=True)
-class GivenImage:
-    """One image, and the name that the caller has for it."""
-
-    source: ImageSource
+    source: Source
     uuid: str | None = None
 
 
-def read_images(data: Mapping[str, Any], uuids: Any, options: MediaOptions) -> list[GivenImage]:
-    """The images of a prompt, each checked by its header."""
+def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
+    """Media of other kinds than the model takes are refused."""
     for kind, value in data.items():
-        if kind not in _KINDS:
+        if kind not in KINDS:
             raise InvalidPrompt(
-                f"multi_modal_data has {str(kind)[:40]!r}; known are {', '.join(_KINDS)}",
+                f"multi_modal_data has {str(kind)[:40]!r}; known are {', '.join(KINDS)}",
                 parameter="multi_modal_data",
                 value=kind,
             )
-        if kind != "image" and value is not None and len(_listed(value, kind)):
-            raise NotSupported(f"multi_modal_data has {kind!r}: this model reads images alone.")
-    given = [] if data.get("image") is None else _listed(data["image"], "image")
-    if len(given) > options.most_images:
+        if kind not in taken and value is not None and len(_listed(value)):
+            read = " and ".join(WORDS[each][1] for each in taken)
+            raise NotSupported(f"multi_modal_data has {kind!r}: this model reads {read} alone.")
+
+
+def read_images(
+    data: Mapping[str, Any], uuids: Any, options: MediaOptions
+) -> list[Given[ImageSource]]:
+    """The images of a prompt, each checked by its header."""
+    given = [] if data.get("image") is None else _listed(data["image"])
+    return _read("image", given, uuids, options, partial(read_image, options=options))
+
+
+def read_sounds(
+    data: Mapping[str, Any], uuids: Any, options: MediaOptions, rate: int
+) -> list[Given[SoundSource]]:
+    """The sounds of a prompt, for a model that takes `rate` samples in a second."""
+    given = [] if data.get("audio") is None else listed_sounds(data["audio"])
+    return _read("audio", given, uuids, options, partial(read_sound, options=options, rate=rate))
+
+
+def _read(
+    kind: str, given: list[Any], uuids: Any, options: MediaOptions, read: Callable[[Any], Source]
+) -> list[Given[Source]]:
+    most, (word, several) = options.most.get(kind, UNLIMITED), WORDS[kind]
+    if len(given) > most:
         raise InvalidPrompt(
-            f"the prompt has {len(given)} images; limit_mm_per_prompt allows {options.most_images}",
+            f"the prompt has {len(given)} {several}; limit_mm_per_prompt allows {most}",
             parameter="multi_modal_data",
             value=len(given),
         )
-    names = _names(uuids, len(given))
-    return [
-        GivenImage(_numbered(one, number, len(given), options), name)
-        for number, (one, name) in enumerate(zip(given, names, strict=True))
-    ]
+    made = []
+    for number, (one, name) in enumerate(
+        zip(given, _names(uuids, kind, len(given)), strict=True), 1
+    ):
+        try:
+            made.append(Given(read(one), name))
+        except InvalidPrompt as error:
+            which = f"{word} {number} of {len(given)}: " if len(given) > 1 else ""
+            message = which + error.message
+            raise InvalidPrompt(message, parameter=error.parameter, value=error.value) from None
+    return made
 
 
-def _listed(value: Any, kind: str) -> list[Any]:
+def _listed(value: Any) -> list[Any]:
     if isinstance(value, np.ndarray) and value.ndim == 4:
         return list(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return list(value)
     return [value]
-
-
-def _numbered(given: Any, number: int, total: int, options: MediaOptions) -> ImageSource:
-    """The image, or an error that says which it is."""
-    try:
-        return read_image(given, options)
-    except InvalidPrompt as error:
-        which = f"image {number + 1} of {total}: " if total > 1 else ""
-        message = which + error.message
-        raise InvalidPrompt(message, parameter=error.parameter, value=error.value) from None
 
 
 def read_image(given: Any, options: MediaOptions) -> ImageSource:
@@ -118,16 +130,16 @@ def read_image(given: Any, options: MediaOptions) -> ImageSource:
     )
 
 
-def _names(given: Any, count: int) -> list[str | None]:
-    """The caller's names for the images of a prompt: one, or one for each; None: by content."""
-    value = given.get("image") if isinstance(given, Mapping) else given
+def _names(given: Any, kind: str, count: int) -> list[str | None]:
+    """The caller's names for the media of a prompt: one, or one for each; None: by content."""
+    value = given.get(kind) if isinstance(given, Mapping) else given
     names = [value] * min(count, 1) if value is None or isinstance(value, str) else list(value)
     if value is None:
         names = [None] * count
     if len(names) != count or not all(n is None or (isinstance(n, str) and n) for n in names):
         raise InvalidPrompt(
-            f"multi_modal_uuids names {len(names)} images and the prompt has {count}; it has a "
-            "text or None for each",
+            f"multi_modal_uuids names {len(names)} {WORDS[kind][1]} and the prompt has {count}; it "
+            "has a text or None for each",
             parameter="multi_modal_uuids",
         )
     return names

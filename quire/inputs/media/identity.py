@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
@@ -10,6 +11,13 @@ from weakref import WeakValueDictionary
 from quire.request import MediaItem
 
 MOST_KNOWN = 1 << 17  # contents; one that is forgotten is only computed again
+
+
+def content_hash(about: bytes, data: bytes) -> bytes:
+    """The name of some bytes, and of what was said of them."""
+    made = hashlib.blake2b(len(about).to_bytes(8, "little") + about, digest_size=32)
+    made.update(data)
+    return made.digest()
 
 
 class Serials:

@@ -6,7 +6,6 @@ EXIF says; one that is a Pillow object or an array is taken as its pixels lie.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy.typing as npt
 
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.files import read_file
+from quire.inputs.media.identity import content_hash
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,11 +68,11 @@ class EncodedImage:
             turn = _TURNS.get(_orientation(image))
         width, height = image.size
         size = (height, width) if turn is not None and turn in (2, 4, 5, 6) else (width, height)
-        return cls(data, _hash(b"encoded", raw), checked_size(*size), turn)
+        return cls(data, content_hash(b"encoded", raw), checked_size(*size), turn)
 
     def open(self) -> Image:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
-        if not isinstance(self.data, bytes) and _hash(b"encoded", raw) != self.content:
+        if not isinstance(self.data, bytes) and content_hash(b"encoded", raw) != self.content:
             raise bad(f"{self.data.name} changed while the prompts were computed")
         with _reading():
             image = _opened(raw)
@@ -96,7 +96,7 @@ class OpenImage:
             palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
             clear = image.info.get("transparency")
             about = f"{image.mode} {image.size} {palette} {clear!r}".encode()
-            return cls(image, _hash(about, image.tobytes()), image.size)
+            return cls(image, content_hash(about, image.tobytes()), image.size)
 
     def open(self) -> Image:
         with _reading():
@@ -127,7 +127,7 @@ class ArrayImage:
             )
         pixels = np.array(given)  # a copy: the caller's own may change
         size = checked_size(pixels.shape[1], pixels.shape[0])
-        return cls(pixels, _hash(f"array {pixels.shape}".encode(), pixels.tobytes()), size)
+        return cls(pixels, content_hash(f"array {pixels.shape}".encode(), pixels.tobytes()), size)
 
     def open(self) -> Image:
         return rgb(images().fromarray(self.pixels))
@@ -206,12 +206,6 @@ def _orientation(image: Image) -> int:
 
 def _transpose(turn: int) -> Any:
     return images().Transpose(turn)
-
-
-def _hash(about: bytes, data: bytes) -> bytes:
-    made = hashlib.blake2b(len(about).to_bytes(8, "little") + about, digest_size=32)
-    made.update(data)
-    return made.digest()
 
 
 @contextmanager

@@ -6,15 +6,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from quire.errors import InvalidPrompt
-from quire.families.media.rules import ImageRules
+from quire.families.media.rules import MediaRules, SoundRules
+from quire.inputs.media.allowed import WORDS, MediaOptions
 from quire.inputs.media.coordinates import coordinates_of
-from quire.inputs.media.expanding import Grown, PlacedItem, grow_ids, grow_text
-from quire.inputs.media.given import GivenImage, MediaOptions, read_images
+from quire.inputs.media.expanding import Grown, PlacedItem, Rules, grow_ids, grow_text
+from quire.inputs.media.given import Given, check_kinds, read_images, read_sounds
 from quire.inputs.media.identity import MOST_KNOWN, Serials
-from quire.inputs.media.images import MOST_BYTES, ImageSource
+from quire.inputs.media.images import MOST_BYTES
 from quire.inputs.media.preparing import MediaPool, PreparedMedium
 from quire.inputs.media.urls import MediaUrl
 from quire.inputs.parse import GivenMedia
@@ -28,7 +29,7 @@ class MediaReader:
 
     def __init__(
         self,
-        make_rules: Callable[[Mapping[str, Any]], ImageRules],
+        make_rules: Callable[[Mapping[str, Any]], Rules],
         tokenizer: Tokenizer,
         pool: MediaPool,
         options: MediaOptions,
@@ -46,10 +47,20 @@ class MediaReader:
     def read(self, given: GivenMedia, options: Mapping[str, Any]) -> list[PlacedItem]:
         """The items of a prompt, with what stands for each; nothing is decoded yet. `options` of
         the processor are for all prompts, and the prompt's own go before them."""
-        images = read_images(given.data, given.uuids, self._options)
         changed = {**options, **given.options}
         rules = self._make_rules(changed) if changed else self.rules
-        return [self._item(one, len(images), rules) for one in images]
+        check_kinds(given.data, rules)
+        items: list[PlacedItem] = []
+        for kind, mine in rules.items():
+            found = self._sources(kind, given, mine)
+            items += [self._item(kind, one, len(found), mine) for one in found]
+        return items
+
+    def _sources(self, kind: str, given: GivenMedia, rules: MediaRules) -> Sequence[Given[Any]]:
+        if kind == "audio":
+            rate = cast(SoundRules, rules).rate
+            return read_sounds(given.data, given.uuids, self._options, rate)
+        return read_images(given.data, given.uuids, self._options)
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
         """The same with what URLs stand for read: bytes, or a file. May wait for a network, which
@@ -77,21 +88,21 @@ class MediaReader:
         coordinates, delta = coordinates_of(len(grown.plain_ids), grown.spans)
         return replace(grown, coordinates=coordinates, delta=delta)
 
-    def _item(self, given: GivenImage, together: int, rules: ImageRules) -> PlacedItem:
+    def _item(self, kind: str, given: Given[Any], together: int, rules: MediaRules) -> PlacedItem:
         source = given.source
-        self._check_name(given.uuid, source.content)
+        self._check_name(kind, given.uuid, source.content)
         placed = rules.place(*source.size, together=together)
-        key = (source.content, f"image {rules!r} {placed!r}")
+        key = (source.content, f"{kind} {rules!r} {placed!r}")
 
         def make(serial: int) -> MediaItem:
             prepare = partial(_prepare, rules, source, together)
             num_bytes = rules.num_bytes(*source.size, together=together)
             features = PreparedMedium(self.pool, prepare, num_bytes)
-            return MediaItem(serial, "image", placed.count, features, placed.grid)
+            return MediaItem(serial, kind, placed.count, features, placed.grid)
 
         return PlacedItem(self._serials.item(key, make), placed)
 
-    def _check_name(self, uuid: str | None, content: bytes) -> None:
+    def _check_name(self, kind: str, uuid: str | None, content: bytes) -> None:
         """A name of the caller's means one content, for as long as it is known."""
         if uuid is None:
             return
@@ -99,12 +110,12 @@ class MediaReader:
             self._uuids.popitem(last=False)
         if self._uuids.setdefault(uuid, content) != content:
             raise InvalidPrompt(
-                f"the uuid {uuid[:100]!r} names two different images; give each content its own, "
-                "or None",
+                f"the uuid {uuid[:100]!r} names two different {WORDS[kind][1]}; give each content "
+                "its own, or None",
                 parameter="multi_modal_uuids",
                 value=uuid,
             )
 
 
-def _prepare(rules: ImageRules, source: ImageSource, together: int) -> Arrays:
+def _prepare(rules: MediaRules, source: Any, together: int) -> Arrays:
     return rules.prepare(source.open(), together=together)

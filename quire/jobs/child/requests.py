@@ -26,6 +26,7 @@ from quire.errors import (
     QuireError,
     RowError,
 )
+from quire.inputs.media.allowed import WORDS
 from quire.inputs.media.urls import MediaUrl
 from quire.jobs.input.prompts import Preamble
 from quire.params.rules import show
@@ -159,8 +160,18 @@ class EngineRequest:
     lora: str | None = None  # the name of its adapter
 
 
-def _images(row: Mapping[str, Any]) -> list[MediaUrl]:
-    return [MediaUrl(one["url"]) for one in row.get("images") or ()]
+def _media(row: Mapping[str, Any]) -> dict[str, list[MediaUrl]]:
+    """The media of a row's columns, by kind."""
+    found = {kind: row.get(several) for kind, (_, several) in WORDS.items()}
+    return {kind: [MediaUrl(one["url"]) for one in some] for kind, some in found.items() if some}
+
+
+def _parts(media: Mapping[str, Sequence[MediaUrl]]) -> list[dict[str, Any]]:
+    return [
+        {"type": f"{kind}_url", f"{kind}_url": {"url": one.url}}
+        for kind, some in media.items()
+        for one in some
+    ]
 
 
 class RequestReader:
@@ -213,19 +224,18 @@ class RequestReader:
         return params
 
     def _prompt(self, row: Mapping[str, Any]) -> Prompt | _Rendered:
-        messages, images = row.get("messages"), _images(row)
+        messages, media = row.get("messages"), _media(row)
         if messages is None and not self._chat:
             prompt = row["prompt"]
             text = self._preamble.text(prompt) if isinstance(prompt, str) else prompt
-            return {"prompt": text, "multi_modal_data": {"image": images}} if images else text
+            return {"prompt": text, "multi_modal_data": media} if media else text
         if messages is None:
             messages = self._preamble.messages(row["prompt"])
-            if images:
-                parts = [{"type": "image_url", "image_url": {"url": one.url}} for one in images]
-                content = [*parts, {"type": "text", "text": row["prompt"]}]
+            if media:
+                content = [*_parts(media), {"type": "text", "text": row["prompt"]}]
                 messages = [*messages[:-1], {**messages[-1], "content": content}]
-        elif images:
-            raise InvalidPrompt("images of a column go with a prompt; messages hold their own")
+        elif media:
+            raise InvalidPrompt("media of a column go with a prompt; messages hold their own")
         else:
             messages = self._preamble.before(messages)
         return self._rendered(messages, row.get("chat", {}))

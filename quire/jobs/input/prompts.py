@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from quire.jobs.input.images import ImageCells
+from quire.jobs.input.media import MediaCells
 from quire.jobs.input.plain import as_text
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
@@ -66,12 +66,12 @@ class PromptMaker:
         messages: str | None = None,
         continuations: str | tuple[str, ...] | None = None,
         schema_column: str | None = None,
-        images: ImageCells | None = None,
+        media: MediaCells | None = None,
         lora: Mapping[str, str] | None = None,
         lora_column: str | None = None,
     ) -> None:
         """`lora`: adapters by name, with what their files hold."""
-        self._images = images
+        self._media = media
         self._messages, self._schema = messages, schema_column
         self._lora, self._lora_column = lora or {}, lora_column
         self._prompt = None if prompt is None else RowTemplate(prompt, "--prompt")
@@ -81,12 +81,13 @@ class PromptMaker:
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, "schema"
-        where the row has its own, "images" where it has some, "lora" where an adapter answers."""
+        where the row has its own, "images" and "sounds" where it has some, "lora" where an adapter
+        answers."""
         asked: dict[str, Any] = (
             {} if self._schema is None else {"schema": _schema(row, self._schema)}
         )
-        if self._images is not None and (images := self._images.of(row)):
-            asked["images"] = images
+        if self._media is not None:
+            asked |= self._media.of(row)
         if (name := self._adapter(row)) is not None:
             # With its content: a row is another one where its adapter is.
             asked["lora"] = [name, self._lora[name]]

@@ -45,6 +45,7 @@ class Manifest:
     messages: str | None = None  # the column with conversations
     system: str | None = None
     image: tuple[str, ...] | None = None  # the columns with images
+    audio: tuple[str, ...] | None = None  # those with sounds
     few_shot: tuple[tuple[str, str], ...] = ()  # (question, answer), rendered
     continuations: str | tuple[str, ...] | None = None  # a column, or templates
     schema_column: str | None = None
@@ -124,7 +125,7 @@ def _from_json(found: Any) -> Manifest:
     for name in ("inputs", "model_files", "tokenizer_files"):
         found[name] = tuple(FileStamp(**each) for each in found[name])
     found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])
-    for name in ("command", "columns", "settings", "shard", "continuations", "image"):
+    for name in ("command", "columns", "settings", "shard", "continuations", "image", "audio"):
         if isinstance(found.get(name), list):
             found[name] = tuple(found[name])
     words = found["command"]

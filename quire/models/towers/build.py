@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.media.family import MediaFamily
-from quire.families.media.rules import ImageRules
+from quire.families.media.rules import MediaRules
 from quire.models.towers.calls import CALLS
 from quire.models.towers.tower import ModuleTower
 
@@ -26,7 +26,7 @@ ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
 
 def build_tower(
     family: MediaFamily,
-    rules: ImageRules,
+    rules: Mapping[str, MediaRules],
     config: Mapping[str, Any],
     read: ReadWeight,
     *,

@@ -79,6 +79,31 @@ def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     return rows
 
 
+def _clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+    """Sounds of one clip each, whose silence is not listened to."""
+    module: Any = tower.module
+    heard = tower.numbers(np.concatenate([item.arrays["mel"] for item in items]))
+    steps = torch.tensor([(int(item.arrays["frames"]) - 1) // 2 + 1 for item in items])
+    silent = torch.arange(heard.shape[2] // 2) >= steps[:, None]
+    mask = torch.zeros(silent.shape, dtype=tower.dtype)
+    mask.masked_fill_(silent, torch.finfo(tower.dtype).min)
+    wide = mask[:, None, None].expand(-1, 1, silent.shape[1], -1).to(tower.device)
+    made = module.audio_tower(heard, attention_mask=wide).last_hidden_state
+    rows = module.multi_modal_projector(made)
+    return [one[: item.count] for one, item in zip(rows, items, strict=True)]
+
+
+def _filled_clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+    """Sounds of several clips, whose silence counts; some steps of the encoder become one row."""
+    module: Any = tower.module
+    rows: list[Tensor] = []
+    for item in items:
+        made = module.audio_tower(tower.numbers(item.arrays["mel"])).last_hidden_state
+        joined = made.reshape(-1, module.config.audio_config.intermediate_size)
+        rows.append(module.multi_modal_projector(joined))
+    return rows
+
+
 CALLS: dict[str, EncodeItems] = {
     "llava": _squares,
     "llava_next": _grids,
@@ -87,4 +112,6 @@ CALLS: dict[str, EncodeItems] = {
     "qwen2_vl": _patches,
     "qwen2_5_vl": _patches,
     "qwen3_vl": _patches,
+    "qwen2_audio": _clips,
+    "voxtral": _filled_clips,
 }

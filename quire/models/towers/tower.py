@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quire.families.media.rules import ImageRules, Normalised
+from quire.families.media.rules import ImageRules, MediaRules, Normalised
 from quire.step import Encode
 
 MOST_TOGETHER = 16  # items of one call
@@ -21,14 +22,14 @@ class ModuleTower:
         self,
         module: nn.Module,
         call: EncodeItems,
-        rules: ImageRules,
+        rules: Mapping[str, MediaRules],
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
         alone: bool,
     ) -> None:
-        self.module, self._call, self.rules = module, call, rules
+        self.module, self._call, self._rules = module, call, rules
         self.hidden_size, self.dtype, self.device = hidden_size, dtype, device
         self._alone = alone
 
@@ -39,6 +40,15 @@ class ModuleTower:
         for first in range(0, len(items), step):
             rows += self._call(self, items[first : first + step])
         return rows
+
+    def numbers(self, given: np.ndarray) -> Tensor:
+        """Numbers that were prepared, on the tower's device and in its type."""
+        return torch.from_numpy(np.ascontiguousarray(given)).to(self.device, self.dtype)
+
+    @property
+    def rules(self) -> ImageRules:
+        """Those of images."""
+        return cast(ImageRules, self._rules["image"])
 
     def pixels(self, bytes_: np.ndarray, normalised: Normalised) -> Tensor:
         """Bytes [..., 3, height, width] as the tower's numbers."""

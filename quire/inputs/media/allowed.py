@@ -1,0 +1,25 @@
+"""What an LLM allows of media, and the words for their kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# What one of a kind is called, and several.
+WORDS = {
+    "image": ("image", "images"),
+    "audio": ("sound", "sounds"),
+    "video": ("video", "videos"),
+}
+KINDS = tuple(WORDS)
+UNLIMITED = 999
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """`most` of each kind in one prompt; files are read from `folder`, and media fetched from
+    `hosts`."""
+
+    most: Mapping[str, int] = field(default_factory=dict)
+    folder: str | None = None
+    hosts: tuple[str, ...] = ()

@@ -1,0 +1,211 @@
+"""Sounds as callers pass them: judged, hashed, and made samples at the model's rate when needed.
+
+A sound is encoded bytes or a file, or samples: floats from -1 to 1, or whole numbers of 8, 16 or 32
+bits, with their rate beside them. Samples without a rate are at the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Number
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from quire.errors import InvalidPrompt
+from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.files import allowed_file, read_file
+from quire.inputs.media.identity import content_hash
+from quire.inputs.media.sound_files import (
+    MOST_BYTES,
+    MOST_CHANNELS,
+    MOST_SECONDS,
+    About,
+    Samples,
+    about,
+    bad,
+    blocks,
+    checked_rate,
+    checked_samples,
+    resampled,
+)
+from quire.inputs.media.urls import MediaUrl
+
+# What whole numbers are divided by, and what is taken from them first.
+_WHOLE = {"uint8": (128.0, 128), "int16": (32_768.0, 0), "int32": (2_147_483_648.0, 0)}
+_FORMS = (
+    "pass samples (a 1-D array or list of floats), (samples, rate), the bytes of a file, or a "
+    "pathlib.Path"
+)
+
+
+class SoundSource(Protocol):
+    """One sound: its name by content, its length at the model's rate, and its samples when they
+    are asked for."""
+
+    @property
+    def content(self) -> bytes:
+        """A hash of all that decides its samples."""
+
+    @property
+    def num_samples(self) -> int:
+        """At the model's rate."""
+
+    @property
+    def size(self) -> tuple[int]:
+        """The same, as what rules place it by."""
+
+    def open(self) -> Samples:
+        """Mono, at the model's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSound:
+    """A sound in bytes, or in a file that is read again when it is opened."""
+
+    data: bytes | Path
+    content: bytes
+    about: About
+    rate: int  # the model's
+
+    @classmethod
+    def of(cls, data: bytes | Path, rate: int) -> EncodedSound:
+        raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
+        if len(raw) > MOST_BYTES:
+            raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
+        return cls(data, content_hash(b"encoded sound", raw), about(raw), rate)
+
+    @property
+    def num_samples(self) -> int:
+        return self.about.num_samples(self.rate)
+
+    @property
+    def size(self) -> tuple[int]:
+        return (self.num_samples,)
+
+    def open(self) -> Samples:
+        raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
+        if not isinstance(self.data, bytes) and content_hash(b"encoded sound", raw) != self.content:
+            raise bad(f"{self.data.name} changed while the prompts were computed")
+        return _of_length(list(blocks(raw, self.rate)), self.num_samples)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraySound:
+    """Samples of the caller's."""
+
+    samples: Samples
+    content: bytes
+    about: About
+    rate: int  # the model's
+
+    @classmethod
+    def of(cls, given: Any, rate: int, wanted: int) -> ArraySound:
+        samples = checked_samples(_mono(_as_array(given), rate))
+        content = content_hash(f"samples {rate}".encode(), samples.tobytes())
+        return cls(samples, content, About("samples", rate, 1, len(samples)), wanted)
+
+    @property
+    def num_samples(self) -> int:
+        return self.about.num_samples(self.rate)
+
+    @property
+    def size(self) -> tuple[int]:
+        return (self.num_samples,)
+
+    def open(self) -> Samples:
+        made = list(resampled([self.samples], self.about.rate, self.rate))
+        return _of_length(made, self.num_samples)
+
+
+def listed_sounds(value: Any) -> list[Any]:
+    """One sound or several: (samples, rate) is one, and so is what begins with a number; the rows
+    of an array of two dimensions are several."""
+    if isinstance(value, np.ndarray):
+        return list(value) if value.ndim == 2 else [value]
+    if not isinstance(value, list | tuple) or _is_pair(value):
+        return [value]
+    return [value] if len(value) and isinstance(value[0], Number) else list(value)
+
+
+def read_sound(given: Any, options: MediaOptions, rate: int) -> SoundSource:
+    """A sound for a model that takes so many samples in a second."""
+    if isinstance(given, bytes | bytearray | memoryview):
+        return EncodedSound.of(bytes(given), rate)
+    if isinstance(given, MediaUrl):
+        return EncodedSound.of(given.read(options.folder, options.hosts, MOST_BYTES), rate)
+    if isinstance(given, Path):
+        return EncodedSound.of(allowed_file(str(given), options.folder), rate)
+    if isinstance(given, Mapping):  # as datasets have it, decoded or not
+        if given.get("array") is not None:
+            return ArraySound.of(given["array"], checked_rate(given.get("sampling_rate")), rate)
+        if isinstance(given.get("bytes"), bytes):
+            return EncodedSound.of(given["bytes"], rate)
+    if isinstance(given, str):
+        raise bad(f"is text; {_FORMS}, or a URL as an audio_url part of a chat")
+    if isinstance(given, list | tuple) and _is_pair(given):
+        return ArraySound.of(given[0], checked_rate(given[1]), rate)
+    return ArraySound.of(given, rate, rate)
+
+
+def _is_pair(value: list[Any] | tuple[Any, ...]) -> bool:
+    """(samples, rate)"""
+    return len(value) == 2 and isinstance(value[1], Number) and not isinstance(value[0], Number)
+
+
+def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    kind = type(given)
+    if f"{kind.__module__}.{kind.__name__}" == "torch.Tensor":
+        if given.ndim != 1:
+            raise bad(
+                "is a tensor of torch with more than one dimension, which scripts for vLLM pass "
+                "for embeddings; pass samples in one dimension, or numpy arrays"
+            )
+        given = given.detach().cpu()
+        # numpy has no bfloat16.
+        return np.asarray((given.float() if given.is_floating_point() else given).numpy())
+    if isinstance(given, np.ndarray):
+        return given
+    if not isinstance(given, list | tuple):
+        raise bad(f"is a {kind.__name__}; {_FORMS}")
+    try:
+        return np.asarray(given)
+    except ValueError:
+        raise bad(f"is a list whose parts differ in length; {_FORMS}") from None
+
+
+def _mono(given: np.ndarray[Any, np.dtype[Any]], rate: int) -> Samples:
+    """A copy of its own, as floats, the channels averaged."""
+    if given.ndim == 2:  # time is the longer side
+        given = given if given.shape[0] >= given.shape[1] else given.T
+    elif given.ndim != 1:
+        raise bad(f"is an array of shape {given.shape}; it should be [samples]")
+    if given.size == 0:
+        raise bad("holds no samples")
+    channels = given.shape[1] if given.ndim == 2 else 1
+    if channels > MOST_CHANNELS:
+        raise bad(f"has {channels} channels; at most {MOST_CHANNELS} are read")
+    if len(given) > MOST_SECONDS * rate:
+        raise bad(f"lasts {len(given) / rate:,.0f} s; at most {MOST_SECONDS} s are read")
+    if given.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # what is too large for a float is refused next
+            floats = given.astype(np.float32)
+    elif str(given.dtype) in _WHOLE:
+        divisor, middle = _WHOLE[str(given.dtype)]
+        floats = ((given.astype(np.float64) - middle) / divisor).astype(np.float32)
+    else:
+        raise bad(f"is an array of {given.dtype}; samples are floats from -1 to 1, or int16")
+    return floats if floats.ndim == 1 else floats.mean(1)
+
+
+def _of_length(made: list[Samples], length: int) -> Samples:
+    """As long as was planned with: resampling may end a sample early or late."""
+    samples = np.concatenate(made)
+    if abs(len(samples) - length) > 8:
+        raise InvalidPrompt(
+            f"the sound became {len(samples):,} samples and not {length:,}. This is a bug.",
+            parameter="multi_modal_data",
+        )
+    return np.pad(samples[:length], (0, max(length - len(samples), 0)))

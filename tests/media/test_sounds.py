@@ -1,0 +1,216 @@
+"""Sounds in files and bytes: decoded, mixed and brought to one rate; broken and hostile ones end
+their own row in bounded time and memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidPrompt, NotSupported
+from quire.families.media.rules import Samples
+from quire.inputs.media import sound_files
+from quire.inputs.media.sound_files import about, blocks
+from quire.inputs.media.sounds import ArraySound, EncodedSound
+from tests.media.hearing import EARS, HEARING, RATE, tone, wav
+from tests.media.tiny import TinyModel, save_tiny
+
+SHORT = SamplingParams(temperature=0, max_tokens=2)
+KINDS = {
+    "WAV": "PCM_16",
+    "FLAC": "PCM_16",
+    "AIFF": "PCM_24",
+    "OGG": "VORBIS",
+    "MP3": "MPEG_LAYER_III",
+}
+
+
+def encoded(kind: str, samples: Samples, rate: int = RATE, subtype: str | None = None) -> bytes:
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype or KINDS[kind])
+    return file.getvalue()
+
+
+def chunk(name: bytes, data: bytes, length: int | None = None) -> bytes:
+    return name + struct.pack("<I", len(data) if length is None else length) + data
+
+
+def riff(
+    *,
+    channels: int = 1,
+    rate: int = RATE,
+    bits: int = 16,
+    code: int = 1,
+    data: bytes = bytes(9000),
+    length: int | None = None,
+) -> bytes:
+    width = channels * bits // 8
+    about = struct.pack(
+        "<HHIIHH", code, channels, rate, rate * width & 0xFFFFFFFF, width & 0xFFFF, bits
+    )
+    body = b"WAVE" + chunk(b"fmt ", about) + chunk(b"data", data, length)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def refused() -> dict[str, bytes]:
+    """Each of these ends its own row, with an error that says what is wrong."""
+    good = tone(0.5)
+    whole = {kind: encoded(kind, good) for kind in KINDS}
+    made = {f"{kind} cut in half": data[: len(data) // 2] for kind, data in whole.items()}
+    made |= {f"{kind} header alone": data[:40] for kind, data in whole.items()}
+    made |= {f"{kind} first bytes": data[:4] for kind, data in whole.items()}
+    nan = np.array([0.1, np.nan] * 4000, np.float32)
+    made |= {
+        "nothing": b"",
+        "zeros": bytes(5000),
+        "text": b"this is no sound at all",
+        "html": b"<html><body>404</body></html>",
+        "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "zip": b"PK\x03\x04" + bytes(100),
+        "pickle": b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+        "playlist": b"#EXTM3U\nfile:///etc/passwd\n",
+        "mp4": b"\x00\x00\x00\x18ftypM4A " + bytes(100),
+        "matroska": b"\x1aE\xdf\xa3" + bytes(100),
+        "midi": b"MThd\x00\x00\x00\x06\x00\x01\x00\x01\x01\xe0MTrk" + bytes(100),
+        "sun": b".snd" + struct.pack(">IIIII", 24, 9000, 3, RATE, 1) + bytes(9000),
+        "no samples": riff(data=b""),
+        "no channels": riff(channels=0),
+        "60,000 channels": riff(channels=60_000),
+        "33 channels": riff(channels=33, data=bytes(66 * 800)),
+        "no rate": riff(rate=0),
+        "a rate of 4 billion": riff(rate=0xFFFFFFFF),
+        "one sample in a second": riff(rate=1),
+        "no bits": riff(bits=0),
+        "a code that there is none of": riff(code=0x7777),
+        "more said than there is": riff(length=0x7FFF0000),
+        "an hour of silence": encoded("FLAC", np.zeros(3600 * 1000, np.float32), 1000),
+        "samples that are none": encoded("WAV", nan, subtype="FLOAT"),
+        "samples far too loud": encoded("WAV", np.full(8000, 3e38, np.float32), subtype="FLOAT"),
+        "flac of rubbish": whole["FLAC"][:60] + os.urandom(4000),
+        "ogg of rubbish": whole["OGG"][:300] + os.urandom(4000),
+        "mp3 of rubbish": b"\xff\xfb\x90\x00" + bytes(3) + os.urandom(200),
+        "flac that says more": whole["FLAC"][:21] + b"\x0f\xff\xff\xff\xff" + whole["FLAC"][26:],
+    }
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> TinyModel:
+    pytest.importorskip("soundfile")
+    family = HEARING["qwen2_audio"]
+    return save_tiny(tmp_path_factory.mktemp("sounds"), family.make(), family.added, EARS)
+
+
+@pytest.fixture(scope="module")
+def llm(model: TinyModel) -> Any:
+    with model.llm(allowed_local_media_path=str(model.path)) as made:
+        yield made
+
+
+def ask(sound: Any) -> dict[str, Any]:
+    return {"prompt": "Hear <|AUDIO|>", "multi_modal_data": {"audio": sound}}
+
+
+def test_every_bad_sound_costs_its_own_row(llm: LLM) -> None:
+    bad, good = refused(), tone(0.2)
+    assert len(bad) >= 40
+    prompts: list[Any] = ["plain text"]
+    for data in bad.values():
+        prompts += [ask(data), ask(good)]
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    outputs = llm.generate(prompts, SHORT, on_error="return", use_tqdm=False)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    wrong = [name for name, o in zip(bad, outputs[1::2], strict=True) if o.error is None]
+    assert wrong == []
+    assert all(isinstance(o.error, InvalidPrompt) for o in outputs[1::2])
+    assert all("sound" in str(o.error) for o in outputs[1::2])
+    assert all(o.error is None for o in [outputs[0], *outputs[2::2]])
+    assert grown < 256 << 20 and time.monotonic() - begun < 60
+
+
+def test_every_format_is_read() -> None:
+    given = tone(0.5)
+    for kind in KINDS:
+        found = EncodedSound.of(encoded(kind, given), RATE)
+        opened = found.open()
+        assert opened.dtype == np.float32 and found.size == (len(opened),)
+        if kind in ("WAV", "FLAC", "AIFF"):
+            assert np.abs(opened - given).max() < 1e-4
+        else:  # what is lost is noise, and its beginning may be late
+            assert abs(len(opened) - len(given)) < RATE / 10
+            assert np.std(opened) == pytest.approx(np.std(given), rel=0.2)
+
+
+def test_channels_are_averaged_and_rates_made_one() -> None:
+    pytest.importorskip("soxr")
+    low = np.sin(2 * np.pi * 300 * np.arange(44_100) / 44_100).astype(np.float32)
+    both = np.stack([low, np.zeros_like(low)], 1)
+    found = EncodedSound.of(encoded("WAV", both, 44_100), RATE)
+    wanted = 0.5 * np.sin(2 * np.pi * 300 * np.arange(RATE) / RATE)
+    for source in (found, ArraySound.of(both, 44_100, RATE), ArraySound.of(both.T, 44_100, RATE)):
+        opened = source.open()
+        assert source.size == opened.shape == (RATE,)
+        assert np.abs(opened - wanted)[200:-200].max() < 1e-3
+    for rate in (8_000, 22_050, 48_000, 96_000):
+        for length in (rate // 5 + 1, rate // 7):
+            source = ArraySound.of(low[:length], rate, RATE)
+            assert len(source.open()) == source.num_samples
+
+
+def test_a_long_file_is_read_as_a_stream(tmp_path: Path) -> None:
+    path = tmp_path / "long.flac"
+    path.write_bytes(encoded("FLAC", np.zeros(1300 * 8000, np.float32), 8000))
+    with pytest.raises(InvalidPrompt, match="lasts 1,300 s; at most 600 s"):
+        EncodedSound.of(path, RATE)
+    pytest.importorskip("soxr")
+    sizes = [len(block) for block in blocks(path, RATE, most_seconds=1e6)]
+    assert sum(sizes) == 1300 * RATE and max(sizes) < 1 << 18
+    assert about(path, 1e6).seconds == 1300
+
+
+def test_a_length_that_was_not_known_is_that_of_the_file() -> None:
+    for length in (0xFFFFFFFF, 0x7FFFFFFF):
+        found = EncodedSound.of(riff(length=length), RATE)
+        assert found.size == (4500,) and len(found.open()) == 4500
+
+
+def test_files_that_are_none_and_files_that_change(llm: LLM, model: TinyModel) -> None:
+    os.mkfifo(model.path / "pipe.wav")
+    (model.path / "closed.wav").symlink_to("/dev/zero")
+    (model.path / "big.wav").write_bytes(b"")
+    os.truncate(model.path / "big.wav", (256 << 20) + 1)
+    for name in ("pipe.wav", "closed.wav", "absent.wav", "../x.wav", "big.wav"):
+        [output] = llm.generate([ask(model.path / name)], SHORT, on_error="return", use_tqdm=False)
+        assert isinstance(output.error, InvalidPrompt), name
+    path = model.path / "changing.wav"
+    path.write_bytes(wav(tone(0.2)))
+    found = EncodedSound.of(path, RATE)
+    path.write_bytes(wav(tone(0.2, 1)))
+    with pytest.raises(InvalidPrompt, match="changed"):
+        found.open()
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    with pytest.raises(NotSupported, match=r"soundfile: pip install 'quire-llm\[audio\]'"):
+        EncodedSound.of(wav(tone(0.2)), RATE)
+    with pytest.raises(NotSupported, match=r"soxr: pip install 'quire-llm\[audio\]'"):
+        ArraySound.of(tone(0.2), 8_000, RATE).open()
+    assert len(ArraySound.of(tone(0.2), RATE, RATE).open()) == 3200
+
+
+def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound_files, "MOST_CHANNELS", 1)
+    with pytest.raises(InvalidPrompt, match="2 channels; at most 1"):
+        EncodedSound.of(wav(tone(0.2), channels=2), RATE)
