@@ -179,6 +179,7 @@ def test_a_long_file_is_read_as_a_stream(tmp_path: Path) -> None:
 
 
 def test_a_length_that_was_not_known_is_that_of_the_file() -> None:
+    pytest.importorskip("soundfile")
     for length in (0xFFFFFFFF, 0x7FFFFFFF):
         found = EncodedSound.of(riff(length=length), RATE)
         assert found.size == (4500,) and len(found.open()) == 4500
@@ -211,6 +212,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("soundfile")
     monkeypatch.setattr(sound_files, "MOST_CHANNELS", 1)
     with pytest.raises(InvalidPrompt, match="2 channels; at most 1"):
         EncodedSound.of(wav(tone(0.2), channels=2), RATE)
