@@ -6,13 +6,15 @@ their own, `q_proj`, `k_proj` and `v_proj`, in row order; several may be rows of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from quire.families.registry import family_named
+from quire.models.fallback.loaded import Product
 from quire.spec import ModelSpec
 from quire.weights.names import Part, weights_of
 from quire.weights.row_order import RowOrder
+from quire.weights.stored_names import own_name
 from quire.weights.within import Within
 
 EMBEDDING, HEAD = "embed", "head"
@@ -72,6 +74,18 @@ def sites_of(spec: ModelSpec) -> Sites:
         sites[HEAD] = Site((spec.vocab_size,), spec.hidden_size)
         _add_parts(parts, HEAD, spec.hidden_size, (Part(*head.stored("weight"), spec.vocab_size),))
     return Sites(parts, sites, frozenset(not_built))
+
+
+def sites_of_products(products: Iterable[Product]) -> Sites:
+    """The same for a model that Transformers computes: every linear part is a product of its own,
+    and nothing else is changed."""
+    sites, parts = {}, {}
+    for one in products:
+        module = own_name(one.name)
+        sites[one.name] = Site((one.rows,), one.columns)
+        sizes = (0, 0, one.rows, one.columns)
+        parts[module] = (SitePart(module, one.name, *sizes, None, Within(), turned=False),)
+    return Sites(parts, sites, frozenset())
 
 
 def _add_parts(

@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli import job_options as o
-from quire.cli.run import assignments, execute
+from quire.cli.run import execute
 
 
-@o.takes("option", "seed", "limit", "replicas", "gpus", "job", "overwrite", "reuse", "retry_failed")
+@o.takes(
+    *("option", "tensor_parallel_size", "seed", "limit", "replicas", "gpus"),
+    *("job", "overwrite", "reuse", "retry_failed"),
+)
 def batch(
     *,
     input: Annotated[
@@ -26,7 +29,7 @@ def batch(
     """Answer an OpenAI batch file; failed lines go to OUTPUT's .errors file."""
     from quire.jobs.job import Job
 
-    options = assignments(written.pop("option") or [], "option")
+    options = o.assignments(written.pop("option") or [], "option")
     made = Job(
         input,
         output,

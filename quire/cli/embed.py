@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from quire.cli import job_options as o
-from quire.cli.run import assignments, execute
+from quire.cli.run import execute
 from quire.errors import InvalidOption
 
 _TEXT = 'Jinja over columns.  [default: "{{ text }}"]'
@@ -16,8 +16,8 @@ _TRUNCATE = "Keep so many tokens of a longer text; -1: what the model takes."
 
 
 @o.takes(
-    *("input", "output", "model", "option", "id", "where", "limit", "shard", "format"),
-    *("output_column", "timings", "job", "overwrite", "reuse", "retry_failed"),
+    *("input", "output", "model", "option", "tensor_parallel_size", "id", "where", "limit"),
+    *("shard", "format", "output_column", "timings", "job", "overwrite", "reuse", "retry_failed"),
 )
 def embed(
     *,
@@ -58,7 +58,7 @@ def embed(
         embed=True,
         prompt=prompt,
         sampling={name: value for name, value in how.items() if value is not None},
-        options=assignments(options.pop("option", []), "option"),
+        options=o.assignments(options.pop("option", []), "option"),
         command=["quire", *sys.argv[1:]],
         **options,
     )

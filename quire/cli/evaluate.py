@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli import exits
-from quire.cli.run import assignments
+from quire.cli import job_options as o
 from quire.cli.tables import score_facts, score_table
 from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
@@ -40,6 +40,7 @@ def evaluate(
     max_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
     seed: Annotated[int, typer.Option(help="Of the job.")] = 0,
     option: Annotated[list[str] | None, typer.Option(help="Engine option: NAME=VALUE.")] = None,
+    tensor_parallel_size: o.Ranks = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -49,6 +50,7 @@ def evaluate(
 
     if output is not None and len(tasks) > 1:
         raise InvalidOption("--output goes with one task; here: " + ", ".join(tasks))
+    options = o.engine_options(option, tensor_parallel_size=tensor_parallel_size)
     reports = []
     for task in tasks:
         asked = EvalOptions(
@@ -59,7 +61,7 @@ def evaluate(
             examples=examples,
             max_tokens=max_tokens,
             seed=seed,
-            options=assignments(option or (), "option"),
+            options=options,
             overwrite=overwrite,
         )
         try:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from quire.jobs.run_options import Flag, flags
+from quire.errors import InvalidOption
+from quire.jobs.run_options import SAMPLING_FLAGS, Flag, flags, with_flags
 
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
+Ranks = Annotated[int | None, typer.Option(help=SAMPLING_FLAGS["tensor_parallel_size"].help)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
@@ -47,3 +50,31 @@ def takes(*names: str) -> Callable[[Verb], Verb]:
         return verb
 
     return made
+
+
+def engine_options(
+    written: Sequence[str] | None, flag: str = "option", **own: Any
+) -> dict[str, Any]:
+    """What NAME=VALUE flags say of an engine, and flags of its `own`; None where one is not set."""
+    return with_flags(assignments(written or (), flag), own)
+
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
+def assignments(given: Sequence[str], flag: str) -> dict[str, Any]:
+    return dict(_assignment(each, flag) for each in given)
+
+
+def _assignment(given: str, flag: str) -> tuple[str, Any]:
+    """ "top_k=5" -> ("top_k", 5); True, False and None as Python writes them; else text."""
+    name, equals, value = given.partition("=")
+    if not equals or not name:
+        raise InvalidOption(f"--{flag} is NAME=VALUE, not {given!r}", parameter=flag, value=given)
+    name = name.strip().replace("-", "_")
+    if value in _PYTHON_WORDS:
+        return name, _PYTHON_WORDS[value]
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,29 +84,8 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
             options[listed] = [each.strip() for each in options[listed].split(",")]
     for flag, name in (("param", "sampling"), ("option", "options")):
         if flag in options:
-            options[name] = assignments(options.pop(flag), flag)
+            options[name] = o.assignments(options.pop(flag), flag)
     return options
-
-
-_PYTHON_WORDS = {"True": True, "False": False, "None": None}
-
-
-def assignments(given: Sequence[str], flag: str) -> dict[str, Any]:
-    return dict(_assignment(each, flag) for each in given)
-
-
-def _assignment(given: str, flag: str) -> tuple[str, Any]:
-    """ "top_k=5" -> ("top_k", 5); True, False and None as Python writes them; else text."""
-    name, equals, value = given.partition("=")
-    if not equals or not name:
-        raise InvalidOption(f"--{flag} is NAME=VALUE, not {given!r}", parameter=flag, value=given)
-    name = name.strip().replace("-", "_")
-    if value in _PYTHON_WORDS:
-        return name, _PYTHON_WORDS[value]
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _job(options: dict[str, Any]) -> Job:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.run import assignments
+from quire.cli import job_options as o
 from quire.cli.tables import score_facts, score_table
 from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
@@ -49,6 +49,7 @@ def score(
     judge_option: Annotated[
         list[str] | None, typer.Option(help="Engine option of the judge: NAME=VALUE.")
     ] = None,
+    judge_tensor_parallel_size: o.Ranks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score what a run has stored, and keep the scores beside it."""
@@ -61,7 +62,9 @@ def score(
     options = ScorerOptions(extract=extract, last=last, choices=choices, schema=schema)
     scorers = scorers_by_name([name for name in by if name != _JUDGE], options)
     if _JUDGE in by:
-        scorers.append(_judged(stored, judge_model, judge_prompt, judge_words, judge_option, truth))
+        ranks = {"tensor_parallel_size": judge_tensor_parallel_size}
+        asked = o.engine_options(judge_option, "judge-option", **ranks)
+        scorers.append(_judged(stored, judge_model, judge_prompt, judge_words, asked, truth))
     columns, ks = tuple(group or ()), tuple(pass_at or ())
     scores = make_scores(stored, scorers, ScoreOptions(truth, columns, ks, skip_failed))
     if as_json:
@@ -87,7 +90,7 @@ def _judged(
     model: str | None,
     prompt: str | None,
     words: str,
-    options: list[str] | None,
+    options: dict[str, Any],
     truth: str | None,
 ) -> JudgeScorer:
     from quire.evals.scoring.judge import DEFAULT_PROMPT, JudgeOptions, judge
@@ -98,7 +101,7 @@ def _judged(
         model=model,
         prompt=prompt or DEFAULT_PROMPT,
         words=tuple(word.strip() for word in words.split(",")),
-        options=assignments(options or (), "judge-option"),
+        options=options,
     )
     try:
         return judge(run, asked, truth=truth, command=["quire", *sys.argv[1:]])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.run import assignments
+from quire.cli import job_options as o
 from quire.cli.terminal import say
 from quire.jobs.run_options import SAMPLING_FLAGS
 
@@ -44,6 +44,7 @@ def serve(
         Names, typer.Option(help="A LoRA adapter as a model: NAME=PATH; repeatable.")
     ] = None,
     option: Annotated[Names, typer.Option(help=SAMPLING_FLAGS["option"].help)] = None,
+    tensor_parallel_size: o.Ranks = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API."""
     _check_packages()
@@ -54,7 +55,8 @@ def serve(
 
     folder = data or DATA
     keys, made = (Keys(), "") if no_key else open_keys(folder, api_key or (), more=new_key)
-    adapters, options = parse_lora(lora or []), assignments(option or [], "option")
+    adapters = parse_lora(lora or [])
+    options = o.engine_options(option, tensor_parallel_size=tensor_parallel_size)
     names = tuple(name or (model,))
     if clash := sorted(adapters.keys() & {*names}):
         raise typer.BadParameter(f"{clash[0]!r} is the model's own name", param_hint="--lora")
@@ -75,9 +77,7 @@ def serve(
         quota_bytes=None if quota_gib is None else int(quota_gib * GIB),
     )
     serving = Serving(settings, keys)
-    stored = (
-        f"the one printed when it was made ({folder / 'keys'} has its hash; --new-key adds one)"
-    )
+    stored = f"the one made first ({folder / 'keys'} has its hash; --new-key adds one)"
     key = "none is needed" if no_key else made or ("yours" if api_key else stored)
     serving.run(lambda: _tell(serving, key))
 

@@ -7,6 +7,7 @@ there; the scheduler sees to it that there is always one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.adapters.sites import sites_of
+from quire.adapters.sites import HEAD, sites_of, sites_of_products
 from quire.backends.adapter_ops import AdapterLines, AdapterRoom
 from quire.backends.ops import Kernels
 from quire.config import AdapterOptions, EngineConfig
 from quire.layers.adapted import AdapterSites
+from quire.layers.tp import TensorParallel
+from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.request import Ints
 from quire.spec import ModelSpec
 from quire.step import RowStart, Slice
@@ -29,18 +32,29 @@ NONE = -1
 
 def make_sites(
     options: AdapterOptions,
-    spec: ModelSpec,
+    model: ModelSpec | LoadedModule,
     kernels: Kernels,
     dtype: torch.dtype,
     device: torch.device,
+    tp: TensorParallel,
 ) -> AdapterSites:
-    """Slots for every product of a model that adapters may change."""
+    """Slots for every product of a model, or of a rank's share of it, that adapters may change."""
     room = AdapterRoom(options.max_loras, options.max_lora_rank, dtype, device)
-    sites = sites_of(spec).sites
+    heads = frozenset({HEAD})
+    if isinstance(model, ModelSpec):
+        sites = dict(sites_of(model).sites)
+        if HEAD in sites:
+            sites[HEAD] = replace(sites[HEAD], rows=(tp.head_rows(model.vocab_size),))
+    else:
+        sites = dict(sites_of_products(products_of(model.module)).sites)
+        body = f"{model.call.path}."
+        heads = frozenset(name for name in sites if not name.startswith(body))
+    rows = {name: site.rows for name, site in sites.items()}
     return AdapterSites(
         kernels.make_adapters(room),
-        {name: site.rows for name, site in sites.items()},
+        rows,
         {name: site.columns for name, site in sites.items()},
+        heads,
     )
 
 

@@ -15,6 +15,7 @@ from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.planning import plan_job
+from quire.jobs.run_options import ENGINE_FLAGS, with_flags
 from quire.jobs.supervise.supervisor import COMMAND
 from quire.jobs.vectors import COLUMN
 from quire.sampling_params import SamplingParams
@@ -72,6 +73,9 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
     params = set(SamplingParams.__struct_fields__) - {"seed"}
     sampling = dict(options.pop("sampling", {}))
     sampling |= {name: options.pop(name) for name in params & options.keys()}
+    engine = with_flags(options.pop("options", {}), options)
+    options = {name: value for name, value in options.items() if name not in ENGINE_FLAGS}
+    options["options"] = engine
     if "lora" in options:
         options["lora"] = parse_lora(options["lora"])
     for name in ("choice", "settings"):

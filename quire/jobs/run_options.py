@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from quire.errors import InvalidOption
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -145,7 +147,9 @@ SAMPLING_FLAGS: dict[str, Flag] = {
     "stop": Flag("A text that ends an answer; may be repeated.", type=list[str]),
     "param": Flag("Any other sampling parameter: NAME=VALUE.", type=list[str]),
     "option": Flag("An option of the engine: NAME=VALUE.", type=list[str]),
+    "tensor_parallel_size": Flag("GPUs, or ranks on a CPU, that divide the model.", type=int),
 }
+ENGINE_FLAGS = ("tensor_parallel_size",)
 
 
 def flags() -> Iterator[tuple[str, Flag]]:
@@ -155,6 +159,21 @@ def flags() -> Iterator[tuple[str, Flag]]:
             yield from SAMPLING_FLAGS.items()
         if "flag" in each.metadata:
             yield each.name, each.metadata["flag"]
+
+
+def with_flags(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine options, and those of `given` that have flags of their own; InvalidOption where one is
+    given both ways, and differently."""
+    own = {name: given[name] for name in ENGINE_FLAGS if given.get(name) is not None}
+    for name, value in own.items():
+        if options.get(name, value) != value:
+            raise InvalidOption(
+                f"{name} is given twice, as {value!r} and among the engine's options as "
+                f"{options[name]!r}. Leave one of them out.",
+                parameter=name,
+                value=value,
+            )
+    return {**options, **own}
 
 
 def kept_names() -> tuple[str, ...]:

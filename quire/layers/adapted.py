@@ -7,7 +7,7 @@ this in its way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,9 +48,11 @@ class AdapterSites:
         kernels: AdapterKernels,
         rows: Mapping[str, tuple[int, ...]],
         columns: Mapping[str, int],
+        heads: frozenset[str] = frozenset({"head"}),
     ) -> None:
-        """`rows` of each product, part by part, and its `columns`; others have no slots."""
-        self.kernels, self._rows, self._columns = kernels, rows, columns
+        """`rows` of each product, part by part, and its `columns`; others have no slots. `heads`
+        are those that make logits, of other lines than the rest."""
+        self.kernels, self._rows, self._columns, self._heads = kernels, rows, columns, heads
         self._current = Current()
         self._products: dict[str, AdaptedProduct] = {}
         self.variant: tuple[int, ...] = ()  # which kernels run, as far as loading changes that
@@ -59,11 +61,23 @@ class AdapterSites:
         """The product of this name, with slots if it may have some."""
         if name not in self._rows:
             return base
-        made = self.kernels.product(
-            self._rows[name], self._columns[name], bias, seldom=name == "head"
-        )
+        return AdaptedLinear(base, self._product(name, bias), self._current)
+
+    def after(self, name: str, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+        """The same for a product that is computed elsewhere: what becomes of its y [T, N] of
+        x [T, K]."""
+        product, current = self._product(name, bias), self._current
+
+        def add(x: Tensor, y: Tensor) -> Tensor:
+            return y if current.lines is None else product.add(x, y, current.lines)
+
+        return add
+
+    def _product(self, name: str, bias: Tensor | None) -> AdaptedProduct:
+        rows, columns = self._rows[name], self._columns[name]
+        made = self.kernels.product(rows, columns, bias, seldom=name in self._heads)
         self._products[name] = made
-        return AdaptedLinear(base, made, self._current)
+        return made
 
     def around_rows(self, name: str, base: RowOp, num_rows: int, width: int) -> RowOp:
         """The same for an embedding."""
@@ -89,7 +103,7 @@ class AdapterSites:
     @property
     def changes_head(self) -> bool:
         """Whether an adapter that is loaded may change the head."""
-        return "head" in self._products and bool(self._products["head"].variant)
+        return any(self._products[name].variant for name in self._heads & self._products.keys())
 
     def release(self) -> None:
         """Every slot is empty, and its memory given back until one is loaded."""

@@ -48,7 +48,7 @@ def build_any_model(
     if isinstance(weights, LoadedModule):
         from quire.models.fallback.build import build_fallback  # Transformers, which takes seconds
 
-        return build_fallback(weights, kernels, shape)
+        return build_fallback(weights, kernels, shape, adapters)
     return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp, adapters=adapters)
 
 

@@ -135,12 +135,11 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
 
 
 def _adapter_limits(options: Options) -> tuple[int, int, int | None]:
-    for name in ("tensor_parallel_size", "data_parallel_size"):
-        if (count := getattr(options, name)) > 1:
-            raise NotSupported(
-                f"enable_lora=True with {name}={count} is not built. Leave one of them out; "
-                "`quire run --lora --replicas` runs an engine with adapters on each device."
-            )
+    if (count := options.data_parallel_size) > 1:
+        raise NotSupported(
+            f"enable_lora=True with data_parallel_size={count} is not built. Leave one of them "
+            "out; `quire run --lora --replicas` runs an engine with adapters on each device."
+        )
     return options.max_loras, options.max_lora_rank, options.max_cpu_loras
 
 

@@ -6,19 +6,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from quire.adapters.sites import sites_of
+from quire.adapters.sites import sites_of, sites_of_products
 from quire.adapters.store import AdapterStore
 from quire.config import EngineConfig
 from quire.errors import InvalidRequest, NotSupported, QuireError
 from quire.options import Options
 from quire.params.lora import LoRARequest
 from quire.request import Adapter, Request
-from quire.spec import ModelSpec
+from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.steps.handles import Handles
 from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quire.models.fallback.planning import FallbackPlan
 
 Make = Callable[..., list[Request | QuireError]]
 
@@ -29,10 +31,14 @@ NOT_ENABLED = (
 
 
 def make_store(
-    config: EngineConfig, spec: object, options: Options, files: ModelFiles, handles: Handles
+    config: EngineConfig,
+    planned: AnySpec | FallbackPlan,
+    options: Options,
+    files: ModelFiles,
+    handles: Handles,
 ) -> AdapterStore | None:
     """The adapters of a model, if there are to be some; an executor finds them by its handles."""
-    if config.adapters is None or not isinstance(spec, ModelSpec):
+    if config.adapters is None or isinstance(planned, EncoderSpec):
         return None
     from quire.adapters.read import read_adapter
     from quire.executor.cpu.local import DTYPES
@@ -40,10 +46,14 @@ def make_store(
     read = partial(
         read_adapter,
         dtype=DTYPES[config.dtype],
-        read_base=partial(_base_weights, files, spec, is_dummy=options.load_format == "dummy"),
+        read_base=partial(_base_weights, files, planned, is_dummy=options.load_format == "dummy"),
     )
+    if isinstance(planned, ModelSpec):
+        sites = sites_of(planned)
+    else:
+        sites = sites_of_products(planned.products)
     store = AdapterStore(
-        sites_of(spec),
+        sites,
         max_rank=config.adapters.max_lora_rank,
         capacity=config.adapters.max_cpu_loras,
         read=read,
@@ -65,12 +75,19 @@ def check_no_adapters(options: Options, what: str) -> None:
 
 
 def _base_weights(
-    files: ModelFiles, spec: ModelSpec, names: Collection[str], *, is_dummy: bool
+    files: ModelFiles,
+    planned: ModelSpec | FallbackPlan,
+    names: Collection[str],
+    *,
+    is_dummy: bool,
 ) -> Iterable[tuple[str, Tensor]]:
-    """The model's own weights of these names; none where they were made up."""
+    """The model's own weights of these names; none where they were made up, or where Transformers
+    alone knows what they are called in the files."""
     from quire.weights.load import stored_weights
 
-    return () if is_dummy else stored_weights(files, spec, only=names)
+    if is_dummy or not isinstance(planned, ModelSpec):
+        return ()
+    return stored_weights(files, planned, only=names)
 
 
 class AskedAdapters:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
-from quire.errors import NotEnoughMemory, NotSupported, UnsupportedModel
+from quire.errors import InvalidOption, NotEnoughMemory, NotSupported, UnsupportedModel
 from quire.models.fallback.registered import CLASSES
 from quire.options import DeviceFacts, Options, resolve
+from quire.ranks.shares import ALONE, OPTION, RankShare
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire.layers.tp import TensorParallel
     from quire.models.fallback.loaded import LoadedModule
     from quire.models.fallback.planning import FallbackPlan
 
@@ -48,25 +53,80 @@ def _plan(files: ModelFiles, options: Options) -> FallbackPlan:
             "model_impl='transformers' with a GGUF file: Transformers reads a model's directory. "
             "Leave model_impl out, or give the directory with config.json and safetensors."
         )
+    return plan_asked(files, AskedClass.of(options))
+
+
+@dataclass(frozen=True, slots=True)
+class AskedClass:
+    """What the options say of a class of Transformers; plain data, for ranks in other processes."""
+
+    overrides: str  # JSON, over the model's config
+    trust_remote_code: bool
+    whole_texts: bool
+
+    @classmethod
+    def of(cls, options: Options) -> AskedClass:
+        overrides = json.dumps(dict(options.hf_overrides or {}))
+        return cls(overrides, options.trust_remote_code, options.model_impl == "transformers")
+
+    def as_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> AskedClass:
+        return cls(**json.loads(text))
+
+
+def plan_asked(files: ModelFiles, asked: AskedClass, share: RankShare = ALONE) -> FallbackPlan:
+    """How Transformers computes a model, or a rank's share of it."""
     try:
         from quire.models.fallback.classes import find_class
         from quire.models.fallback.planning import plan_fallback
     except ImportError as error:
         raise UnsupportedModel(f"Transformers is not there to compute it: {error}") from error
-    values = {**files.config, **(options.hf_overrides or {})}
-    found = find_class(values, files.path, trust_remote_code=options.trust_remote_code)
-    whole_texts = options.model_impl == "transformers"
-    return plan_fallback(found, str(files.path / "config.json"), whole_texts=whole_texts)
+    values = {**files.config, **json.loads(asked.overrides)}
+    found = find_class(values, files.path, trust_remote_code=asked.trust_remote_code)
+    source, whole_texts = str(files.path / "config.json"), asked.whole_texts and share.size == 1
+    return plan_fallback(found, source, whole_texts=whole_texts, share=share)
+
+
+def check_divided(plan: FallbackPlan, files: ModelFiles, options: Options) -> None:
+    """Whether ranks can compute the model, before any is started."""
+    size, heads = options.tensor_parallel_size, plan.seen.pool.num_heads
+    if _is_registered(files.config.get("architectures")):
+        raise NotSupported(
+            f"{OPTION}={size}: {plan.found.name} was registered by this program, and ranks are "
+            "others. Use a class of Transformers, or data_parallel_size."
+        )
+    if options.enable_lora:
+        raise NotSupported(
+            f"{OPTION}={size} with enable_lora=True: adapters of models that Transformers computes "
+            "are not divided among ranks. Merge the adapter, or use data_parallel_size."
+        )
+    if not plan.seen.calls:
+        raise NotSupported(
+            f"{OPTION}={size}: {plan.found.name} computes a sequence at a time "
+            f"({plan.seen.why_rows}), which ranks do not. Use data_parallel_size."
+        )
+    if heads % size:
+        raise InvalidOption(
+            f"{OPTION}={size} does not divide the {heads} KV heads of {plan.found.name}, which "
+            f"Transformers computes in equal parts. Use a divisor of {heads}.",
+            parameter=OPTION,
+            value=size,
+        )
+    plan_asked(files, AskedClass.of(options), RankShare(0, size))
 
 
 def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -> EngineConfig:
     """The config of a model that Transformers computes: as for others, without what needs
     quire's own layers."""
+    on_gpu = facts.device != "cpu"
     for name, value, way_out in (
         ("batch_invariant", options.batch_invariant, "Leave it out."),
         ("quantization", options.quantization not in (None, "none"), "Leave it out."),
         ("kv_cache_dtype", options.kv_cache_dtype == "fp8", "Leave it at 'auto'."),
-        ("enable_lora", options.enable_lora, "Merge the adapter into its base, and load that."),
+        ("enable_lora", options.enable_lora and on_gpu, "Merge the adapter, or set device='cpu'."),
     ):
         if value:
             raise NotSupported(
@@ -75,26 +135,41 @@ def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -
             )
     config = resolve(options, plan.spec, replace(facts, steady_kernels=False))
     notes = [f"{plan.found.name}: computed by Transformers (model_impl='transformers')"]
-    if facts.device == "cuda" and not options.enforce_eager:
+    if on_gpu and not options.enforce_eager:
         notes.append("no CUDA graphs: code of Transformers is not captured")
     return replace(config, enforce_eager=True, notes=(*notes, *config.notes))
 
 
-def load_fallback(files: ModelFiles, plan: FallbackPlan, config: EngineConfig) -> LoadedModule:
-    """The module with its weights, on its device."""
+def load_fallback(
+    files: ModelFiles, plan: FallbackPlan, config: EngineConfig, tp: TensorParallel | None = None
+) -> LoadedModule:
+    """The module with its weights, on its device; on one of several ranks its part of them. Each
+    rank reads the whole model into main memory first."""
     import torch
 
     from quire.executor.probe import available_memory
-    from quire.models.fallback.weights import dummy_module, load_module
+    from quire.models.fallback.loaded import LoadedModule
+    from quire.models.fallback.weights import dummy_module, load_module, part_of_rank
 
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-    needed = plan.num_weights * dtype.itemsize
-    free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else available_memory()
+    needed, host = plan.num_weights * dtype.itemsize, available_memory()
+    if tp is not None and needed * tp.size * tp.size > host:
+        raise NotEnoughMemory(
+            f"each of {tp.size} ranks reads all weights of a model that Transformers computes, "
+            f"{needed * tp.size / 1e9:.1f} GB in {config.dtype}, and {host / 1e9:.1f} GB of main "
+            "memory are free. Use fewer ranks, or data_parallel_size."
+        )
+    free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else host
     if needed > free:
         raise NotEnoughMemory(
             f"the weights take {needed / 1e9:.1f} GB in {config.dtype}, {free / 1e9:.1f} GB are "
             f"free on {config.device}. A 16-bit dtype or a smaller model takes less."
         )
     if config.load_format == "dummy":
-        return dummy_module(plan, dtype=dtype, device=device, seed=config.seed)
-    return load_module(plan, files.path, dtype=dtype, device=device)
+        module = dummy_module(plan, dtype=dtype, seed=config.seed)
+    else:
+        module = load_module(plan, files.path, dtype=dtype)
+    expected: tuple[Tensor, ...] = ()
+    if tp is not None:
+        expected = part_of_rank(module, plan, tp, config.block_size)
+    return LoadedModule(module.to(device), plan.call, plan.seen, expected)

@@ -97,7 +97,7 @@ def load(model: str, options: Options) -> LoadedModel:
         head,
         no_text,
         media,
-        make_store(config, spec, options, files, executor.handles),
+        make_store(config, planned, options, files, executor.handles),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.errors import CorruptModel, InvalidPrompt
+from quire.errors import CorruptModel, EngineError, InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
 from quire.inputs.media.allowed import MediaOptions
@@ -53,6 +54,19 @@ class ModelMedia:
         given = MediaOptions(allowed, folder, hosts)
         processor = options.mm_processor_kwargs or {}
         return cls(family, kinds, files, said, given, processor, options.interleave_mm_strings)
+
+    def as_text(self) -> str:
+        """What another process needs for the tower, beside the files."""
+        return json.dumps({"config": dict(self.config), "processor": dict(self.processor)})
+
+    @classmethod
+    def from_text(cls, files: ModelFiles, text: str) -> ModelMedia:
+        """The same there; nothing of prompts is read with it."""
+        given = json.loads(text)
+        family = media_family(given["config"])
+        if family is None:
+            raise EngineError("a rank was given media of a model that sees nothing. This is a bug.")
+        return cls(family, files, given["config"], MediaOptions(), given["processor"])
 
     def rules(
         self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None

@@ -13,25 +13,34 @@ import threading
 import time
 import traceback
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.executor.cpu.spinning import short_spins
 from quire.executor.executor import ModelExecutor
+from quire.executor.ranks.adapters import RankAdapters
 from quire.executor.ranks.board import Board, Column
 from quire.executor.ranks.plain_data import from_json, to_json
 from quire.executor.ranks.sampler import RankSampler
 from quire.executor.ranks.wire import Channel, Kind, Message, Ring
+from quire.executor.shelf import Tower
 from quire.layers.tp import TensorParallel
 from quire.ranks.shares import RankShare, of_rank
+from quire.session.fallback import AskedClass, load_fallback, plan_asked
+from quire.session.media import ModelMedia
 from quire.spec import ModelSpec
 from quire.step import StepResult
 from quire.steps.codec import decode, encode
 from quire.steps.ranked import RankPlan, RankResult
 from quire.weights.source import ModelFiles
+
+if TYPE_CHECKING:
+    from quire.models.fallback.loaded import LoadedModule
+    from quire.models.parts import Weights
 
 _MOST_TEXT = 2000  # characters of an error that are told
 
@@ -46,6 +55,8 @@ class RankJob:
     share: RankShare
     num_threads: int
     meeting: str  # a file by which ranks find each other
+    media: str = ""  # how the model sees, where it does (session/media.py)
+    transformers: str = ""  # as what Transformers computes it, where it does (session/fallback.py)
 
 
 def main() -> None:
@@ -83,16 +94,23 @@ class RankProcess:
         self.job, self._board, self._rank = job, board, job.share.rank
         self._drawn = self._num_sums = 0
         self.samplers: list[RankSampler] = []
+        self._notes: tuple[str, ...] = ()
+        self._media = ModelMedia.from_text(job.files, job.media) if job.media else None
         self.executor = self._make_executor()
+        self._adapters = RankAdapters(job.spec, job.share, job.config)
+        self.executor.handles.adapter = self._adapters.weights
 
     def start(self) -> bytes:
-        return to_json(self.executor.start())
+        facts = self.executor.start()
+        return to_json(replace(facts, notes=(*facts.notes, *self._notes)))
 
     def do(self, message: Message) -> bytes:
         if message.kind is Kind.PLAN:
             return self._run(message)
         if message.kind is Kind.RESET:
             self.executor.reset()
+        elif message.kind is Kind.ADAPTER:
+            self._adapters.take(decode(message.data))
         elif message.kind is Kind.SLEEP:
             self.executor.sleep(**from_json(message.data))
         else:
@@ -112,6 +130,11 @@ class RankProcess:
         self._board.write(self._rank, Column.FINISHED, message.number, self._drawn)
         return encode(RankResult(result, asked)) if self._rank == 0 else b""
 
+    @property
+    def _tower(self) -> Callable[[], Tower] | None:
+        """Every rank encodes all media: what they become is not divided."""
+        return None if self._media is None else partial(self._media.tower, self.job.config)
+
     def _make_executor(self) -> ModelExecutor:
         with short_spins():
             import torch
@@ -122,7 +145,8 @@ class RankProcess:
         import torch
 
         from quire.executor.cuda.executor import CudaExecutor, check_fp8
-        from quire.executor.ranks.peers import PeerExchange
+        from quire.executor.ranks.gpu_exchange import gpu_exchange
+        from quire.executor.ranks.nccl import NcclExchange
         from quire.session.gpu_weights import load_gpu_weights
 
         job, config = self.job, self.job.config
@@ -131,14 +155,20 @@ class RankProcess:
         check_fp8(config)
         dtype: torch.dtype = getattr(torch, config.dtype)
         largest = config.max_num_batched_tokens * job.spec.hidden_size * dtype.itemsize
-        exchange = PeerExchange(job.share, Path(job.meeting), largest, self._begun)
-        read = partial(load_gpu_weights, job.files, job.spec, config, job.share)
+        exchange = gpu_exchange(job.share, Path(job.meeting), largest, self._begun)
+        if isinstance(exchange, NcclExchange):
+            config = replace(config, enforce_eager=True)
+            self._notes = ("GPUs cannot read each other's memory: NCCL between them, no graphs",)
+        tp = TensorParallel(job.share, exchange)
+        own = partial(load_gpu_weights, job.files, job.spec, config, job.share)
+        spec, read = self._share(tp, own)
         return CudaExecutor(
             config,
-            of_rank(job.spec, job.share),
+            spec,
             read(),
             read_again=read,
-            tp=TensorParallel(job.share, exchange),
+            tower=self._tower,
+            tp=tp,
             make_sampler=self._make_sampler,
         )
 
@@ -149,15 +179,29 @@ class RankProcess:
 
         job = self.job
         exchange = GlooExchange(job.share, Path(job.meeting), self._begun)
-        read = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
+        tp = TensorParallel(job.share, exchange)
+        own = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
+        spec, read = self._share(tp, own)
         return LocalExecutor(
             job.config,
-            of_rank(job.spec, job.share),
+            spec,
             read(),
             read_again=read,
-            tp=TensorParallel(job.share, exchange),
+            tower=self._tower,
+            tp=tp,
             make_sampler=self._make_sampler,
         )
+
+    def _share(
+        self, tp: TensorParallel, own: Callable[[], Weights]
+    ) -> tuple[ModelSpec, Callable[[], Weights | LoadedModule]]:
+        """The spec of what this rank computes, and what reads the weights of it: by `own`, unless
+        Transformers computes the model."""
+        job = self.job
+        if not job.transformers:
+            return of_rank(job.spec, job.share), own
+        plan = plan_asked(job.files, AskedClass.from_text(job.transformers), job.share)
+        return plan.spec, partial(load_fallback, job.files, plan, job.config, tp)
 
     def _begun(self, number: int) -> None:
         self._num_sums = number

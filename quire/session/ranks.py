@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from quire.executor.executor import ModelExecutor
 from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import OPTION, RankShare, check_ranks, of_rank
+from quire.session.fallback import AskedClass, check_divided, resolve_fallback
+from quire.session.media import ModelMedia
 from quire.session.quantisation import stored_method
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
@@ -30,33 +33,23 @@ GPU_SILENCE = 300.0  # seconds: kernels are compiled when they are first used
 def refuse_ranks(options: Options, what: str) -> None:
     """NotSupported where ranks are asked for of something that is not divided yet."""
     if options.tensor_parallel_size > 1:
-        raise not_divided(options, what)
-
-
-def not_divided(options: Options, what: str) -> NotSupported:
-    return NotSupported(
-        f"{OPTION}={options.tensor_parallel_size} is not built for {what}. Leave it out, and run "
-        "replicas of the whole model if one is not enough: data_parallel_size."
-    )
+        raise NotSupported(
+            f"{OPTION}={options.tensor_parallel_size} is not built for {what}. Leave it out, and "
+            "run replicas of the whole model if one is not enough: data_parallel_size."
+        )
 
 
 def ranks_executor(
     files: ModelFiles,
-    spec: ModelSpec | FallbackPlan,
+    planned: ModelSpec | FallbackPlan,
     options: Options,
-    media: object | None = None,
+    media: ModelMedia | None = None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     """Decide how ranks run the model, and start them; they load it while this goes on."""
     from quire.executor.ranks.executor import RanksExecutor  # torch
     from quire.executor.ranks.processes import SILENCE
 
     size = options.tensor_parallel_size
-    if not isinstance(spec, ModelSpec):
-        raise not_divided(options, "models that Transformers computes")
-    if options.enable_lora:
-        raise not_divided(options, "LoRA adapters (enable_lora)")
-    if media is not None:
-        raise not_divided(options, "models that read images or sound")
     if options.distributed_executor_backend == "uni":
         raise InvalidOption(
             f'distributed_executor_backend="uni" is one process, and {OPTION}={size} needs as '
@@ -64,10 +57,18 @@ def ranks_executor(
             parameter="distributed_executor_backend",
             value="uni",
         )
-    check_ranks(spec, size)
-    shares = [RankShare(rank, size) for rank in range(size)]
-    facts = _facts(spec, options, shares)
-    config = _config(options, spec, facts, stored_method(files))
+    shares, transformers = [RankShare(rank, size) for rank in range(size)], ""
+    if isinstance(planned, ModelSpec):
+        spec = planned
+        check_ranks(spec, size)
+        facts = _facts(spec, options, shares)
+        config = resolve(options, spec, facts, stored=stored_method(files))
+    else:
+        spec, transformers = planned.spec, AskedClass.of(options).as_text()
+        check_divided(planned, files, options)
+        facts = _facts(None, options, shares)
+        config = resolve_fallback(options, planned, facts)
+    config = replace(config, notes=(*config.notes, *_few_cores(size, facts)))
     own = config
     if facts.device == "cpu" and config.kv_cache_memory_bytes is not None:
         # One memory for all ranks.
@@ -79,6 +80,8 @@ def ranks_executor(
             "config": own,
             "share": share,
             "num_threads": max(1, facts.num_cores // size),
+            "media": "" if media is None else media.as_text(),
+            "transformers": transformers,
         }
         for share in shares
     ]
@@ -86,7 +89,8 @@ def ranks_executor(
     return config, RanksExecutor(config, MODULE, jobs, silence=silence)
 
 
-def _facts(spec: ModelSpec, options: Options, shares: list[RankShare]) -> DeviceFacts:
+def _facts(spec: ModelSpec | None, options: Options, shares: list[RankShare]) -> DeviceFacts:
+    """`spec` is of the whole model; None where quire's own layers do not compute it."""
     gpu = None if options.device == "cpu" or not torch_knows_cuda() else first_gpu()
     if gpu is not None:  # asked of the driver: this process opens no GPU
         _check_gpus(len(shares))
@@ -96,6 +100,8 @@ def _facts(spec: ModelSpec, options: Options, shares: list[RankShare]) -> Device
     from quire.session.cpu_weights import with_kernels
 
     facts = device_facts("cpu")
+    if spec is None:
+        return facts
     steady = [with_kernels(facts, of_rank(spec, s), options).steady_kernels for s in shares]
     return replace(facts, steady_kernels=all(steady))
 
@@ -111,10 +117,6 @@ def _check_gpus(size: int) -> None:
         )
 
 
-def _config(options: Options, spec: ModelSpec, facts: DeviceFacts, stored: str) -> EngineConfig:
-    config = resolve(options, spec, facts, stored=stored)
-    size, own = options.tensor_parallel_size, facts.num_cores // options.tensor_parallel_size
-    if facts.device != "cpu" or own >= 1:
-        return config
-    line = f"{OPTION}={size} on {facts.num_cores} cores: ranks wait for each other's cores"
-    return replace(config, notes=(*config.notes, line))
+def _few_cores(size: int, facts: DeviceFacts) -> Iterator[str]:
+    if facts.device == "cpu" and size > facts.num_cores:
+        yield f"{OPTION}={size} on {facts.num_cores} cores: ranks wait for each other's cores"

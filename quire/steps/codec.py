@@ -3,8 +3,7 @@
 One tag a value, then the value: None, truth, integers, floats, text, tuples, dicts, numpy arrays
 of known types, and the dataclasses of step.py, each by its number in CLASSES and its fields in
 order. Arrays begin at a multiple of 8 bytes and come back as views of one copy of the bytes. The
-executor's Handles do not travel: masks must be filled
-before a plan is written.
+executor's Handles do not travel: masks must be filled before a plan is written.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from quire.step import (
     StepResult,
     Targets,
 )
-from quire.steps.ranked import RankPlan, RankResult
+from quire.steps.ranked import AdapterPart, RankAdapter, RankPlan, RankResult
 
 # In this order for ever: the place is what stands in the bytes.
 CLASSES: tuple[type[Any], ...] = (
@@ -55,8 +54,10 @@ CLASSES: tuple[type[Any], ...] = (
     MediaPart,
     RankPlan,
     RankResult,
+    AdapterPart,
+    RankAdapter,
 )
-_WHOLE = (StepPlan, StepResult, RankPlan, RankResult)  # what bytes may be
+_WHOLE = (StepPlan, StepResult, RankPlan, RankResult, RankAdapter)  # what bytes may be
 DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))
 MOST_DEPTH = 16  # of values inside values; a plan has 5
 
@@ -72,7 +73,7 @@ class BadStep(ValueError):
     """Bytes that are no plan and no result."""
 
 
-def encode(value: StepPlan | StepResult | RankPlan | RankResult) -> bytes:
+def encode(value: StepPlan | StepResult | RankPlan | RankResult | RankAdapter) -> bytes:
     out = bytearray()
     _write(out, value)
     return bytes(out)

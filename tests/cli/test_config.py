@@ -7,16 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from quire.cli import app
 from quire.cli.run import merged
 from quire.cli.toml_text import toml_text
+from quire.errors import InvalidOption
+from quire.jobs.job import make_options
 from tests.jobs.driving import command, run, write_rows
 
 FLAGS = (
     *("-m", "fake", "-p", 'Say "{{ text }}"\n\tnow, é\x7f', "-n", 2),
     *("--temperature", 0.5, "--param", "logprobs=2", "--param", "logit_bias={}", "--seed", 7),
     *("--option", "max_model_len=99", "--option", "dtype=float32", "--stop", "\\n", "--stop", "x"),
-    *("--limit", 3, "--shard", "1/2", "--where", "text != 'x'", "--timings", "--raw"),
+    *(
+        "--tensor-parallel-size",
+        2,
+        "--limit",
+        3,
+        "--shard",
+        "1/2",
+        "--where",
+        "text != 'x'",
+        "--timings",
+        "--raw",
+    ),
 )
 
 
@@ -55,3 +70,21 @@ def test_flags_win_one_by_one() -> None:
         "options": {"dtype": "float32"},
         "seed": 1,
     }
+
+
+def test_ranks_are_an_option_of_the_engine_with_a_flag_of_its_own() -> None:
+    given = {"prompt": "{{ text }}", "options": {"dtype": "float32"}, "tensor_parallel_size": 4}
+    made = make_options("in.jsonl", "out.jsonl", "fake", given)
+    assert made.options == {"dtype": "float32", "tensor_parallel_size": 4}
+    twice = {**given, "options": {"tensor_parallel_size": 2}}
+    with pytest.raises(
+        InvalidOption, match="given twice, as 4 and among the engine's options as 2"
+    ):
+        make_options("in.jsonl", "out.jsonl", "fake", twice)
+
+
+@pytest.mark.parametrize("verb", ["run", "batch", "embed", "eval", "serve", "score"])
+def test_every_verb_that_opens_an_engine_has_the_flag(verb: str) -> None:
+    found = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    flags = {flag for parameter in found.params for flag in parameter.opts}
+    assert f"--{'judge-' if verb == 'score' else ''}tensor-parallel-size" in flags

@@ -153,7 +153,6 @@ def test_processes_give_the_bits_of_threads(pair: tuple[LLM, LLM], what: str) ->
     [
         ({"tensor_parallel_size": 5}, InvalidOption, "5 is more than 4 heads over 2 KV heads"),
         ({"distributed_executor_backend": "uni"}, InvalidOption, "uni"),
-        ({"enable_lora": True}, NotSupported, "LoRA adapters"),
         ({"pipeline_parallel_size": 2}, NotSupported, "pipeline_parallel_size=2"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
+from quire.errors import NotSupported
 from quire.ranks.shares import RankShare, of_rank
 from quire.spec import ModelSpec
 from quire.weights.cuts import cut_of
@@ -21,6 +22,7 @@ from quire.weights.load import (
     load_weights,
     rank_weights,
 )
+from quire.weights.load_kept import load_kept_weights
 from quire.weights.names import weights_of
 from quire.weights.source import ModelFiles, locate
 from tests.parity.test_more_families import MORE
@@ -74,6 +76,20 @@ def test_quantised_checkpoints_are_cut_while_they_are_read(case: str, tmp_path: 
     write_quantised(tiny_model("llama"), tmp_path, QUANTISED[case])
     files = locate(str(tmp_path))
     check(files, files.spec(), 2)
+
+
+def test_scattered_groups_are_not_cut_where_they_are_kept(tmp_path: Path) -> None:
+    write_quantised(tiny_model("llama"), tmp_path, QUANTISED["gptq desc_act"])
+    files, device = locate(str(tmp_path)), torch.device("cpu")
+    with pytest.raises(NotSupported, match="desc_act"):
+        load_kept_weights(
+            files,
+            files.spec(),
+            dtype=torch.float32,
+            device=device,
+            fp8=False,
+            share=RankShare(0, 2),
+        )
 
 
 @pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm"])

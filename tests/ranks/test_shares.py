@@ -125,6 +125,20 @@ def test_what_cannot_be_divided_is_refused_with_its_numbers() -> None:
     with pytest.raises(InvalidOption, match=r"=5 is more than 4 heads over 2 KV heads.*most 4"):
         of_rank(spec, RankShare(0, 5))
     assert of_rank(spec, ALONE) is spec
+    narrow = plain_decoder("llama", 100, 32, 3, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+    with pytest.raises(InvalidOption, match=r"=4 is more than a feed-forward of width 3.*most 3"):
+        check_ranks(narrow, 4)
+
+
+class Latent(AttentionPlan):
+    """A kind of attention that nothing here knows how to divide."""
+
+
+def test_layers_of_another_kind_are_refused_by_name() -> None:
+    spec = plain_decoder("llama", 100, 32, 64, 1, 4, 2, 8, 512, 1e-5, 10000.0)
+    layer = replace(spec.layers[0], attention=Latent(4, 2, 16, 0.25, Rope(100.0, 16)))
+    with pytest.raises(NotSupported, match=r"=2: a layer with a Latent is not divided"):
+        of_rank(replace(spec, layers=(layer,)), RankShare(0, 2))
 
 
 def test_a_weight_that_is_not_known_is_not_given_to_every_rank() -> None:

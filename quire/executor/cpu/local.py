@@ -131,7 +131,9 @@ class LocalExecutor:
         kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
         if config.adapters is not None:
             device = torch.device(config.device)
-            self._sites = make_sites(config.adapters, self.spec, kernels, shape.dtype, device)
+            changed = weights if isinstance(weights, LoadedModule) else self.spec
+            given = (config.adapters, changed, kernels, shape.dtype)
+            self._sites = make_sites(*given, device, self._tp)
         return build_any_model(
             *(self.spec, weights, kernels, shape), max_len=0, tp=self._tp, adapters=self._sites
         )

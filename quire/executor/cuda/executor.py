@@ -232,7 +232,7 @@ class CudaExecutor:
                     "of them out, or set device='cpu'."
                 )
             given = (config.adapters, self.spec, kernels, shape.dtype)
-            self._sites = make_sites(*given, self._device)
+            self._sites = make_sites(*given, self._device, self._tp)
         made = (self.spec, weights, kernels, shape)
         return build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
 from quire.executor.executor import ExecutorFacts, Part
+from quire.executor.ranks.adapters import SentAdapters, for_ranks
 from quire.executor.ranks.held_rows import HeldRows
 from quire.executor.ranks.plain_data import from_json, to_json
 from quire.executor.ranks.processes import SILENCE, RankProcesses
@@ -59,6 +60,7 @@ class RanksExecutor:
         self.config = config
         self.handles = Handles()
         self._held = HeldRows(self.handles)
+        self._sent = SentAdapters(config.adapters)
         self._ranks: RankProcesses | None = RankProcesses(module, jobs, silence=silence)
 
     def start(self) -> ExecutorFacts:
@@ -86,8 +88,18 @@ class RanksExecutor:
         if plan.masks is not None:
             self.handles.wait_for(plan.masks)
             plan = replace(plan, masks=replace(plan.masks, ticket=0))
+        for start in plan.starts:
+            if start.adapter:
+                self._send_adapter(start.adapter)
         data = encode(self._held.given(plan))
         return RankStep(self, plan, self._alive.tell(Kind.PLAN, data))
+
+    def _send_adapter(self, number: int) -> None:
+        """Have an adapter on every rank before a plan that uses it."""
+        forgotten = self._sent.use(number)
+        if forgotten is not None:
+            made = for_ranks(number, forgotten, self.handles.adapter(number))
+            self._alive.answers(self._alive.tell(Kind.ADAPTER, encode(made)))
 
     def land(self, step: RankStep) -> StepResult:
         """Wait for a plan's result, once, in the order of plans."""

@@ -15,7 +15,7 @@ from quire.layers.tp import added
 from quire.ranks.shares import RankShare
 
 # Longer than any step: who does not come is noticed by the engine's process, which ends all ranks.
-_PATIENCE = timedelta(days=1)
+PATIENCE = timedelta(days=1)
 
 
 class GlooExchange:
@@ -28,7 +28,7 @@ class GlooExchange:
         made: Any = torch.distributed
         options = made.ProcessGroupGloo._Options()
         options._devices = [made.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = _PATIENCE
+        options._timeout = PATIENCE
         store = made.FileStore(str(meeting), share.size)
         self._group = made.ProcessGroupGloo(store, share.rank, share.size, options)
         self._size, self._begun, self._number = share.size, begun, 0

@@ -17,9 +17,8 @@ import torch.distributed
 from torch import Tensor
 
 from quire.backends.triton.exchange import PeerMemory, new_counts, signal_bytes
-from quire.errors import NotSupported
 from quire.executor.ranks.gloo import GlooExchange
-from quire.ranks.shares import OPTION, RankShare
+from quire.ranks.shares import RankShare
 
 _SIGNALS_AT = 256  # bytes to which the beginning of the halves is rounded
 
@@ -31,14 +30,14 @@ class PeerExchange:
         self,
         share: RankShare,
         meeting: Path,
+        on_host: GlooExchange,
         half_bytes: int,
         begun: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Parts of at most `half_bytes` are exchanged at once."""
         self._size, self._begun, self._number = share.size, begun, 0
-        self._on_host = GlooExchange(share, meeting)
+        self._on_host = on_host
         device = torch.device("cuda", torch.cuda.current_device())
-        _check_reach(device.index, share.size)
         self._memory, self._mapped = _peer_memory(share, meeting, half_bytes, device)
         torch.cuda.synchronize()
         self._on_host.gather(torch.zeros(1))  # every rank's signals are zeros
@@ -64,18 +63,6 @@ class PeerExchange:
     def _count(self) -> None:
         self._number += 1
         self._begun(self._number)
-
-
-def _check_reach(own: int, size: int) -> None:
-    """NotSupported where this GPU cannot read the memory of another rank's."""
-    others = [i for i in range(min(size, torch.cuda.device_count())) if i != own]
-    far = [i for i in others if not torch.cuda.can_device_access_peer(own, i)]
-    if far:
-        raise NotSupported(
-            f"{OPTION}: GPU {own} cannot read the memory of GPU {far[0]}, and ranks exchange their "
-            "parts that way alone so far. Choose GPUs that can with CUDA_VISIBLE_DEVICES, or run "
-            "replicas of the whole model: data_parallel_size."
-        )
 
 
 def _peer_memory(

@@ -28,7 +28,7 @@ _INLINE, _IN_RING, _IN_MEMFD = range(3)
 class Kind(IntEnum):
     """What a message is: to a rank, and from one."""
 
-    JOB, PLAN, RESET, SLEEP, WAKE = range(5)
+    JOB, PLAN, RESET, SLEEP, WAKE, ADAPTER = range(6)
     STARTED, DONE, ERROR = range(10, 13)
 
 

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape, Kernels
 from quire.base.boundary import reason
 from quire.base.notes import note
 from quire.errors import UnsupportedModel
-from quire.models.fallback.loaded import LoadedModule
+from quire.layers.adapted import AdapterSites
+from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.trial import bound_for, trial
 
 
 @torch.inference_mode()
-def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> TransformersModel:
-    """Side by side if what that computes is what Transformers does, else a sequence at a time."""
+def build_fallback(
+    loaded: LoadedModule, kernels: Kernels, shape: HeadShape, adapters: AdapterSites | None = None
+) -> TransformersModel:
+    """Side by side if what that computes is what Transformers does, else a sequence at a time;
+    with slots for LoRA adapters in its products, if it is to have some."""
     name, seen = type(loaded.module).__name__, loaded.seen
     why = seen.why_rows
     on_gpu = next(loaded.module.parameters()).is_cuda
     if seen.calls:
         model = TransformersModel(loaded.module, loaded.call, seen, kernels, shape)
-        why = _why_not(model, shape)
+        why = _why_not(model, shape, loaded.expected)
         if not why and on_gpu and model.needs_lengths:
             why = "its attention has sinks, or softcaps that differ by layer"
         elif not why:
+            if adapters is not None:
+                add_slots(loaded.module, adapters)
             return model
+    if adapters is not None:
+        raise UnsupportedModel(
+            f"{name} takes no adapters: {why}, and adapters need sequences side by side. Merge the "
+            "adapter into its base, and load that."
+        )
+    if loaded.expected:
+        raise UnsupportedModel(
+            f"{name} is not run on several ranks: {why}. Run replicas of the whole model: "
+            "data_parallel_size."
+        )
     if on_gpu:
         raise UnsupportedModel(
             f"{name} is not run on a GPU: {why}, and there sequences are computed side by side "
@@ -45,10 +64,25 @@ def build_fallback(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> 
     return model
 
 
-def _why_not(model: TransformersModel, shape: HeadShape) -> str:
+def add_slots(module: nn.Module, adapters: AdapterSites) -> None:
+    """Have adapters add to what the linear parts of a module make."""
+    for product in products_of(module):
+        part: Any = module.get_submodule(product.name)
+        part.register_forward_hook(_hook(adapters.after(product.name, part.bias)))
+
+
+def _hook(add: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def hook(part: nn.Module, given: tuple[Tensor], made: Tensor) -> Tensor:
+        x = given[0]
+        return add(x.reshape(-1, x.shape[-1]), made.view(-1, made.shape[-1])).view(made.shape)
+
+    return hook
+
+
+def _why_not(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = ()) -> str:
     """Why the model cannot be run this way; empty if it can."""
     try:
-        found = trial(model, shape)
+        found = trial(model, shape, known)
     except Exception as error:  # code of others, which the dry pass did not reach
         return f"its pass fails: {reason(error)}"
     if found <= bound_for(shape.dtype):

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from quire.models.fallback.body import BodyCall
     from quire.models.fallback.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A linear part of a module by its name, which LoRA adapters may change."""
+
+    name: str
+    rows: int
+    columns: int
+
+
+def products_of(module: nn.Module) -> Iterator[Product]:
+    """Other parts with weights, such as embeddings, are none of them."""
+    from torch import nn
+
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear):
+            yield Product(name, part.out_features, part.in_features)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModule:
-    """A module with its weights, and what the dry pass saw of it."""
+    """A module with its weights, and what the dry pass saw of it. Of one of several ranks it is a
+    part; `expected` are then the logits that the whole has for the texts of the trial."""
 
     module: nn.Module
     call: BodyCall
     seen: Seen
+    expected: tuple[Tensor, ...] = ()

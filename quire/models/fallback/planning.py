@@ -15,10 +15,14 @@ from quire.base.boundary import reason, refusing
 from quire.errors import QuireError, UnsupportedModel
 from quire.families.fields import Fields
 from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layers.tp import TensorParallel
 from quire.models.fallback.body import BodyCall
 from quire.models.fallback.classes import CausalClass
+from quire.models.fallback.dividing import DryExchange, divide
+from quire.models.fallback.loaded import Product, products_of
 from quire.models.fallback.recording import record, record_whole
 from quire.models.fallback.seen import Seen
+from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 
 FAMILY = "transformers"
@@ -51,15 +55,21 @@ class FallbackPlan:
     call: BodyCall
     num_weights: int
     spec: ModelSpec
+    products: tuple[Product, ...]
 
 
-def plan_fallback(found: CausalClass, source: str, *, whole_texts: bool) -> FallbackPlan:
+def plan_fallback(
+    found: CausalClass, source: str, *, whole_texts: bool, share: RankShare = ALONE
+) -> FallbackPlan:
     """Make the model without weights, call it once, and note what it needs. `whole_texts`: one
-    that quire's cache cannot serve may compute every text anew for each of its tokens."""
+    that quire's cache cannot serve may compute every text anew for each of its tokens. Of one of
+    several ranks, what its `share` needs."""
     refused = lambda why: UnsupportedModel(f"{found.name}: Transformers cannot make it: {why}")  # noqa: E731
     with refusing(refused), torch.device("meta"):
         module: nn.Module = found.made_by(found.config)
     module.train(False)
+    if share.size > 1:
+        divide(module, TensorParallel(share, DryExchange(share.size)))
     num_weights = sum(p.numel() for p in module.parameters())
     try:
         if found.made_by._is_stateful:
@@ -73,7 +83,7 @@ def plan_fallback(found: CausalClass, source: str, *, whole_texts: bool) -> Fall
         )
     longest = _max_len(found.text_config, module, call)
     spec = _spec(found, seen, source, num_weights=num_weights, max_model_len=longest)
-    return FallbackPlan(found, seen, call, num_weights, spec)
+    return FallbackPlan(found, seen, call, num_weights, spec, tuple(products_of(module)))
 
 
 def _on_meta_or_zeros(

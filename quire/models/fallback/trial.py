@@ -8,6 +8,7 @@ their neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from quire.layers.batch import Batch
 from quire.models.fallback.body import plain_logits
 from quire.models.fallback.interface import computing, configs_of
 from quire.models.fallback.model import EAGER, TransformersModel
+from quire.models.fallback.seen import Seen
 
 # Differences of logits, as a share of the largest.
 BOUND, ROUNDED_BOUND = 1e-3, 0.1
@@ -27,14 +29,15 @@ BEYOND, SHORT = 5, 6
 SMALL = 64
 
 
-def trial(model: TransformersModel, shape: HeadShape) -> float:
-    """The largest difference of logits, as a share of the largest logit."""
-    texts = _texts(model, shape.block_size)
+def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = ()) -> float:
+    """The largest difference of logits, as a share of the largest logit. `known` are those of one
+    plain call of the whole class, where this model is a part of it."""
+    texts = trial_texts(model.seen, model.module, shape.block_size)
     device = next(model.module.parameters()).device
     count = sum(-(-len(text) // shape.block_size) for text in texts)
     slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
     cache = torch.zeros(model.seen.num_layers, 2, count, *slots, dtype=shape.dtype, device=device)
-    expected = [_plain(model.module, text, device) for text in texts]
+    expected = [one.to(device) for one in known] or [plain(model.module, text) for text in texts]
     worst = 0.0
     for batch, places in _passes(texts, shape.block_size, device):
         made = model.logits(model(batch, cache)[: batch.num_tokens])
@@ -47,13 +50,14 @@ def bound_for(dtype: torch.dtype) -> float:
     return BOUND if dtype == torch.float32 else ROUNDED_BOUND
 
 
-def _texts(model: TransformersModel, block_size: int) -> list[list[int]]:
+def trial_texts(seen: Seen, module: nn.Module, block_size: int) -> list[list[int]]:
     """A text beyond a block and beyond small windows, and a short one. No text has the token that
     pads: some models count positions by it."""
-    small = [size for size in (block_size, *model.windows) if size is not None and size <= SMALL]
-    vocab_size, pad = model.seen.vocab_size, getattr(model.module.config, "pad_token_id", None)
+    windows = {call.window for call in seen.calls}
+    small = [size for size in (block_size, *windows) if size is not None and size <= SMALL]
+    pad = getattr(module.config, "pad_token_id", None)
     return [
-        _text(length, seed, vocab_size, pad)
+        _text(length, seed, seen.vocab_size, pad)
         for seed, length in enumerate((sum(small) + BEYOND, SHORT))
     ]
 
@@ -65,8 +69,9 @@ def _text(length: int, seed: int, vocab_size: int, forbidden: Any) -> list[int]:
     return [allowed[i] for i in picked.tolist()]
 
 
-def _plain(module: nn.Module, text: list[int], device: torch.device) -> Tensor:
-    ids = torch.tensor([text], device=device)
+def plain(module: nn.Module, text: list[int]) -> Tensor:
+    """The logits of one plain call of the class."""
+    ids = torch.tensor([text], device=next(module.parameters()).device)
     with computing(configs_of(module), attention=EAGER):
         return plain_logits(module, ids)[0].float()
 

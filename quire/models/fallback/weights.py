@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 
 from quire.base.boundary import refusing
 from quire.base.notes import note
 from quire.errors import CorruptModel
-from quire.models.fallback.loaded import LoadedModule
+from quire.layers.tp import TensorParallel
+from quire.models.fallback.dividing import divide
 from quire.models.fallback.planning import FallbackPlan
+from quire.models.fallback.trial import plain, trial_texts
 
 
-def load_module(
-    plan: FallbackPlan, directory: Path, *, dtype: torch.dtype, device: torch.device
-) -> LoadedModule:
+def load_module(plan: FallbackPlan, directory: Path, *, dtype: torch.dtype) -> nn.Module:
     """Read by Transformers, which knows how each class's weights are renamed, joined and tied.
     Safetensors alone: pickles run code. A weight that is missing is an error."""
     failed = f"{directory}: its weights cannot be read"
@@ -38,17 +39,28 @@ def load_module(
             raise CorruptModel(f"{directory}: the weight {names[0]!r} {what} ({len(names)} in all)")
     if unused := sorted(about["unexpected_keys"]):
         note(f"{len(unused)} tensors of the model's files are not used: {', '.join(unused[:3])}")
-    return LoadedModule(module.to(device).eval(), plan.call, plan.seen)
+    made: nn.Module = module.eval()
+    return made
 
 
-def dummy_module(
-    plan: FallbackPlan, *, dtype: torch.dtype, device: torch.device, seed: int
-) -> LoadedModule:
+def dummy_module(plan: FallbackPlan, *, dtype: torch.dtype, seed: int) -> nn.Module:
     """Random weights, the same for the same seed."""
     with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
-        module = _class(plan)._from_config(plan.found.config, dtype=dtype)
-    return LoadedModule(module.to(device).eval(), plan.call, plan.seen)
+        made: nn.Module = _class(plan)._from_config(plan.found.config, dtype=dtype).eval()
+    return made
+
+
+@torch.inference_mode()
+def part_of_rank(
+    module: nn.Module, plan: FallbackPlan, tp: TensorParallel, block_size: int
+) -> tuple[Tensor, ...]:
+    """Leave of a whole module what a rank computes; the logits that the whole had for the texts of
+    the trial."""
+    texts = trial_texts(plan.seen, module, block_size)
+    expected = tuple(plain(module, text) for text in texts)
+    divide(module, tp)
+    return expected
 
 
 def _class(plan: FallbackPlan) -> Any:

@@ -289,7 +289,7 @@ class PlainExecutor:
         shape = head_shape(spec, config.block_size, dtype, fp8_kv=fp8_kv)
         kernels = self.make_kernels(shape)
         if config.adapters is not None:
-            self.sites = make_sites(config.adapters, spec, kernels, dtype, device)
+            self.sites = make_sites(config.adapters, spec, kernels, dtype, device, TensorParallel())
         model = build_any_model(
             spec,
             weights,
