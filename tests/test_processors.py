@@ -291,8 +291,8 @@ def test_free_rows_do_not_wait_for_a_sleeper_or_for_one_that_raises(
     alone, steps_alone = free_rows()
     waiting = Waiting(monkeypatch)
     beside, steps_beside = free_rows(params(sleeper, max_tokens=60), params(Stubborn()))
-    # As many steps as ever, and next to no time spent waiting in them. Seconds are compared
-    # generously: somebody else may use the machine. benchmarks/structured.py has the figure.
+    # As many steps as ever, and next to no time spent waiting in them; a minute, if they waited for
+    # the sleeper. The machine may be busy: benchmarks/structured.py has the figure.
     assert steps_beside <= steps_alone + 5
-    assert waiting.seconds < 0.05 * beside + 0.1
-    assert beside < 1.5 * alone + 1.0
+    assert waiting.seconds < 0.05 * beside + 1.0
+    assert beside < 3 * alone + 10

@@ -13,6 +13,7 @@ import torch
 
 from quire.executor.precompile import warmup
 from quire.executor.precompile.warmup import Warmup
+from tests.jobs.driving import wait_until
 
 
 class Calls:
@@ -130,7 +131,7 @@ def test_kernels_that_another_process_compiles_are_waited_for(calls: Calls) -> N
     elsewhere = Elsewhere()
     calls.of_torch = lambda: [lambda: calls.made.append("torch")]  # type: ignore[method-assign]
     warm = Warmup(None, None, elsewhere)
-    time.sleep(0.1)
+    assert wait_until(lambda: bool(calls.made))
     assert calls.made == ["torch"], "what needs no kernel of ours waits for nobody"
     elsewhere.first.set()
     warm.wait()

@@ -66,7 +66,7 @@ def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == 75 and "To continue:" in said
     assert run(run_command(source, output)).returncode == 2  # another model: still the same job
     assert run(arguments).returncode == 0

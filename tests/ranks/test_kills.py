@@ -27,7 +27,7 @@ from quire.executor.ranks.wire import Kind
 from quire.step import StepPlan
 from quire.steps.codec import encode
 from quire.steps.ranked import RankPlan
-from tests.jobs.driving import children_of
+from tests.jobs.driving import children_of, wait_until
 from tests.tiny_llm import CONFIG, tiny_llm
 from tests.weights.tiny import tiny_model
 
@@ -63,13 +63,18 @@ def open_files() -> set[str]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of other processes that are tested meanwhile leave theirs elsewhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    folders = set(Path(tempfile.gettempdir()).glob("quire-ranks-*"))
     before = open_files()
     yield
-    assert open_files() == before
-    assert set(Path(tempfile.gettempdir()).glob("quire-ranks-*")) <= folders
+    assert open_files() <= before  # an older one may be closed meanwhile
+    assert list(Path(tempfile.gettempdir()).glob("quire-ranks-*")) == []
 
 
 def dies(llm: LLM, harm: Callable[[], None], within: float) -> RankDied:
@@ -94,7 +99,7 @@ def kill_once(folder: Path, rank: int, size: int = 2) -> None:
     with nothing_left():
         llm = open_llm(folder, size)
         pids = executor_of(llm).pids
-        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGKILL), within=5)
+        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGKILL), within=20)
         assert f"rank {rank} was killed by SIGKILL" in str(error)
         assert not any(map(is_alive, pids))
         with pytest.raises(EngineError):
@@ -109,7 +114,7 @@ def stop_once(folder: Path, rank: int, size: int = 2) -> None:
         executor = executor_of(llm)
         pids = executor.pids
         executor._alive._silence = 1.0
-        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGSTOP), within=6)
+        error = dies(llm, lambda: os.kill(pids[rank], signal.SIGSTOP), within=20)
         assert "no rank moved for 1 s" in str(error)
         assert not any(map(is_alive, pids))
         llm.close()
@@ -183,10 +188,7 @@ def test_ranks_leave_when_the_engines_process_is_killed(tmp_path: Path) -> None:
     child.kill()
     child.wait()
     child.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, pids))
+    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:

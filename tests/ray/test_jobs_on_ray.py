@@ -14,18 +14,18 @@ import pytest
 
 from quire.errors import InvalidOption
 from tests.jobs.driving import (
+    SAMPLED,
     is_alive,
     journal_bytes,
-    run,
     run_command,
     started,
+    undisturbed,
     wait_until,
     write_rows,
 )
 from tests.jobs.test_supervisor import make_job
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
-SAMPLED = ("--temperature", 1, "--seed", 7)
 
 
 @pytest.fixture
@@ -52,12 +52,6 @@ def engines() -> list[int]:
             if b"quire.jobs.child" in words and os.fsencode("--board") in words:
                 found.append(int(entry.name))
     return found
-
-
-def undisturbed(tmp_path: Path, source: Path) -> bytes:
-    calm = tmp_path / "calm.jsonl"
-    assert run(run_command(source, calm, *SAMPLED)).returncode == 0
-    return calm.read_bytes()
 
 
 def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
