@@ -22,6 +22,9 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels are interpreted where there is no GPU. Before anything imports Triton, as Transformers
     # does: what it was imported for, it stays.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Containers often ask Python to write no bytecode. Hundreds of processes are started here, and each
+# would compile all of quire again, which takes as long as all else that it does to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker: before torch is imported, or it is not heard.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -17,6 +17,7 @@ from quire.jobs.store.segments import lines, segments
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SAMPLED = ("--temperature", 1, "--seed", 7)
 
 
 def write_rows(path: Path, count: int, text: Callable[[int], str] = "row {}".format) -> Path:
@@ -46,6 +47,13 @@ def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str
         check=False,
         **options,
     )
+
+
+def undisturbed(tmp_path: Path, source: Path) -> bytes:
+    """What one engine that nothing happens to writes of these rows, drawn as SAMPLED says."""
+    calm = tmp_path / "calm.jsonl"
+    assert run(run_command(source, calm, *SAMPLED)).returncode == 0
+    return calm.read_bytes()
 
 
 @contextmanager

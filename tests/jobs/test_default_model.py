@@ -46,7 +46,7 @@ def questions(path: Path, count: int) -> Path:
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(
     tmp_path: Path, default_model: Path, long_mode: bool
 ) -> None:
-    source = questions(tmp_path / "in.jsonl", 400 if long_mode else 40)
+    source = questions(tmp_path / "in.jsonl", 400 if long_mode else 24)
     rng, wanted = random.Random(1), 20 if long_mode else 1
     fixed = ("-m", default_model, "-p", "A line about {{ text }}", "--max-tokens", 6, "--quiet")
     drawn = ("--temperature", 1, "--seed", 3, *EXACT, "dtype=float32", "--option", "max_num_seqs=8")

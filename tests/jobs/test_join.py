@@ -22,28 +22,22 @@ from quire.jobs.join.chunks import ChunkReader, Chunks
 from quire.jobs.join.claims import Claims, Workers
 from quire.jobs.join.merge import merge_output
 from tests.jobs.driving import (
+    SAMPLED,
     children_of,
     is_alive,
     run,
     run_command,
     started,
+    undisturbed,
     wait_until,
     write_rows,
 )
 from tests.jobs.test_supervisor import make_job
 
-SAMPLED = ("--temperature", 1, "--seed", 7)
-
 
 def join_command(source: Path, output: Path, *more: object, model: str = "fake") -> list[str]:
     usual = run_command(source, output, *SAMPLED, *more, "--join", model=model)
     return [sys.executable, "-m", "tests.jobs.join_drive", *usual[3:]]
-
-
-def undisturbed(tmp_path: Path, source: Path) -> bytes:
-    calm = tmp_path / "calm.jsonl"
-    assert run(run_command(source, calm, *SAMPLED)).returncode == 0
-    return calm.read_bytes()
 
 
 def num_done(job_dir: Path) -> int:
@@ -74,7 +68,7 @@ def test_four_workers_one_killed_and_one_asleep(tmp_path: Path, long_mode: bool)
             _, said = workers[1].communicate(timeout=60)
             assert workers[1].returncode == 0, said
         assert output.read_bytes() == calm
-        assert wait_until(lambda: not any(map(is_alive, asleep)), 10)  # noqa: B023
+        assert wait_until(lambda: not any(map(is_alive, asleep)))  # noqa: B023
 
 
 def test_a_worker_alone_goes_on_after_a_kill_and_merging_can_be_killed(

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,8 +50,8 @@ def calm(tmp_path: Path) -> Iterator[tuple[Path, list[dict[str, object]]]]:
 
 
 def test_killing_the_engine_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
-    wanted, rng = 100 if long_mode else 12, random.Random(3)
-    source = write_rows(tmp_path / "in.jsonl", 9000 if long_mode else 1500)
+    wanted, rng = 100 if long_mode else 5, random.Random(3)
+    source = write_rows(tmp_path / "in.jsonl", 9000 if long_mode else 800)
     calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
     assert run(run_command(source, calm)).returncode == 0
     job_dir, num_kills = tmp_path / "out.jsonl.quire", 0
@@ -91,11 +92,11 @@ def test_a_row_that_breaks_the_engine_is_found_and_the_others_finish(
 
 
 def test_two_rows_that_break_the_engine_are_both_found(tmp_path: Path) -> None:
-    text = [f"row {i} {'<crash>' if i in (5, 40) else ''}" for i in range(48)]
-    source = write_rows(tmp_path / "in.jsonl", 48, text.__getitem__)
+    text = [f"row {i} {'<crash>' if i in (5, 12) else ''}" for i in range(16)]
+    source = write_rows(tmp_path / "in.jsonl", 16, text.__getitem__)
     report = make_job(source, tmp_path / "out.jsonl").run(progress=False)
     failed = [row["text"] for row in read_lines(tmp_path / "out.jsonl") if row["error"]]
-    assert failed == [text[5], text[40]] and report.num_ok == 46
+    assert failed == [text[5], text[12]] and report.num_ok == 14
 
 
 def test_a_hang_is_noticed_and_its_row_found(
@@ -160,10 +161,10 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> No
             assert wait_until(lambda before=before: journal_bytes(job_dir) > before)  # type: ignore[misc]
             engines = children_of(process.pid)
             process.send_signal(number)
-            _, said = process.communicate(timeout=20)
+            _, said = process.communicate(timeout=60)
             codes.append(process.returncode)
             assert "To continue:" in said and "quire run" in said and "Traceback" not in said
-        assert wait_until(lambda engines=engines: not any(map(is_alive, engines)), 10)  # type: ignore[misc]
+        assert wait_until(lambda engines=engines: not any(map(is_alive, engines)))  # type: ignore[misc]
     assert codes == [75, 75]
     assert not output.exists()
     assert run(arguments).returncode == 0
@@ -179,24 +180,26 @@ def test_a_second_ctrl_c_leaves_now(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
         assert process.returncode in (75, 130)
         assert ("To continue" if process.returncode == 75 else "same command continues") in said
-    assert wait_until(lambda: not is_alive(engine), 10)
+    assert wait_until(lambda: not is_alive(engine))
 
 
 def test_interrupted_in_python_is_a_keyboard_interrupt(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 4)
-    job = make_job(source, tmp_path / "out.jsonl", "fake:load=0.5")
+    job = make_job(source, tmp_path / "out.jsonl", "fake:load=30")
     handler = signal.getsignal(signal.SIGINT)  # a shell in the background has it ignored
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    try:
-        with pytest.raises(Interrupted, match="rows are on disk"):
-            job.run(progress=False)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+
+    def interrupt() -> None:
+        wait_until(lambda: (tmp_path / "out.jsonl.quire" / "errors.jsonl").exists())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    soon = threading.Thread(target=interrupt)
+    soon.start()
+    with pytest.raises(Interrupted, match="rows are on disk"):
+        job.run(progress=False)
+    soon.join()
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -211,11 +214,11 @@ def test_rows_in_flight_are_bounded_by_their_bytes(
 def test_a_long_step_that_gets_somewhere_is_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of six seconds, where two without a move are too long."""
-    monkeypatch.setattr(engine_process, "SILENCE", 2.0)
+    """A step of three seconds, where one and a half without a move are too long."""
+    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
     source = write_rows(tmp_path / "in.jsonl", 2)
     job = Job(
-        source, tmp_path / "o.jsonl", model="fake:layers=50", prompt="{{ text }}", max_tokens=1
+        source, tmp_path / "o.jsonl", model="fake:layers=25", prompt="{{ text }}", max_tokens=1
     )
     job._engine_command = drive.command()
     report = job.run(progress=False)
@@ -235,10 +238,12 @@ def test_silence_while_nobody_listened_is_no_hang(monkeypatch: pytest.MonkeyPatc
         time.sleep(0.2)  # as if we had been stopped
         engine.poll(0)
         assert not engine.is_hung()
-        for _ in range(6):
-            time.sleep(0.05)
+
+        def is_hung() -> bool:
             engine.poll(0)
-        assert engine.is_hung()
+            return engine.is_hung()
+
+        assert wait_until(is_hung, step=0.02)
     finally:
         engine.end()
 

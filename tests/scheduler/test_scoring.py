@@ -164,9 +164,9 @@ def check_random_mix(seed: int, windows: tuple[Windows, ...] = (ONE_GROUP,)) -> 
 
 @pytest.mark.parametrize("block", range(3))
 def test_random_runs_score_what_each_request_scores_alone(block: int) -> None:
-    runs = [check_random_mix(seed) for seed in range(block * 50, block * 50 + 50)]
-    assert sum(preemptions for preemptions, _ in runs) > 20, "these are meant to run out of blocks"
-    assert sum(cached for _, cached in runs) > 100, "some are meant to find scores in the cache"
+    runs = [check_random_mix(seed) for seed in range(block * 30, block * 30 + 30)]
+    assert sum(preemptions for preemptions, _ in runs) > 15, "these are meant to run out of blocks"
+    assert sum(cached for _, cached in runs) > 60, "some are meant to find scores in the cache"
 
 
 @pytest.mark.long

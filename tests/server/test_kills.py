@@ -20,7 +20,7 @@ import httpx
 from tests.jobs.driving import ENVIRONMENT, ROOT, records
 from tests.server.stored import CHAT, chat_line, lines_of
 
-KILLS, LONG_KILLS = 10, 200
+KILLS, LONG_KILLS = 5, 200  # one at each of the MOMENTS, at least
 ROWS = 1500
 MOMENTS = ("upload", "check", "run", "run", "finish")
 ENDS = ("completed", "failed", "expired", "cancelled")

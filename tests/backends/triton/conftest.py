@@ -4,6 +4,7 @@ are imported."""
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,29 @@ def _mend_interpreter() -> None:
     interpreter._patch_lang_tensor = patched
 
 
+def _hasten_interpreter() -> None:
+    """Triton puts the interpreter's functions into its language at every launch, and again at every
+    call of a function inside one: most of the time of small kernels. Once for each module that
+    code names is enough, since here nothing is compiled."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch: Any = interpreter._patch_lang
+    scopes: dict[tuple[bool, bool], Any] = {}
+
+    @cache
+    def patched_once(code: Any) -> Any:
+        named = list(map(id, code.__globals__.values()))
+        modules = id(tl) in named, id(tl.core) in named
+        if modules not in scopes:
+            scopes[modules] = patch(code)
+            scopes[modules].restore = lambda: None
+        return scopes[modules]
+
+    interpreter._patch_lang = patched_once
+
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     _mend_interpreter()
+    _hasten_interpreter()
