@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield made
 
 
+def needs(name: str) -> pytest.MarkDecorator:
+    """Asked before a server is started."""
+    return pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed")
+
+
+@needs("llm")
 def test_llm_at_the_command_line(server: Serving, tmp_path: Path) -> None:
-    pytest.importorskip("llm")
     at = f"{server.address}/v1"
     known = f"- model_id: q\n  model_name: {MODEL}\n  api_base: {at}\n  api_key_name: q\n"
     (tmp_path / "extra-openai-models.yaml").write_text(known)
@@ -66,11 +72,12 @@ def test_llm_at_the_command_line(server: Serving, tmp_path: Path) -> None:
     assert MODEL in told("openai", "endpoint", at, "--models", "--key", KEY)
 
 
+@needs("litellm")
 @pytest.mark.long
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_litellm(server: Serving, provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no download
-    litellm = pytest.importorskip("litellm")
+    litellm = import_module("litellm")
     usual: Any = {"api_base": f"{server.address}/v1", "api_key": KEY, "num_retries": 0}
     model, messages = f"{provider}/{MODEL}", [{"role": "user", "content": ASK}]
 
@@ -90,10 +97,11 @@ def test_litellm(server: Serving, provider: str, monkeypatch: pytest.MonkeyPatch
         ask(model=f"{provider}/other")
 
 
+@needs("litellm")
 @pytest.mark.long
 def test_litellm_runs_batches_here(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    litellm = pytest.importorskip("litellm")
+    litellm = import_module("litellm")
     usual: Any = {"api_base": f"{server.address}/v1", "api_key": KEY}
     usual["custom_llm_provider"] = "openai"
     path = "/v1/chat/completions"
@@ -113,10 +121,11 @@ def test_litellm_runs_batches_here(server: Serving, monkeypatch: pytest.MonkeyPa
     assert b"Paris" in litellm.file_content(file_id=batch.output_file_id, **usual).content
 
 
+@needs("inspect_ai")
 @pytest.mark.long
 @pytest.mark.parametrize("batch", [False, True])
 def test_inspect(server: Serving, batch: bool, tmp_path: Path) -> None:
-    inspect_ai = pytest.importorskip("inspect_ai")
+    inspect_ai = import_module("inspect_ai")
     models = import_module("inspect_ai.model")
     sample = import_module("inspect_ai.dataset").Sample
     solver = import_module("inspect_ai.solver").generate()
@@ -138,11 +147,13 @@ def test_inspect(server: Serving, batch: bool, tmp_path: Path) -> None:
     assert log.results.scores[0].metrics["accuracy"].value == 1.0
 
 
+@needs("lm_eval")
+@needs("datasets")
 @pytest.mark.long
 def test_lm_eval_scores_what_quire_eval_scores(
     server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lm_eval, datasets = pytest.importorskip("lm_eval"), pytest.importorskip("datasets")
+    lm_eval, datasets = import_module("lm_eval"), import_module("datasets")
     from tests.evals.tasks.make_lm_eval_oracle import splits
 
     def load(path: str, name: str | None = None, **_: Any) -> Any:
