@@ -93,7 +93,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0, step: float = 0.002) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 180.0, step: float = 0.002) -> bool:
     """Whether it came true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
