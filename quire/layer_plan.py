@@ -122,6 +122,7 @@ class AttentionPlan:
     window: int | None = None  # how many tokens back a query sees, itself included; None = all
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     qkv_bias: bool = False
+    k_bias: bool = True  # False: with qkv_bias, keys have none all the same
     o_bias: bool = False
     # Norms of q and k before they are turned: of each head, or of all heads as one row.
     qk_norm: NormPlan | None = None
@@ -229,6 +230,14 @@ class ExpertsPlan:
         return self.expert.width
 
 
+@dataclass(frozen=True, slots=True)
+class CrossPlan:
+    """Attention of every token to all `length` rows that an encoder made of a sound, by heads like
+    those of the layer's self-attention. Keys and values are made once, with the encoder's rows."""
+
+    length: int
+
+
 # Where the norms of a layer stand: before both branches; after them, on what is added to the
 # stream; before and after; or branches side by side, with one norm before both or one for each.
 NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
@@ -247,6 +256,7 @@ class LayerPlan:
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # of what either branch adds to the stream
     state: DeltaNetPlan | None = None
+    cross: CrossPlan | None = None  # a branch between the two, with a norm before it
 
 
 def mlp_of(layer: LayerPlan) -> MlpPlan:

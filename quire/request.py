@@ -120,6 +120,9 @@ class Request:
     `coordinates` [3, tokens] are those of the prompt where positions have three of them, and
     `delta` is what is added to a later position to go on from them.
 
+    `heard` is a sound that every token attends to, prompt and answer alike; no token stands for it.
+    In `prompt_ids` the first is minus its serial, whatever it says.
+
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
     the `background` yields to those that are not.
 
@@ -152,6 +155,18 @@ class Request:
     coordinates: Ints | None = None
     delta: int = 0
     adapter: Adapter | None = None
+    heard: MediaItem | None = None
+
+    @property
+    def items(self) -> tuple[MediaItem, ...]:
+        """All its media: those of its prompt, or what it hears."""
+        heard = () if self.heard is None else (self.heard,)
+        return (*(span.item for span in self.media), *heard)
+
+    @property
+    def heard_serial(self) -> int:
+        """0: none."""
+        return 0 if self.heard is None else self.heard.serial
 
     @property
     def plain_ids(self) -> Ints:
@@ -162,6 +177,11 @@ class Request:
     def adapter_number(self) -> int:
         """0: none."""
         return 0 if self.adapter is None else self.adapter.number
+
+    def for_rows(self) -> dict[str, Any]:
+        """What each of its rows is told of it under these names (step.RowStart)."""
+        heard = self.heard_serial
+        return {"delta": self.delta, "adapter": self.adapter_number, "heard": heard}
 
     @property
     def lora_request(self) -> Any:

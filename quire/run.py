@@ -224,7 +224,7 @@ class Run:
             len(samples) if tree is None else len(tree.paths),
             [_Receiver(index, request, Shown(request))],
             self._compile_grammar(request.params) if tree is None else None,
-            self._prepare_media(request) if request.media else None,
+            self._prepare_media(request) if request.items else None,
         )
         self._pending[request.number] = pending
         if pending.is_waiting:

@@ -102,6 +102,10 @@ class SamplingParams:
     stream_interval: int | None = None
     # Filled in on the private copy, once a tokenizer is at hand.
     _bad_words_token_ids: list[list[int]] | None = field(default=None, init=False)
+    # What the model never writes, and what it never begins an answer with.
+    _suppressed_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = field(
+        default=((), ()), init=False
+    )
 
     def __post_init__(self) -> None:
         self._check_numbers()

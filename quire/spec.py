@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from quire.layer_plan import (
     AttentionPlan,
+    CrossPlan,
     DeltaNetPlan,
     ExpertsPlan,
     LayerPlan,
@@ -113,6 +114,11 @@ class ModelSpec:
         return max(mlp_of(layer).width for layer in self.layers)
 
     @property
+    def heard_rows(self) -> int:
+        """Rows of an encoder that layers attend to beside a sequence's own; 0: to none."""
+        return max(0 if layer.cross is None else layer.cross.length for layer in self.layers)
+
+    @property
     def norm_eps(self) -> float:
         return self.norm.eps
 
@@ -193,13 +199,10 @@ def _mixer_width(layer: LayerPlan) -> int:
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
     """What kernels are compiled for: the spec with each kind of layer once. How ropes are scaled is
     no part of it."""
-    bare = spec.with_attention(_unscaled)
+    bare = spec.with_attention(
+        lambda one: replace(one, rope=one.rope and replace(one.rope, scaling=None))
+    )
     return asdict(replace(bare, layers=tuple(dict.fromkeys(bare.layers))))
-
-
-def _unscaled(attention: AttentionPlan) -> AttentionPlan:
-    rope = attention.rope
-    return replace(attention, rope=rope and replace(rope, scaling=None))
 
 
 def spec_from_json(given: dict[str, Any]) -> ModelSpec:
@@ -241,6 +244,7 @@ def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
             "mlp": experts or MlpPlan(**mlp),
             "norm": NormPlan(**given["norm"]),
             "state": state and DeltaNetPlan(**{**state, "norm": NormPlan(**state["norm"])}),
+            "cross": given["cross"] and CrossPlan(**given["cross"]),
         }
     )
 

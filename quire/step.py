@@ -55,6 +55,7 @@ class RowStart:
     paced: bool = False
     delta: int = 0  # added to its positions where heads are turned, once its prompt is computed
     adapter: int = 0
+    heard: int = 0  # the serial of the item that its tokens attend to; 0: none
 
     @property
     def freezing_ids(self) -> Ints:

@@ -60,19 +60,35 @@ def pool_bytes(config: EngineConfig, free: int) -> int:
     return int(free * config.gpu_memory_utilization)
 
 
+def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
+    """Rows of encoders that have room beside the KV blocks, for models whose layers attend to them:
+    of the pool's bytes the share that they have in a sequence of full length, one sound at least.
+    A row takes as much as a token of KV."""
+    one = spec.heard_rows
+    if not one:
+        return 0
+    if config.num_blocks is not None:
+        return max(one, config.num_blocks * config.block_size * one // config.max_model_len)
+    share = one / (one + config.max_model_len)
+    room = int(pool_bytes(config, free) * share) // (spec.kv_values_per_token * dtype.itemsize)
+    return max(one, room)
+
+
 def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
     """How many blocks the pool gets; at least one, or NotEnoughMemory."""
     size = block_bytes(spec, config.block_size, dtype, groups_of(config, spec))
     if config.num_blocks is not None:
         count, budget = config.num_blocks, config.num_blocks * size
     else:
-        budget = pool_bytes(config, free)
-        count = budget // size
+        row = spec.kv_values_per_token * dtype.itemsize
+        budget = pool_bytes(config, free) - heard_rows(config, spec, dtype, free) * row
+        count = max(budget, 0) // size
     if count < 1:
+        least = spec.heard_rows * spec.kv_values_per_token * dtype.itemsize
         raise NotEnoughMemory(
             f"a KV block of {config.block_size} tokens takes {_mib(size)}, and {_mib(budget)} are "
             f"set aside for the KV cache ({_mib(free)} free). Set kv_cache_memory_bytes to at "
-            f"least {size}, or free some memory."
+            f"least {size + least}, or free some memory."
         )
     return count
 

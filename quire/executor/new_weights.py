@@ -52,6 +52,7 @@ class NewWeights:
             first = 0
             for part in weight.parts:
                 shape, within = (part.rows, *weight.shape[1:]), part.hf_within
+                first += part.zeros
                 self._shapes[part.hf] = within.whole(shape, (within.expert or 0) + 1)
                 self._targets.setdefault(part.hf, []).append(
                     _Target(places[weight.name], first, part.rows, within, part.order, part.hf_less)

@@ -1,10 +1,12 @@
-"""What a pass has of media: rows of encoders among its tokens, and coordinates of its positions."""
+"""What a pass has of media: rows of encoders among its tokens, coordinates of its positions, and
+sounds that its tokens hear."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from quire.executor.coordinates import Deltas
@@ -21,10 +23,15 @@ class PassMedia:
 
     def __init__(self, shelf: Shelf | None, num_rows: int) -> None:
         self.shelf, self.deltas = shelf or Shelf(None), Deltas(num_rows)
+        self._heard = np.zeros(num_rows, np.int64)  # the serial of what each row hears; 0: nothing
+        self._some_hear = False  # rows, so far
 
     def begin(self, plan: StepPlan) -> None:
         """Before a plan's passes are laid out."""
         self.deltas.start(plan.starts)
+        for start in plan.starts:
+            self._heard[start.row] = start.heard
+            self._some_hear |= start.heard > 0
 
     def encode(self, plan: StepPlan) -> None:
         """Before its passes are computed."""
@@ -39,6 +46,9 @@ class PassMedia:
     ) -> Batch:
         """The batch of these slices, and of decode rows at their positions, with what it has of
         media."""
+        if self._some_hear:
+            serials = self._heard[[*(one.row for one in prefill), *rows.tolist()]]
+            batch = replace(batch, heard=self.shelf.heard(serials, batch.query_starts))
         overlay = None
         if any(one.media for one in prefill):
             overlay = self.shelf.overlay(prefill, batch.query_starts.tolist())

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.errors import EngineError
+from quire.layers.cross import Heard, HeardPart
 from quire.layers.overlay import Overlay
 from quire.step import Encode, Slice, StepPlan
 
@@ -24,15 +26,17 @@ class Tower(Protocol):
     hidden_size: int  # of the stream that its rows join
 
     def encode(self, items: Sequence[Encode]) -> list[Tensor]:
-        """The rows of each item [count, H], or [count, (1 + layers) * H]."""
+        """The rows of each item [count, H], or [count, (1 + layers) * H]; of one that is heard
+        keys and values, [count, layers, 2, heads, D]."""
 
 
 class Shelf:
     """Encodes what plans list, and finds it for their slices."""
 
-    def __init__(self, load: Callable[[], Tower] | None) -> None:
-        """`load` makes the tower when the first item comes; None: there is none."""
-        self._load = load
+    def __init__(self, load: Callable[[], Tower] | None, *, alone: bool = False) -> None:
+        """`load` makes the tower when the first item comes; None: there is none. `alone`: each
+        token hears by itself, so that it has the same bits in any pass."""
+        self._load, self._alone = load, alone
         self._tower: Tower | None = None
         self._rows: dict[int, Tensor] = {}
         self.num_encoded = 0
@@ -89,6 +93,19 @@ class Shelf:
             return Overlay(at, found)
         parts = found.view(len(found), -1, width).transpose(0, 1)
         return Overlay(at, parts[0], parts[1:])
+
+    def heard(self, serials: npt.NDArray[np.int64], query_starts: Tensor) -> Heard:
+        """What the sequences of a pass hear, sequence i the item serials[i]: those who hear the
+        same together."""
+        starts = query_starts.cpu().numpy()
+        parts = []
+        for serial in np.unique(serials).tolist():
+            who = np.flatnonzero(serials == serial)
+            tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in who])
+            keys_values = self._rows[serial].permute(1, 2, 3, 0, 4)
+            for some in np.split(tokens, len(tokens)) if self._alone else (tokens,):
+                parts.append(HeardPart(torch.from_numpy(some), keys_values))
+        return tuple(parts)
 
     def clear(self) -> None:
         self._rows.clear()

@@ -39,6 +39,7 @@ from quire.families import (
     smollm3,
     stablelm,
     starcoder2,
+    whisper,
 )
 from quire.families.family import Family
 
@@ -78,6 +79,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
     qwen3_5_moe.FAMILY,
+    whisper.FAMILY,
 )
 # Whose text a model that sees has where its config does not say.
 UNSAID_TEXT = llama.FAMILY

@@ -50,7 +50,7 @@ SingletonPrompt: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | Embed
 
 
 class ExplicitEncoderDecoderPrompt(TypedDict):
-    """A prompt for each half of an encoder-decoder model; known, not supported."""
+    """A prompt for each half of a model whose decoder attends to an encoder (Whisper)."""
 
     encoder_prompt: SingletonPrompt
     decoder_prompt: SingletonPrompt | None

@@ -26,8 +26,8 @@ _REFUSED = {
     **dict.fromkeys(_MEDIA_KEYS, "text alone is read here; leave it out"),
     "token_type_ids": "decoder-only models have no token types; leave it out",
     "prompt_embeds": "pass the prompt as text or as token ids",
-    "encoder_prompt": "quire runs decoder-only models; pass one prompt",
-    "decoder_prompt": "quire runs decoder-only models; pass one prompt",
+    "encoder_prompt": "this model has no encoder; pass one prompt",
+    "decoder_prompt": "this model has no encoder; pass one prompt",
     "data": "pass the prompt as text or as token ids",
     "data_format": "pass the prompt as text or as token ids",
 }

@@ -24,6 +24,8 @@ from quire.errors import (
 )
 from quire.inputs.bad_words import bad_word_ids
 from quire.inputs.choices import ChoiceReader
+from quire.inputs.encoder_prompts import NO_SOUND, as_one_prompt
+from quire.inputs.lengths import check_encoded, check_length
 from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
@@ -75,7 +77,8 @@ class RequestMaker:
     `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
     `processors` says which functions edit a request's logits; its own where nobody else does.
     `edits_logits`: the LLM has processors for every row beside them. `media` reads those of
-    prompts; None: text alone is read.
+    prompts; None: text alone is read. `suppressed` are tokens that no answer has, and tokens that
+    none begins with.
     """
 
     def __init__(
@@ -92,8 +95,9 @@ class RequestMaker:
         processors: Callable[[SamplingParams], tuple[Callable[..., Any], ...]] | None = None,
         edits_logits: bool = False,
         media: MediaReader | None = None,
+        suppressed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
-        self._tokenizer, self._media = tokenizer, media
+        self._tokenizer, self._media, self._suppressed = tokenizer, media, suppressed
         self._processors = processors or _own_processors
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
@@ -160,8 +164,11 @@ class RequestMaker:
 
     def _parse(self, given: Any, options: Mapping[str, Any]) -> ParsedPrompt:
         media = self._media
+        given = as_one_prompt(given) if media is not None and media.crossed else given
         prompt = parse_prompt(given, self._vocab_size, with_media=media is not None)
         if media is None or prompt.media is None:
+            if media is not None and media.crossed:
+                raise InvalidPrompt(NO_SOUND, parameter="multi_modal_data")
             return prompt
         items = tuple(media.read(prompt.media, options))
         text = prompt.chat_text
@@ -178,6 +185,7 @@ class RequestMaker:
 
     def _resolve(self, params: SamplingParams) -> _Resolved:
         check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
+        params._suppressed_token_ids = self._suppressed
         if self._tokenizer is None:
             for name in ("stop", "bad_words", "structured_outputs"):
                 if getattr(params, name):
@@ -217,27 +225,14 @@ class RequestMaker:
             else:
                 texts.append((i, prompt.chat_text))
         if self._tokenizer is not None and texts:
+            crossed = self._media is not None and self._media.crossed  # begin with their own
             encoded = self._tokenizer.encode_each(
-                [text for _, text in texts], encoding.add_special_tokens
+                [text for _, text in texts], encoding.add_special_tokens and not crossed
             )
             for (i, _), row in zip(texts, encoded, strict=True):
-                ids[i] = row if isinstance(row, QuireError) else self._check_encoded(row)
-        return ids
-
-    def _check_encoded(self, ids: Ints) -> Ints | QuireError:
-        if not len(ids):
-            return InvalidPrompt(
-                "the text gives no tokens at all; give it at least one character that counts",
-                parameter="prompt",
-            )
-        if int(ids.max()) >= self._vocab_size:
-            return InvalidPrompt(
-                f"the tokenizer gives token {int(ids.max())}, and the model has only "
-                f"{self._vocab_size}; the tokenizer is another model's, or the text names a token "
-                "that was added to it later",
-                parameter="prompt",
-                value=int(ids.max()),
-            )
+                ids[i] = (
+                    row if isinstance(row, QuireError) else check_encoded(row, self._vocab_size)
+                )
         return ids
 
     def _request(
@@ -255,7 +250,8 @@ class RequestMaker:
         if grown is not None:
             ids = grown.prompt_ids
         ids = self._truncated(prompt, ids, params, encoding)
-        self._check_length(len(ids), grown)
+        num_media = 0 if grown is None else grown.num_media
+        check_length(len(ids), num_media, self._max_model_len, self._pool_tokens)
         check_prompt_logprobs(len(ids), params, self._vocab_size)
         processors = self._processors(params)
         choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
@@ -280,6 +276,7 @@ class RequestMaker:
             with_placeholders=None if grown is None else grown.plain_ids,
             coordinates=None if grown is None else grown.coordinates,
             delta=0 if grown is None else grown.delta,
+            heard=None if grown is None else grown.heard,
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:
@@ -311,25 +308,6 @@ class RequestMaker:
         if prompt.token_ids is None and encoding.add_special_tokens and ids[0] == bos:
             return np.concatenate([ids[:1], ids[len(ids) - keep + 1 :]])
         return ids[-keep:]
-
-    def _check_length(self, count: int, grown: Grown | None) -> None:
-        has = f"the prompt has {count} tokens"
-        has += f" ({grown.num_media} of them of media)" if grown is not None else ""
-        if count >= self._max_model_len:
-            raise PromptTooLong(
-                f"{has}; the model takes {self._max_model_len} with the "
-                f"answer (max_model_len), so at most {self._max_model_len - 1} here. Shorten it, "
-                f"or set truncate_prompt_tokens={self._max_model_len - 1} to keep its end",
-                parameter="prompt",
-                value=count,
-            )
-        if count > self._pool_tokens:
-            raise PromptTooLong(
-                f"{has}; the KV cache has room for {self._pool_tokens} in "
-                "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
-                parameter="prompt",
-                value=count,
-            )
 
 
 def _own_processors(params: SamplingParams) -> tuple[Callable[..., Any], ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.backends.ops import AttentionInputs, AttentionStep, HeadNorms, HeadShape, RowOp
 from quire.layer_plan import QueryGrowth, WholeHeads
 from quire.layers.batch import Batch
+from quire.layers.cross import Heard
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
 from quire.layers.overlay import Overlay
@@ -45,7 +46,8 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, their turns by each
     rope of the model, for each group of layers the slots their KV goes to, by kind the attention of
-    the pass, what of media stands in it, and of each group that keeps states where these are."""
+    the pass, what of media stands in it and is heard by it, and of each group that keeps states
+    where these are."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
@@ -53,6 +55,7 @@ class Pass:
     attention: dict[Kind, AttentionStep]
     overlay: Overlay | None = None
     states: Mapping[int, StatePass] = field(default_factory=dict)
+    heard: Heard = ()
 
 
 def unchanged(qk: Tensor) -> Tensor:

@@ -14,21 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.layers.cross import Heard
 from quire.layers.logit_tokens import logit_tokens_of
 from quire.layers.overlay import Overlay
+from quire.layers.prefixes import SharedPrefix, prefixes_of
 from quire.request import Ints
 from quire.step import PrefixGroup, Slice
 
 Longs = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """Sequences (numbers within the batch) whose tables all begin with `blocks` [full, count], in
-    the groups of layers that see everything."""
-
-    blocks: Tensor
-    members: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +58,7 @@ class Batch:
     overlay: Overlay | None = None
     coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
     spans: tuple[tuple[int, int], ...] = ()
+    heard: Heard = ()
 
     @property
     def num_tokens(self) -> int:
@@ -125,26 +119,8 @@ def make_batch(
         context_lens=put(context_lens),
         tables=own_tables,
         num_prefill=len(prefill),
-        prefixes=_prefixes(groups, rows, len(prefill), windows.count(None), device),
+        prefixes=prefixes_of(groups, rows, len(prefill), windows.count(None), device),
         logit_tokens=put(logit_tokens),
         draws=put(draws),
         fresh_blocks=own_tables[:, put(fresh), put(context_lens[fresh] // block_size)].reshape(-1),
     )
-
-
-def _prefixes(
-    groups: Sequence[PrefixGroup],
-    rows: Longs,
-    num_prefill: int,
-    num_full: int,
-    device: torch.device,
-) -> tuple[SharedPrefix, ...]:
-    """The groups with their members as sequences of this batch; rows that rest are left out."""
-    number = {row: num_prefill + i for i, row in enumerate(rows[num_prefill:].tolist())}
-    prefixes = []
-    for group in groups:
-        members = [number[row] for row in group.rows.tolist() if row in number]
-        if len(members) > 1:
-            blocks = torch.from_numpy(group.blocks).to(device, torch.int64).view(num_full, -1)
-            prefixes.append(SharedPrefix(blocks, torch.tensor(members, device=device)))
-    return tuple(prefixes)

@@ -89,7 +89,8 @@ class Decoder:
         }
         turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
         slots = batch.slots.unbind()
-        shared = Pass(batch.positions, turns, slots, attention, batch.overlay, states)
+        heard = batch.heard
+        shared = Pass(batch.positions, turns, slots, attention, batch.overlay, states, heard)
         return self.compute(batch.token_ids, shared, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:

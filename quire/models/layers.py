@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.layers.attention import Attention, Pass
+from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet
 from quire.layers.experts import Experts
 from quire.layers.mlp import GatedMLP, PlainMLP
@@ -35,6 +36,26 @@ class PlainLayer:
     ) -> Tensor:
         attended = self.attention(normed, shared, keys, values)
         made = self.mlp(self.mlp_norm.after_adding(attended, residual))
+        return self.next_norm.after_adding(made, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class HearingLayer:
+    """The same with attention to a sound between the two."""
+
+    attention: Mixer
+    cross_norm: Norm
+    cross: CrossAttention
+    mlp_norm: Norm
+    mlp: Mlp
+    next_norm: Norm
+
+    def __call__(
+        self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        attended = self.attention(normed, shared, keys, values)
+        heard = self.cross(self.cross_norm.after_adding(attended, residual), shared.heard)
+        made = self.mlp(self.mlp_norm.after_adding(heard, residual))
         return self.next_norm.after_adding(made, residual)
 
 
@@ -90,4 +111,4 @@ class Finish:
         return made if self.scale == 1.0 else made.mul_(self.scale)
 
 
-Layer = PlainLayer | FinishingLayer | ParallelLayer
+Layer = PlainLayer | HearingLayer | FinishingLayer | ParallelLayer

@@ -15,6 +15,7 @@ from quire.layers.attention import (
     NormedWidths,
     unchanged,
 )
+from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet, DeltaNetWeights
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
@@ -25,6 +26,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.layers import (
     Finish,
     FinishingLayer,
+    HearingLayer,
     Layer,
     Mixer,
     Mlp,
@@ -129,6 +131,8 @@ class Parts:
         attention = self.mixer(f"layers.{index}.attn", plan)
         mlp = self.mlp(f"layers.{index}.mlp", plan.mlp)
         scale, norms = plan.branch_scale, plan.norms
+        if plan.cross is not None:
+            return self._hearing(index, plan, attention, mlp, next_norm)
         if norms in ("parallel", "parallel_two"):
             own = self._layer_norm(index, "mlp_norm") if norms == "parallel_two" else None
             return ParallelLayer(attention, own, mlp, scale, next_norm)
@@ -160,6 +164,22 @@ class Parts:
             self.linear(f"{name}.o", hidden, width, bias=False),
         )
         return DeltaNet(self.shape, plan, weights)
+
+    def _hearing(
+        self, index: int, plan: LayerPlan, attention: Mixer, mlp: Mlp, next_norm: Norm
+    ) -> HearingLayer:
+        if plan.norms != "before" or plan.branch_scale != 1.0:
+            raise UnsupportedModel(f"layers.{index}: attention to a sound beside other norms.")
+        heads, hidden = plan.attention, self.spec.hidden_size
+        name, width = f"layers.{index}.cross", heads.num_heads * heads.head_dim
+        cross = CrossAttention(
+            self.shape,
+            index,
+            self.linear(f"{name}.q", width, hidden, bias=heads.qkv_bias),
+            self.linear(f"{name}.o", hidden, width, bias=heads.o_bias),
+        )
+        norms = (self._layer_norm(index, f"{one}_norm") for one in ("cross", "mlp"))
+        return HearingLayer(attention, next(norms), cross, next(norms), mlp, next_norm)
 
     def attention(self, name: str, plan: AttentionPlan) -> Attention:
         hidden, width = self.spec.hidden_size, plan.head_dim

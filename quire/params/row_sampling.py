@@ -22,7 +22,7 @@ class RowSampling:
     top_k 0 means no limit. `allowed_ids` None: all are. A bad word is the ids that spell it.
     `num_logprobs` None: no logprobs are wanted, -1: those of the whole vocabulary; with
     `logprob_ids` those of these tokens instead of the likeliest. `guided`: a mask comes with
-    every token.
+    every token. `never_ids` are not drawn, `not_first_ids` not as a row's first output.
     """
 
     temperature: float = 1.0
@@ -40,12 +40,15 @@ class RowSampling:
     num_logprobs: int | None = None
     logprob_ids: _Ints | None = None
     guided: bool = False
+    never_ids: _Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    not_first_ids: _Ints = field(default_factory=lambda: np.empty(0, np.int32))
 
     @classmethod
     def of(cls, params: SamplingParams) -> RowSampling:
         bias, named = params.logit_bias or {}, params.logprob_token_ids
         allowed, words = params.allowed_token_ids, params._bad_words_token_ids or ()
         asks = params.logprobs is not None or bool(named)
+        never, not_first = (np.array(ids, np.int32) for ids in params._suppressed_token_ids)
         return cls(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
@@ -62,6 +65,8 @@ class RowSampling:
             num_logprobs=(params.logprobs or 0) if asks else None,
             logprob_ids=np.array(named, np.int32) if named else None,
             guided=params.structured_outputs is not None,
+            never_ids=never,
+            not_first_ids=not_first,
         )
 
     @property

@@ -124,10 +124,20 @@ def _feed_forwards(layer: LayerPlan) -> tuple[MlpPlan, ...]:
     return (mlp.expert,) if mlp.shared is None else (mlp.expert, mlp.shared)
 
 
+def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], ...]:
+    """The parts of a layer, and of which kinds ranks have shares."""
+    return (
+        (layer.attention, (AttentionPlan,)),
+        (layer.mlp, (MlpPlan, ExpertsPlan)),
+        (layer.cross, (type(None),)),
+    )
+
+
 def _layer(layer: LayerPlan, share: RankShare) -> LayerPlan:
     attention, mlp = layer.attention, layer.mlp
-    if type(attention) is not AttentionPlan or type(mlp) not in (MlpPlan, ExpertsPlan):
-        named = type(mlp if type(attention) is AttentionPlan else attention).__name__
+    strange = [x for x, kinds in _divided_parts(layer) if type(x) not in kinds]
+    if strange:
+        named = type(strange[0]).__name__
         raise NotSupported(
             f"{OPTION}={share.size}: a layer with a {named} is not divided among ranks yet. Run "
             "replicas of the whole model: data_parallel_size."

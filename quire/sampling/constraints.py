@@ -1,4 +1,5 @@
-"""What forbids tokens or shifts them: grammar masks, allowed tokens, bad words, min_tokens, bias.
+"""What forbids tokens or shifts them: grammar masks, allowed tokens, bad words, min_tokens, bias,
+and what a model's own files suppress.
 
 Each class holds one feature for all rows. `apply` edits float32 logits in place, only the lines
 whose rows asked, and only the tokens concerned; a forbidden token is at -inf.
@@ -303,3 +304,38 @@ class LogitBias:
         if entries is not None:
             line, token, bias = entries
             logits[line, token] += bias
+
+
+class Suppressed:
+    """Tokens that the model's own files rule out: always, and as the first of an answer."""
+
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
+        self._never, self._not_first = (RowTokens(max_rows, device) for _ in range(2))
+        self._first = np.zeros(max_rows, np.int64)  # where a row's first output stands
+
+    def start(self, start: RowStart) -> None:
+        self._first[start.row] = len(start.prompt_ids)
+        if len(start.sampling.never_ids):
+            self._never.set(start.row, start.sampling.never_ids)
+        if len(start.sampling.not_first_ids):
+            self._not_first.set(start.row, start.sampling.not_first_ids)
+
+    def end(self, rows: Ints) -> None:
+        self._never.end(rows)
+        self._not_first.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        wanted: Flags = self._never.has[call.rows] | self._begins(call)
+        return wanted
+
+    def _begins(self, call: Call) -> Flags:
+        begins: Flags = self._not_first.has[call.rows] & (call.positions == self._first[call.rows])
+        return begins
+
+    def apply(self, logits: Tensor, call: Call) -> None:
+        lines = np.flatnonzero(self._begins(call))
+        for known, at in ((self._never, np.arange(len(call))), (self._not_first, lines)):
+            entries = known.at(call.rows[at])
+            if entries is not None:
+                line, token, _ = entries
+                logits[index(at, logits.device)[line], token] = -torch.inf

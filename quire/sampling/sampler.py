@@ -3,7 +3,7 @@
 The order of operations:
     raw logprobs
     float32
-    grammar mask -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias
+    grammar mask -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias -> suppressed tokens
     repetition, frequency, presence penalties
     greedy: the likeliest token
     otherwise: temperature -> min_p -> top_k -> top_p -> Gumbel noise -> the largest
@@ -28,7 +28,14 @@ from torch import Tensor
 
 from quire.request import Ints
 from quire.sampling.batch_processors import BatchProcessors
-from quire.sampling.constraints import AllowedTokens, BadWords, GrammarMask, LogitBias, MinTokens
+from quire.sampling.constraints import (
+    AllowedTokens,
+    BadWords,
+    GrammarMask,
+    LogitBias,
+    MinTokens,
+    Suppressed,
+)
 from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.penalties import Penalties
@@ -98,6 +105,7 @@ class Sampler:
             bad_words,
             MinTokens(max_rows=max_rows, device=device),
             LogitBias(max_rows=max_rows, device=device),
+            Suppressed(max_rows=max_rows, device=device),
             self._batch,
             penalties,
         )

@@ -5,6 +5,8 @@ An item is encoded whole and once, in the plan whose slice first enters its span
 row is inside a span of it; then it may be forgotten, the longest unused first. A slice ends before
 a span whose item finds no room in this plan. So there is always a way on: whoever is inside a span
 needs nothing more, and where nobody is, one item fits however large it is.
+
+An item that a row hears stays for as long as the row runs, and no row begins before there is room.
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ class MediaPlans:
         self._kept: set[int] = set()  # serials that must stay for this plan
         self._encode: list[Encode] = []
         self._forgotten: list[int] = []
+        self._some_hear = False  # rows, so far
         self.num_encoded = 0  # items, in all plans
 
     def begin(self) -> None:
-        """A plan is begun: whoever is inside a span keeps its item."""
+        """A plan is begun: whoever is inside a span, or hears an item, keeps it."""
         self._kept.clear()
         if not self._held:
             return
         rows = self._rows
+        if self._some_hear:
+            hearing = (rows.sequence(row).request.heard for row in rows.running.tolist())
+            self._kept.update(item.serial for item in hearing if item is not None)
         for row in rows.running[~rows.drawn[rows.running]].tolist():
             computed = int(rows.computed[row])
             for span in rows.sequence(row).request.media:
@@ -49,6 +55,9 @@ class MediaPlans:
     def reach(self, request: Request, start: int, end: int) -> int:
         """How far a slice from `start` to `end` gets; what it needs is on the shelf or encoded.
         InvalidRequest where a medium can no longer be read."""
+        if request.heard is not None:
+            self._some_hear = True
+            return end if self._find(request.heard) else start
         for span in _entered(request, start, end):
             if span.two_way and start <= span.start and end < span.end:
                 return span.start  # never cut: its tokens see each other
@@ -58,6 +67,8 @@ class MediaPlans:
 
     def can_begin(self, request: Request, start: int, budget: int) -> bool:
         """Whether a slice from `start` on gets anywhere, of at most `budget` tokens."""
+        if request.heard is not None:
+            return request.heard.serial in self._held or self._has_room(request.heard)
         for span in _entered(request, start, start + 1):
             if span.two_way and start == span.start and span.end - start > budget:
                 return False

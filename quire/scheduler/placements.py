@@ -11,7 +11,7 @@ or whose guesses were wrong, finds all it needs to go on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -321,11 +321,11 @@ class Placements:
 
     def _row_start(self, row: int, sequence: Sequence) -> RowStart:
         request = sequence.request
+        about = request.for_rows()
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
             ids = request.plain_ids, sequence.output_ids, no_ints()
-            start = RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED)
-            return replace(start, delta=request.delta, adapter=request.adapter_number)
+            return RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
         return RowStart(
             row=row,
             sampling=self._sampling(request.params),
@@ -338,8 +338,7 @@ class Placements:
             request=request.number,
             has_processors=bool(request.processors),
             paced=bool(self.rows.paced[row]),
-            delta=request.delta,
-            adapter=request.adapter_number,
+            **about,
         )
 
     def _sampling(self, params: SamplingParams) -> RowSampling:

@@ -137,7 +137,7 @@ class Rows:
 
     def _keep_ids(self, row: int, sequence: Sequence) -> None:
         self.token_ids[row] = self.fed_ids[row] = sequence.token_ids
-        if sequence.request.media:
+        if sequence.request.with_placeholders is not None:
             self.fed_ids[row] = sequence.fed_ids
 
     def leave(self, row: int) -> None:

@@ -261,7 +261,7 @@ class Scheduler:
     def _with_media(self, row: int, chunk: int) -> int:
         """As many of these tokens as have the media that stand among them."""
         request, start = self.rows.sequence(row).request, int(self.rows.computed[row])
-        if not request.media:
+        if not request.items:
             return chunk
         try:
             return self.media.reach(request, start, start + chunk) - start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.cache.pool import BlockPool
+from quire.families.fields import Fields
 from quire.inputs.prompt import RequestMaker
 from quire.plan.lengths import OutputLengths
 from quire.scheduler.limits import Limits
@@ -11,6 +12,7 @@ from quire.session.guides import Guides
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import SessionMedia
 from quire.session.processors import RequestProcessors
+from quire.spec import ModelSpec
 
 
 def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -> Scheduler:
@@ -21,7 +23,8 @@ def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -
         caching=config.enable_prefix_caching,
         windows=model.facts.windows,
     )
-    kept = model.facts.num_blocks * config.block_size  # a few per cent of the KV
+    # As many rows as tokens of KV, a few per cent of its bytes; of sounds as many as fit.
+    kept = model.facts.shelf_rows or model.facts.num_blocks * config.block_size
     return Scheduler(
         pool,
         Limits.in_engine(config, shelf_rows=kept),
@@ -46,4 +49,18 @@ def make_maker(model: LoadedModel, media: SessionMedia) -> RequestMaker:
         processors=RequestProcessors(config, model.spec.vocab_size).of,
         edits_logits=bool(config.batch_processors),
         media=media.reader,
+        suppressed=suppressed_ids(model),
     )
+
+
+def suppressed_ids(model: LoadedModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens that a model which hears never writes, and those that it never begins with: without
+    them it writes down noises, or nothing at all."""
+    if not isinstance(model.spec, ModelSpec) or not model.spec.heard_rows:
+        return (), ()
+    said = Fields(model.generation_config, "generation_config.json")
+    never, not_first = (
+        tuple(token for token in said.ids(key) if token < model.spec.vocab_size)
+        for key in ("suppress_tokens", "begin_suppress_tokens")
+    )
+    return never, not_first

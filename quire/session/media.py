@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
 from quire.errors import CorruptModel, EngineError, InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
+from quire.families.media.rules import SoundRules
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.expanding import Rules
 from quire.inputs.media.preparing import MediaPool, Preparing
@@ -99,13 +100,18 @@ class ModelMedia:
             kind: self.family.text_for(kind) or mine.placeholder for kind, mine in rules.items()
         }
         tokenizer.interleave_media = self.interleave
-        return MediaReader(make, tokenizer, MediaPool(), self.options, three_axes=three_axes)
+        return MediaReader(
+            *(make, tokenizer, MediaPool(), self.options),
+            three_axes=three_axes,
+            crossed=self.family.crossed,
+        )
 
     def tower(self, config: EngineConfig) -> Tower:
         """Loads it, which takes seconds: Transformers is imported for it."""
         import torch
 
         from quire.models.towers.build import build_tower, canonical_name
+        from quire.models.towers.hearing import build_hearing_tower
         from quire.weights.read_rows import read_tensor
 
         stored: dict[str, Any] = {}
@@ -120,14 +126,19 @@ class ModelMedia:
             tensor = stored.get(canonical_name(name))
             return None if tensor is None else read_tensor(tensor)
 
+        how: dict[str, Any] = {
+            "dtype": getattr(torch, config.dtype),
+            "device": torch.device(config.device),
+            "alone": config.device == "cpu" or config.batch_invariant,
+        }
+        if self.family.crossed:
+            return build_hearing_tower(self.config, read, **how)
         return build_tower(
             self.family,
             self.rules(lambda token: None),
             self.config,
             read,
-            dtype=getattr(torch, config.dtype),
-            device=torch.device(config.device),
-            alone=config.device == "cpu" or config.batch_invariant,
+            **how,
         )
 
 
@@ -139,6 +150,13 @@ class SessionMedia:
         self.reader: MediaReader | None = None
         if media is not None and tokenizer is not None:
             self.reader = media.reader(tokenizer)
+
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples in a second of the sounds that a decoder attends to, None where it does not."""
+        if self.reader is None or not self.reader.crossed:
+            return None
+        return cast(SoundRules, self.reader.rules["audio"]).rate
 
     def prepare(self, request: Request) -> Preparing | None:
         return None if self.reader is None else self.reader.pool.prepare(request)

@@ -63,8 +63,9 @@ def pieces_of(stored: Iterable[Piece], cut: Cut) -> Iterator[Piece]:
             last = min(wanted.stop, piece.first + piece.rows)
             if first < last:
                 rows = range(first - piece.first, last - piece.first)
-                yield replace(_rows(piece, rows), first=at, columns=cut.columns)
-                at += len(rows)
+                into = at + first - wanted.start
+                yield replace(_rows(piece, rows), first=into, columns=cut.columns)
+        at += len(wanted)
 
 
 def _rows(piece: Piece, rows: range) -> Piece:

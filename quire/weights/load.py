@@ -95,7 +95,7 @@ FillRows = Callable[[Piece], None]
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """What a weight is filled from; `start` has each of them filled in, by any thread. Rows beyond
-    them are zeros."""
+    and between them are zeros."""
 
     all: Sequence[Piece]
     has_zeros: bool
@@ -137,7 +137,7 @@ def fill_all(
         filling: list[Future[None]] = []
         for (weight, sources), cut, mine in zip(plan, cuts, own, strict=True):
             pieces = tuple(pieces_of(_stored_pieces(weight, sources, files), cut))
-            fill(mine, Pieces(pieces, cut.has_zeros, pool, filling))
+            fill(mine, Pieces(pieces, cut.has_zeros or weight.has_zeros, pool, filling))
         for done in filling:
             done.result()
     finally:
@@ -172,6 +172,7 @@ def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles)
         if part.order is not None:
             order = part.order.after(order)
         less = part.hf_less if files.kind == "hf" else 0.0
+        first += part.zeros
         yield Piece(first, part.rows, source, order, less)
         first += part.rows
 

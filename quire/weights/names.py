@@ -25,7 +25,8 @@ class Part:
     """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
     in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
     is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
-    some of a stored tensor, `within` says which."""
+    some of a stored tensor, `within` says which. `zeros`: so many rows of those before it are
+    stored nowhere."""
 
     hf: str
     gguf: str
@@ -35,6 +36,7 @@ class Part:
     hf_less: float = 0.0
     hf_within: Within = WHOLE
     gguf_within: Within = WHOLE
+    zeros: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class Weight:
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     is_wide: bool = False
+
+    @property
+    def has_zeros(self) -> bool:
+        return any(part.zeros for part in self.parts)
 
 
 def weights_of(spec: ModelSpec) -> Iterator[Weight]:
@@ -101,6 +107,9 @@ class _LayerWeights:
             yield from self._delta_net(plan.state)
         if after:
             yield from self._norm("attn_post_norm", names.attn_post_norm, plan.norm)
+        if plan.cross is not None:
+            yield from self._norm("cross_norm", names.cross_norm, plan.norm)
+            yield from self._cross(plan.attention)
         if before and plan.norms != "parallel":
             yield from self._norm("mlp_norm", names.mlp_norm, plan.norm)
         yield from self._mlp(plan.mlp)
@@ -112,7 +121,9 @@ class _LayerWeights:
 
     def _attention(self, plan: AttentionPlan) -> Iterator[Weight]:
         names, size = self.names, plan.head_dim
-        yield from self._linear("attn.qkv", self.hidden, self._qkv(plan), bias=plan.qkv_bias)
+        for weight in self._linear("attn.qkv", self.hidden, self._qkv(plan), bias=plan.qkv_bias):
+            is_whole = plan.k_bias or len(weight.shape) > 1
+            yield weight if is_whole else _without_second(weight)
         if plan.qk_norm is not None:
             for ours, stored, count in (
                 ("attn.q_norm", names.q_norm, plan.num_heads),
@@ -157,6 +168,15 @@ class _LayerWeights:
         yield from _norm(*norm, plan.norm)
         out = self._parts((names.state_out,), (self.hidden,))
         yield from self._linear("attn.o", width, out, bias=False)
+
+    def _cross(self, plan: AttentionPlan) -> Iterator[Weight]:
+        """Keys and values are the encoder's (models/towers)."""
+        width = plan.num_heads * plan.head_dim
+        for name, stored, rows, columns, bias in (
+            ("cross.q", self.names.cross_q, width, self.hidden, plan.qkv_bias),
+            ("cross.o", self.names.cross_o, self.hidden, width, plan.o_bias),
+        ):
+            yield from self._linear(name, columns, self._parts((stored,), (rows,)), bias=bias)
 
     def _qkv(self, plan: AttentionPlan) -> tuple[_Stored, ...]:
         names, size = self.names, plan.head_dim
@@ -287,6 +307,12 @@ class _LayerWeights:
             if kind == "weight" or bias:
                 named = tuple(one.named(kind) for one in parts)
                 yield Weight(f"{self._ours(name)}.{kind}", shape, named)
+
+
+def _without_second(weight: Weight) -> Weight:
+    """The same where files have no second part: it is zeros."""
+    first, second, third = weight.parts
+    return replace(weight, parts=(first, replace(third, zeros=second.rows)))
 
 
 @dataclass(frozen=True, slots=True)

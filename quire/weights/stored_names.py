@@ -22,7 +22,7 @@ _OUTER = ("", "language_model.")
 # Towers and what joins them to the text: not read.
 _TOWERS = (
     *("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "visual."),
-    *("vision_model.", "connector.", "image_newline"),
+    *("vision_model.", "connector.", "image_newline", "encoder."),
 )
 
 

@@ -27,7 +27,7 @@ from tests.parity.families import FAMILIES as TINY
 from tests.parity.more_families import MORE
 from tests.ranks.threads import on_ranks
 
-SEEING = {"qwen2_vl", "qwen3_vl"}
+SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
 CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE}
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
@@ -70,7 +70,7 @@ def logits_of(spec: ModelSpec, weights: dict[str, Tensor], tp: TensorParallel) -
 
 
 def test_every_family_has_a_config_here() -> None:
-    """But for those that read images, which ranks are refused for."""
+    """But for those that read images or hear, which ranks are refused for."""
     found = {spec_of(config).family for config in CONFIGS.values()}
     assert found | SEEING == {family.name for family in FAMILIES}
 

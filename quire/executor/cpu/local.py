@@ -22,6 +22,7 @@ from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.memory import (
     block_bytes,
     groups_of,
+    heard_rows,
     longest_sequence,
     make_cache,
     num_blocks,
@@ -85,7 +86,7 @@ class LocalExecutor:
             )
         self.config, self.spec, self._read_again = config, spec, read_again
         self._tp, self._make_sampler = tp or TensorParallel(), make_sampler
-        self.handles, self.shelf = Handles(), Shelf(tower)
+        self.handles, self.shelf = Handles(), Shelf(tower, alone=config.batch_invariant)
         self._weights: Weights | LoadedModule | None = weights
         self._model: Model | None = None
         self._runner: Runner | None = None
@@ -120,6 +121,7 @@ class LocalExecutor:
                 *declined_notes(model.kernels, spec),
             ),
             windows=windows_of(groups),
+            shelf_rows=heard_rows(config, spec, DTYPES[config.dtype], free),
         )
 
     @property

@@ -68,6 +68,7 @@ class MediaFamily:
     read_sounds: Callable[[MediaConfig], SoundRules] | None = None
     options: tuple[str, ...] = ()  # of its processor, that callers may set
     three_axes: bool = False  # positions have three coordinates
+    crossed: bool = False  # its decoder attends to an item, for which nothing stands in the prompt
     in_text: str = ""
     sounds_in_text: str = ""
 

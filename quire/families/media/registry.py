@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.families.media import clips, idefics3, llava, llava_next, qwen_vl
+from quire.families.media import clips, idefics3, llava, llava_next, qwen_vl, whisper
 from quire.families.media.family import MediaFamily
 
 FAMILIES: tuple[MediaFamily, ...] = (
@@ -16,6 +16,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     *qwen_vl.FAMILIES,
     clips.QWEN2_AUDIO,
     clips.VOXTRAL,
+    whisper.FAMILY,
 )
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 

@@ -39,10 +39,18 @@ class Grown:
     spans: tuple[Span, ...]
     coordinates: Ints | None = None
     delta: int = 0
+    heard: MediaItem | None = None
 
     @property
     def num_media(self) -> int:
         return sum(span.item.count for span in self.spans)
+
+
+def heard_by(ids: Ints, item: MediaItem) -> Grown:
+    """A prompt every token of which hears an item: the first names it where ids are compared."""
+    compared = ids.copy()
+    compared[0] = -item.serial
+    return Grown(compared, ids, (), heard=item)
 
 
 def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> ChatText:

@@ -90,7 +90,7 @@ class MediaPool:
 
     def prepare(self, request: Request) -> Preparing | None:
         """Have the media of a request prepared; None where there is nothing to wait for."""
-        needed = {id(i): i.features for i in _items(request) if _waits(i)}
+        needed = {id(i): i.features for i in request.items if _waits(i)}
         media = [one for one in needed.values() if isinstance(one, PreparedMedium)]
         if not media:
             return None
@@ -126,10 +126,6 @@ class MediaPool:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
-
-
-def _items(request: Request) -> list[MediaItem]:
-    return [span.item for span in request.media]
 
 
 def _waits(item: MediaItem) -> bool:

@@ -12,7 +12,7 @@ from quire.errors import InvalidPrompt
 from quire.families.media.rules import MediaRules, SoundRules
 from quire.inputs.media.allowed import WORDS, MediaOptions
 from quire.inputs.media.coordinates import coordinates_of
-from quire.inputs.media.expanding import Grown, PlacedItem, Rules, grow_ids, grow_text
+from quire.inputs.media.expanding import Grown, PlacedItem, Rules, grow_ids, grow_text, heard_by
 from quire.inputs.media.given import Given, check_kinds, read_images, read_sounds
 from quire.inputs.media.identity import MOST_KNOWN, Serials
 from quire.inputs.media.images import MOST_BYTES
@@ -35,10 +35,12 @@ class MediaReader:
         options: MediaOptions,
         *,
         three_axes: bool = False,
+        crossed: bool = False,
     ) -> None:
         """`make_rules` makes those of an LLM with some of its processor's options changed;
-        `three_axes`: the model's positions have three coordinates."""
-        self._three_axes = three_axes
+        `three_axes`: the model's positions have three coordinates; `crossed`: its decoder attends
+        to the one item of a prompt."""
+        self._three_axes, self.crossed = three_axes, crossed
         self._make_rules, self.rules = make_rules, make_rules({})
         self.pool, self._options = pool, options
         self._tokenizer, self._serials = tokenizer, Serials()
@@ -78,9 +80,13 @@ class MediaReader:
         return replace(given, data=data)
 
     def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
+        if self.crossed:
+            return chat
         return grow_text(chat, self.rules, items)
 
     def grow_ids(self, ids: Ints, items: Sequence[PlacedItem]) -> Grown:
+        if self.crossed:
+            return heard_by(ids, items[0].item)
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
         grown = grow_ids(ids, self.rules, items, self._tokenizer.backend.token_to_id, encode)
         if not self._three_axes:

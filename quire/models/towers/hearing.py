@@ -1,0 +1,90 @@
+"""HearingTower: a sound's encoder, and what makes keys and values of its rows for every layer of
+the decoder. The encoder is Transformers' module with the checkpoint's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quire.base.boundary import refusing
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.models.towers.tower import MOST_TOGETHER
+from quire.step import Encode
+
+ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
+
+
+class HearingTower:
+    """Sounds as their decoder hears them."""
+
+    def __init__(
+        self, encoder: nn.Module, weight: Tensor, bias: Tensor, heads: int, *, alone: bool
+    ) -> None:
+        """`weight` [layers * 2 * H, H] makes keys and values of all layers, with `bias`; `alone`:
+        each sound is encoded by itself, so that its rows have the same bits in any plan."""
+        self._encoder, self._weight, self._bias = encoder, weight, bias
+        self._heads, self._alone = heads, alone
+        self.hidden_size = weight.shape[1]
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+        """[rows, layers, 2, heads, D] of each: a view, in whose memory rows lie by head."""
+        made: list[Tensor] = []
+        step = 1 if self._alone else MOST_TOGETHER
+        for first in range(0, len(items), step):
+            mel = np.stack([item.arrays["mel"] for item in items[first : first + step]])
+            heard = torch.from_numpy(mel).to(self._weight.device, self._weight.dtype)
+            for rows in self._encoder(heard).last_hidden_state:
+                pairs = F.linear(rows, self._weight, self._bias)
+                heads = pairs.view(len(rows), -1, 2, self._heads, self.hidden_size // self._heads)
+                by_head = heads.permute(1, 2, 3, 0, 4).contiguous()
+                made.append(by_head.permute(3, 0, 1, 2, 4))
+        return made
+
+
+def build_hearing_tower(
+    config: Mapping[str, Any],
+    read: ReadWeight,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    alone: bool,
+) -> HearingTower:
+    """That of a Whisper, by its config.json."""
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
+    with refusing(lambda why: UnsupportedModel(f"Transformers cannot make the encoder: {why}")):
+        about: Any = WhisperConfig(**values)
+        about._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            encoder: nn.Module = WhisperEncoder(about)
+
+    def weight_of(name: str, shape: tuple[int, ...]) -> Tensor:
+        stored = read(name, shape)
+        if stored is None:
+            raise CorruptModel(f"the weight {name!r} of the model's encoder is missing.")
+        if tuple(stored.shape) != shape:
+            raise CorruptModel(
+                f"the weight {name!r} has shape {list(stored.shape)}, not {list(shape)}."
+            )
+        return stored.to(device, dtype)
+
+    for name, weight in list(encoder.named_parameters()):
+        holder, _, last = name.rpartition(".")
+        found = nn.Parameter(weight_of(f"encoder.{name}", tuple(weight.shape)), requires_grad=False)
+        setattr(encoder.get_submodule(holder), last, found)
+    hidden, weights, biases = about.d_model, [], []
+    for layer in range(about.decoder_layers):
+        start = f"decoder.layers.{layer}.encoder_attn"
+        weights += [weight_of(f"{start}.{x}_proj.weight", (hidden, hidden)) for x in "kv"]
+        bias = weight_of(f"{start}.v_proj.bias", (hidden,))
+        biases += [torch.zeros_like(bias), bias]  # keys have none
+    made = torch.cat(weights), torch.cat(biases)
+    return HearingTower(encoder.eval(), *made, about.decoder_attention_heads, alone=alone)
