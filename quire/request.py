@@ -60,7 +60,7 @@ class MediaItem:
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
     """Where an item stands in a prompt: token places[i] takes row i of its encoder. What lies
-    between is ordinary tokens. `two_way`: tokens from start to end see each other."""
+    between is ordinary tokens. `two_way`: tokens of a run see each other."""
 
     item: MediaItem
     places: Ints
@@ -74,6 +74,14 @@ class Span:
     def end(self) -> int:
         """Behind its last token."""
         return int(self.places[-1]) + 1
+
+    @property
+    def runs(self) -> Ints:
+        """[n, 2]: where tokens of the item that lie side by side begin, and where they end:
+        places [3 4 5 8 9] -> [[3 6] [8 10]]"""
+        last = np.flatnonzero(np.diff(self.places) != 1)
+        first = self.places[np.append(0, last + 1)]
+        return np.stack([first, self.places[np.append(last, -1)] + np.int32(1)], 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -125,7 +125,7 @@ class Slice:
     hidden: HiddenKind | None = None
     media: tuple[MediaPart, ...] = ()
     coordinates: Ints | None = None  # [3, tokens], where positions have three
-    key_limits: Ints | None = None  # of each token: the first position that it does not see
+    two_way: Ints | None = None  # [n, 2] positions: tokens from one up to the other see each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,13 @@ class AttentionStep(Protocol):
         Every token of the pass must have been stored before."""
 
 
+class PlannedAttention(AttentionStep, Protocol):
+    """What was planned for a pass, and how KV lies in the blocks that it reads and writes."""
+
+    def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of n blocks, as the cache has them, as numbers [n, kv_heads, S, D]."""
+
+
 class Kernels(Protocol):
     """All ops of one device."""
 
@@ -195,7 +202,7 @@ class Kernels(Protocol):
     def activate(self, activation: Activation) -> RowOp:
         """[T, I] -> activation of each number."""
 
-    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         """Everything about a pass that its layers share; `window` = tokens a query sees."""
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:

@@ -138,6 +138,9 @@ class ReferenceAttention:
         values[blocks, :, offsets] = v[: len(slots)]
         return turned[:, : self.shape.num_heads]
 
+    def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, values
+
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:

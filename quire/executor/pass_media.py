@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from quire.backends.two_way import TwoWaySpan
 from quire.executor.coordinates import Deltas
 from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch
@@ -49,11 +50,22 @@ class PassMedia:
         if self._some_hear:
             serials = self._heard[[*(one.row for one in prefill), *rows.tolist()]]
             batch = replace(batch, heard=self.shelf.heard(serials, batch.query_starts))
-        overlay = None
-        if any(one.media for one in prefill):
-            overlay = self.shelf.overlay(prefill, batch.query_starts.tolist())
         moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
-        if overlay is None and moved is None:
+        if moved is not None:
+            batch = replace(batch, coordinates=torch.from_numpy(moved).to(batch.positions.device))
+        if not any(one.media for one in prefill):
             return batch
-        coordinates = None if moved is None else torch.from_numpy(moved).to(batch.positions.device)
-        return replace(batch, overlay=overlay, coordinates=coordinates)
+        starts = np.cumsum([0, *(len(one.token_ids) for one in prefill)]).tolist()
+        overlay, two_way = self.shelf.overlay(prefill, starts), _two_way(prefill, starts)
+        return replace(batch, overlay=overlay, two_way=two_way)
+
+
+def _two_way(prefill: Sequence[Slice], starts: Sequence[int]) -> tuple[TwoWaySpan, ...]:
+    """Which tokens of a pass see each other; slice i begins with its token starts[i]."""
+    spans = []
+    for number, one in enumerate(prefill):
+        for start, end in [] if one.two_way is None else one.two_way.tolist():
+            first = max(start, one.start)
+            at = starts[number] + first - one.start
+            spans.append(TwoWaySpan(number, at, first, start, end))
+    return tuple(spans)

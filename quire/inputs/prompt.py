@@ -280,7 +280,9 @@ class RequestMaker:
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:
-        return None if self._media is None else self._media.grow_ids(ids, prompt.items)
+        if self._media is None:
+            return None
+        return self._media.grow_ids(ids, prompt.items, from_text=prompt.token_ids is None)
 
     def _truncated(
         self, prompt: ParsedPrompt, ids: Ints, params: SamplingParams, encoding: Encoding

@@ -212,7 +212,9 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
     if before is None:
         return now.changed(first_epoch=lock.epoch)
     differences, about_every_row = before.differences(now)
-    if not differences:
+    # Only reading the files that rows name tells whether one of them changed.
+    names_files = bool(now.image or now.audio)
+    if not differences and not (reuse and names_files):
         hashes = {old.path: old.sha256 for old in before.inputs}
         kept = before.changed(command=now.command, inputs=_with_hashes(now.inputs, hashes))
         return kept.changed(status="running", output=now.output)

@@ -52,7 +52,7 @@ class Pass:
     positions: Tensor
     turns: tuple[Turn, ...]
     slots: tuple[Tensor, ...]
-    attention: dict[Kind, AttentionStep]
+    attention: Mapping[Kind, AttentionStep]
     overlay: Overlay | None = None
     states: Mapping[int, StatePass] = field(default_factory=dict)
     heard: Heard = ()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.backends.two_way import TwoWaySpan
 from quire.layers.cross import Heard
 from quire.layers.logit_tokens import logit_tokens_of
 from quire.layers.overlay import Overlay
@@ -59,6 +60,7 @@ class Batch:
     coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
     spans: tuple[tuple[int, int], ...] = ()
     heard: Heard = ()
+    two_way: tuple[TwoWaySpan, ...] = ()  # whose tokens also see those behind them
 
     @property
     def num_tokens(self) -> int:

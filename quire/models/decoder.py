@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from quire.backends.ops import HeadShape, Kernels
+from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention
+from quire.backends.two_way import TwoWayAttention
 from quire.layer_plan import KVGroup
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
@@ -87,11 +88,22 @@ class Decoder:
         states = {
             group: state_pass(attention_inputs(batch, group), size) for group in self.state_groups
         }
+        if batch.two_way:
+            attention = {
+                kind: self._two_way(step, inputs[kind[0]], kind[1], batch)
+                for kind, step in attention.items()
+            }
         turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
         slots = batch.slots.unbind()
         heard = batch.heard
         shared = Pass(batch.positions, turns, slots, attention, batch.overlay, states, heard)
         return self.compute(batch.token_ids, shared, cache)
+
+    def _two_way(
+        self, step: PlannedAttention, inputs: AttentionInputs, window: int | None, batch: Batch
+    ) -> PlannedAttention:
+        shape = self.layers[0].attention.shape
+        return TwoWayAttention(step, shape, inputs, window, batch.two_way)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before."""

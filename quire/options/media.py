@@ -68,4 +68,10 @@ MEDIA: dict[str, tuple[Any, Check, str]] = {
         "Where a chat template takes text alone, placeholders stand where their parts stood "
         "instead of before the text.",
     ),
+    "enable_mm_embeds": (
+        False,
+        checks.flag,
+        "Images may come as embeddings: tensors of torch, in place of what the tower would make. "
+        "They are checked by shape alone, so only where those who write prompts are trusted.",
+    ),
 }

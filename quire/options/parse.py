@@ -74,6 +74,7 @@ class Options:
     allowed_media_domains: tuple[str, ...] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     interleave_mm_strings: bool = False
+    enable_mm_embeds: bool = False
     enable_lora: bool = False
     max_loras: int = MAX_LORAS
     max_lora_rank: int = MAX_RANK

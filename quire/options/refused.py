@@ -79,7 +79,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "reasoning_parser_plugin": None,
     },
     "Leave it out, and bound the answer by max_tokens.": {"reasoning_config": None},
-    "Pass text or token ids.": {"enable_prompt_embeds": False, "enable_mm_embeds": False},
+    "Pass text or token ids.": {"enable_prompt_embeds": False},
     "Only token ids, text and logprobs are returned.": {
         "enable_return_routed_experts": False,
         "return_sampling_mask": False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ import numpy as np
 from quire.plan.estimate import RunEstimate
 from quire.plan.prefixes import SharedPrefix
 from quire.plan.times import Doubles
-from quire.request import Ints
+from quire.request import Ints, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,32 @@ class Percentiles:
         return (
             f"shortest {self.least:,}, median {self.median:,}, 90 % up to {self.p90:,}, "
             f"99 % up to {self.p99:,}, longest {self.most:,}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCounts:
+    """Media of the prompts that run: items, how many of different content, and tokens of them; each
+    content is encoded once while it is kept."""
+
+    num_items: int
+    num_distinct: int
+    num_tokens: int
+    num_distinct_tokens: int
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> MediaCounts | None:
+        items = [span.item for request in requests for span in request.media]
+        if not items:
+            return None
+        distinct = {item.serial: item.count for item in items}
+        num_tokens = sum(item.count for item in items)
+        return MediaCounts(len(items), len(distinct), num_tokens, sum(distinct.values()))
+
+    def __str__(self) -> str:
+        return (
+            f"{_count(self.num_items, 'item')} of {self.num_tokens:,} tokens; "
+            f"{self.num_distinct:,} different to encode, of {self.num_distinct_tokens:,} tokens"
         )
 
 
@@ -65,6 +91,7 @@ class Plan:
     prefix_caching: bool
     foretell: Callable[[], RunEstimate]
     notes: tuple[str, ...] = ()
+    media: MediaCounts | None = None  # None: there are none
 
     @cached_property
     def estimate(self) -> RunEstimate:
@@ -88,6 +115,7 @@ class Plan:
         lines = [
             ("requests", self._requests()),
             ("prompts", f"{self.num_prompt_tokens:,} tokens: {self.prompt_lengths}"),
+            *([] if self.media is None else [("media", str(self.media))]),
             ("outputs", self._outputs()),
             ("duplicates", self._duplicates()),
             ("prefixes", self._prefixes()),

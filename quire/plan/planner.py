@@ -18,7 +18,7 @@ from quire.config import EngineConfig
 from quire.plan.duplicates import find_duplicates
 from quire.plan.estimate import RunEstimate, estimate_run
 from quire.plan.lengths import OutputLengths, is_certain
-from quire.plan.plan import Percentiles, Plan
+from quire.plan.plan import MediaCounts, Percentiles, Plan
 from quire.plan.prefixes import PrefixTree, SharedPrefix
 from quire.plan.times import Doubles, StepTimes
 from quire.request import Ints, Request
@@ -87,6 +87,7 @@ class Planner:
             prefix_caching=self.config.enable_prefix_caching,
             foretell=partial(self._estimate, requests, order, found, expected, groups),
             notes=self._notes(requests, order),
+            media=MediaCounts.of(requests[i] for i in order.tolist()),
         )
 
     def _cached_tokens(

@@ -31,6 +31,7 @@ from quire.report.compare import Comparison, compare, pairs
 from quire.report.facts import Gathering, RunFacts
 from quire.report.histogram import Histogram
 from quire.report.series import Chart, Series, series_of
+from quire.report.thumbnails import Thumbnails
 from quire.report.tiles import Tile, described, tiles, written
 
 ASSETS = Path(__file__).parent / "assets"
@@ -163,9 +164,10 @@ def _single(
     max_rows: int,
 ) -> Iterator[page_rows.PageRow]:
     """The rows that are shown; all are watched."""
-    watched = gathering.watch(run)
+    watched, thumbnails = gathering.watch(run), Thumbnails(run)
     for row, found in _scored(run, islice(watched, max_rows), scores):
-        yield page_rows.page_row(run, row.record.key, row, [(row, found)], truth)
+        pictures = thumbnails.of(row.columns)
+        yield page_rows.page_row(run, row.record.key, row, [(row, found)], truth, pictures)
     for _ in watched:
         pass
 
@@ -199,12 +201,14 @@ def _double(
         }
         return row, found
 
+    thumbnails = [Thumbnails(run) for run in runs]
     for key, mine, theirs in pairs(runs[0], runs[1], on):
         asked = mine or theirs
         if asked is not None:
-            owner = runs[0] if mine is not None else runs[1]
+            owner = 0 if mine is not None else 1
             sides = [side(0, mine), side(1, theirs)]
-            yield page_rows.page_row(owner, key, asked, sides, truth)
+            pictures = thumbnails[owner].of(asked.columns)
+            yield page_rows.page_row(runs[owner], key, asked, sides, truth, pictures)
 
 
 def _page_run(
@@ -264,10 +268,14 @@ def _licensed(uplot: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Our scripts by hash, our styles, and nothing else: no network, no frames, no other code."""
+    """Our scripts by hash, our styles, pictures that are in the page, and nothing else: no network,
+    no frames, no other code."""
     hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; base-uri 'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'"
+    )
 
 
 @cache

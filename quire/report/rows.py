@@ -33,13 +33,14 @@ class PageRow:
     truth: str | None
     columns: Mapping[str, str | None]
     sides: Sequence[tuple[StoredRow, _Scores] | None]
+    pictures: tuple[str, ...] = ()  # small ones of its images, JPEGs in base64
 
     @property
     def num_characters(self) -> int:
         """About how much of the page it takes."""
         texts = [len(text or "") + len(name) for name, text in self.columns.items()]
         answers = [min(len(t), LONGEST_TEXT) for s in self.sides if s for t in s[0].record.outputs]
-        return len(self.prompt) + sum(texts) + sum(answers)
+        return len(self.prompt) + sum(texts) + sum(answers) + sum(map(len, self.pictures))
 
 
 def page_row(
@@ -48,6 +49,7 @@ def page_row(
     row: StoredRow,
     sides: Sequence[tuple[StoredRow, _Scores] | None],
     truth: str | None,
+    pictures: tuple[str, ...] = (),
 ) -> PageRow:
     """The row as asked by `run`."""
     wanted = row.columns.get(truth) if truth else None
@@ -58,6 +60,7 @@ def page_row(
         truth=None if wanted is None else _text(wanted),
         columns={name: _text(value) for name, value in row.columns.items()},
         sides=sides,
+        pictures=pictures,
     )
 
 
@@ -87,6 +90,7 @@ def _table(rows: Sequence[PageRow], metrics: Sequence[Sequence[str]]) -> dict[st
         "row": [row.row for row in rows],
         "prompt": [row.prompt for row in rows],
         "truth": [row.truth for row in rows],
+        **({"pictures": [row.pictures for row in rows]} if any(r.pictures for r in rows) else {}),
         "columns": {name: [row.columns.get(name) for row in rows] for name in names},
         "sides": [
             _side([row.sides[number] for row in rows], names_of_side)

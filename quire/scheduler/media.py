@@ -59,8 +59,9 @@ class MediaPlans:
             self._some_hear = True
             return end if self._find(request.heard) else start
         for span in _entered(request, start, end):
-            if span.two_way and start <= span.start and end < span.end:
-                return span.start  # never cut: its tokens see each other
+            end = _uncut(span, start, end)
+            if end <= max(span.start, start):
+                return end
             if not self._find(span.item):
                 return int(span.places[np.searchsorted(span.places, start)])
         return end
@@ -70,7 +71,7 @@ class MediaPlans:
         if request.heard is not None:
             return request.heard.serial in self._held or self._has_room(request.heard)
         for span in _entered(request, start, start + 1):
-            if span.two_way and start == span.start and span.end - start > budget:
+            if _uncut(span, start, start + budget) <= start:
                 return False
             if span.item.serial not in self._held and not self._has_room(span.item):
                 return False
@@ -91,8 +92,8 @@ class MediaPlans:
             behind = np.arange(request.num_prompt, end, dtype=np.int32) + request.delta
             known = request.coordinates[:, start:end]
             coordinates = np.concatenate([known, np.tile(behind[-(end - start) :], (3, 1))], 1)
-        limits = _key_limits(request, start, end)
-        return replace(one, media=tuple(parts), coordinates=coordinates, key_limits=limits)
+        two_way = _two_way(request, start, end)
+        return replace(one, media=tuple(parts), coordinates=coordinates, two_way=two_way)
 
     def take(self) -> tuple[Ints, tuple[Encode, ...]]:
         """What the plan forgets, and what it encodes."""
@@ -137,16 +138,24 @@ class MediaPlans:
             self._forgotten.append(serial)
 
 
-def _key_limits(request: Request, start: int, end: int) -> Ints | None:
-    """Of each token of a slice the first position that it does not see, where some see tokens
-    behind them; None where none does."""
-    spans = [s for s in request.media if s.two_way and s.start < end and start < s.end]
-    if not spans:
+def _uncut(span: Span, start: int, end: int) -> int:
+    """Where a slice that was to end at `end` ends, so that it cuts no tokens that see each other:
+    all of them are computed in one pass. At `start` where it gets nowhere."""
+    if span.two_way:
+        for first, last in span.runs.tolist():
+            if first < end < last:
+                return max(int(first), start)
+    return end
+
+
+def _two_way(request: Request, start: int, end: int) -> Ints | None:
+    """The runs of tokens of a slice that see each other, as positions; None where there are
+    none."""
+    runs = [s.runs for s in request.media if s.two_way and s.start < end and start < s.end]
+    if not runs:
         return None
-    limits = np.arange(start + 1, end + 1, dtype=np.int32)
-    for span in spans:
-        limits[max(span.start - start, 0) : span.end - start] = span.end
-    return limits
+    joined = np.concatenate(runs)
+    return joined[(joined[:, 0] < end) & (start < joined[:, 1])]
 
 
 def _entered(request: Request, start: int, end: int) -> Iterable[Span]:

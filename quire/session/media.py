@@ -52,7 +52,7 @@ class ModelMedia:
             return None
         hosts = options.allowed_media_domains or ()
         folder = options.allowed_local_media_path
-        given = MediaOptions(allowed, folder, hosts)
+        given = MediaOptions(allowed, folder, hosts, options.enable_mm_embeds)
         processor = options.mm_processor_kwargs or {}
         return cls(family, kinds, files, said, given, processor, options.interleave_mm_strings)
 
@@ -93,7 +93,7 @@ class ModelMedia:
                 f"mm_processor_kwargs: {error}", parameter="mm_processor_kwargs", value=dict(said)
             ) from None
 
-    def reader(self, tokenizer: Tokenizer) -> MediaReader:
+    def reader(self, tokenizer: Tokenizer, pass_tokens: int, hidden_size: int) -> MediaReader:
         make = partial(self.rules, tokenizer.backend.id_to_token)
         rules, three_axes = make(), self.family.three_axes
         tokenizer.media_in_text = {
@@ -104,7 +104,16 @@ class ModelMedia:
             *(make, tokenizer, MediaPool(), self.options),
             three_axes=three_axes,
             crossed=self.family.crossed,
+            pass_tokens=pass_tokens,
+            row_width=self._row_width(hidden_size),
         )
+
+    def _row_width(self, hidden_size: int) -> int | None:
+        """Of what the tower makes, with what it makes for deeper layers; None where its rows
+        cannot be given."""
+        vision = self.config.get("vision_config")
+        deeper = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+        return (1 + len(deeper or ())) * hidden_size if self.family.embedded else None
 
     def tower(self, config: EngineConfig) -> Tower:
         """Loads it, which takes seconds: Transformers is imported for it."""
@@ -145,11 +154,19 @@ class ModelMedia:
 class SessionMedia:
     """The media of an LLM's prompts, from reading them to having them prepared."""
 
-    def __init__(self, media: ModelMedia | None, tokenizer: Tokenizer | None) -> None:
-        """Nothing is read of them where the model sees nothing, or has no tokenizer."""
+    def __init__(
+        self,
+        media: ModelMedia | None,
+        tokenizer: Tokenizer | None,
+        *,
+        pass_tokens: int,
+        hidden_size: int,
+    ) -> None:
+        """Nothing is read of them where the model sees nothing, or has no tokenizer. A pass has at
+        most `pass_tokens`, each `hidden_size` wide."""
         self.reader: MediaReader | None = None
         if media is not None and tokenizer is not None:
-            self.reader = media.reader(tokenizer)
+            self.reader = media.reader(tokenizer, pass_tokens, hidden_size)
 
     @property
     def sound_rate(self) -> int | None:

@@ -75,7 +75,7 @@ class Session:
         )
         self._results = Results(model.tokenizer)
         self.pooling = make_pooling(model)
-        self._media = SessionMedia(self.model.media, self.model.tokenizer)
+        self._media = self._make_media()
         self.intake = Intake(
             make_maker(self.model, self._media),
             model.default_params,
@@ -101,6 +101,14 @@ class Session:
         writes = ("generate",) if self.model.no_text is None else ()
         scores = ("score",) if self.pooling.spec.is_cross_encoder else ()
         return (*writes, *self.pooling.tasks, *scores)
+
+    def _make_media(self) -> SessionMedia:
+        model = self.model
+        return SessionMedia(
+            *(model.media, model.tokenizer),
+            pass_tokens=model.config.max_num_batched_tokens,
+            hidden_size=model.spec.hidden_size,
+        )
 
     def _make_guides(self) -> Guides:
         model = self.model
@@ -260,7 +268,7 @@ class Session:
             self.engine.scheduler = make_scheduler(self.model, self._lengths, self._guides)
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
-            self._media = SessionMedia(self.model.media, self.model.tokenizer)
+            self._media = self._make_media()
             self.intake.use(make_maker(self.model, self._media), made)
 
     def sleep(self, level: int) -> None:

@@ -30,7 +30,7 @@ class Seeing:
     processor: dict[str, Any]
     inputs: Callable[[dict[str, Any], list[Image.Image]], dict[str, Any]]  # of `generate`
     placeholder: str = "<image>"
-    typed: bool = False  # `generate` is told which tokens are of media
+    typed: str = ""  # under which name `generate` is told which tokens are of media
     sizes: tuple[tuple[int, int], ...] = ((90, 70), (60, 120), (56, 56), (31, 200))
 
 
@@ -175,10 +175,175 @@ def qwen_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[st
 
 def shaped(make: Callable[[], Any]) -> Seeing:
     here = "<|vision_start|><|image_pad|><|vision_end|>"
-    return Seeing(make, VISION, SHAPED, qwen_inputs, here, typed=True)
+    return Seeing(make, VISION, SHAPED, qwen_inputs, here, typed="mm_token_type_ids")
+
+
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
+
+
+def gemma3() -> Any:
+    from transformers import Gemma3Config
+    from transformers import Gemma3ForConditionalGeneration as Made
+
+    config = Gemma3Config(
+        vision_config={**SIGLIP, "patch_size": 7},
+        text_config={
+            **TEXT,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 10,
+        },
+        image_token_index=FIRST_ADDED,
+        boi_token_index=FIRST_ADDED + 1,
+        eoi_token_index=FIRST_ADDED + 2,
+        mm_tokens_per_image=16,
+    )
+    return Made(config)
+
+
+SQUARES = {"size": {"height": 56, "width": 56}, "resample": 2}
+
+
+def gemma3_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    made = dict(processed(Gemma3ImageProcessorPil, processor, images))
+    return {"pixel_values": made["pixel_values"]}
+
+
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 56,
+    "patch_size": 7,
+}
+LINED = {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}, "resample": 3}
+MERGED = {**LINED, "patch_size": {"height": 14, "width": 14}}
+LINES = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+
+
+def pixtral() -> Any:
+    from transformers import LlavaConfig
+    from transformers import LlavaForConditionalGeneration as Made
+
+    text = {**text_config(), "model_type": "mistral"}
+    config = LlavaConfig(
+        vision_config=PIXTRAL,
+        text_config=text,
+        image_token_index=FIRST_ADDED,
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+    return Made(config)
+
+
+def mistral3() -> Any:
+    from transformers import Mistral3Config
+    from transformers import Mistral3ForConditionalGeneration as Made
+
+    text = {**TEXT, "model_type": "mistral", "head_dim": 8, "tie_word_embeddings": False}
+    config = Mistral3Config(
+        vision_config=PIXTRAL,
+        text_config=text,
+        image_token_index=FIRST_ADDED,
+        tie_word_embeddings=False,
+    )
+    return Made(config)
+
+
+def pixtral_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    return dict(processed(PixtralImageProcessorPil, processor, images))
+
+
+def internvl() -> Any:
+    from transformers import InternVLConfig
+    from transformers import InternVLForConditionalGeneration as Made
+
+    config = InternVLConfig(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": [28, 28],
+            "patch_size": [7, 7],
+        },
+        text_config={**TEXT, "model_type": "qwen2", "tie_word_embeddings": False},
+        image_token_id=FIRST_ADDED,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    return Made(config)
+
+
+STRETCHED = {"size": {"height": 28, "width": 28}, "max_patches": 6, "resample": 3}
+
+
+def internvl_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    processor = {**processor, "crop_to_patches": True}
+    return {"pixel_values": processed(GotOcr2ImageProcessorPil, processor, images)["pixel_values"]}
+
+
+def onevision() -> Any:
+    from transformers import LlavaOnevisionConfig
+    from transformers import LlavaOnevisionForConditionalGeneration as Made
+
+    config = LlavaOnevisionConfig(
+        vision_config=SIGLIP,
+        text_config={**TEXT, "model_type": "qwen2", "tie_word_embeddings": False},
+        image_token_index=FIRST_ADDED,
+        video_token_index=FIRST_ADDED + 1,
+        image_grid_pinpoints=ONE["image_grid_pinpoints"],
+        vision_aspect_ratio="anyres_max_2",
+    )
+    return Made(config)
+
+
+ONE = {
+    "size": {"height": 56, "width": 56},
+    "image_grid_pinpoints": [[high, wide] for high in (56, 112, 168) for wide in (56, 112, 168)],
+    "resample": 3,
+}
+
+
+def onevision_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+        LlavaOnevisionImageProcessorPil,
+    )
+
+    nested: Any = [images]
+    return dict(processed(LlavaOnevisionImageProcessorPil, processor, nested))
 
 
 SEEING: dict[str, Seeing] = {
+    "gemma3": Seeing(
+        gemma3,
+        ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+        SQUARES,
+        gemma3_inputs,
+        "<start_of_image>",
+        typed="token_type_ids",
+    ),
+    "pixtral": Seeing(pixtral, LINES, LINED, pixtral_inputs, "[IMG]"),
+    "mistral3": Seeing(mistral3, LINES, MERGED, pixtral_inputs, "[IMG]"),
+    "internvl": Seeing(
+        internvl,
+        ["<IMG_CONTEXT>", "<img>", "</img>"],
+        STRETCHED,
+        internvl_inputs,
+        "<IMG_CONTEXT>",
+    ),
+    "llava_onevision": Seeing(onevision, ["<image>", "<video>"], ONE, onevision_inputs),
     "qwen2_vl": shaped(qwen2_vl),
     "qwen2_5_vl": shaped(qwen2_5_vl),
     "qwen3_vl": shaped(qwen3_vl),

@@ -14,6 +14,7 @@ TAKEN: dict[str, list[Any]] = {
     "allowed_media_domains": [(["a.example"], ("a.example",))],
     "mm_processor_kwargs": [({"max_pixels": 9}, {"max_pixels": 9})],
     "interleave_mm_strings": [(True, True)],
+    "enable_mm_embeds": [(True, True)],
 }
 BAD: dict[str, list[Any]] = {
     "limit_mm_per_prompt": [4, {"smell": 1}, {"image": -1}, {"image": True}, {"image": "2"}],
@@ -22,4 +23,5 @@ BAD: dict[str, list[Any]] = {
     "allowed_media_domains": ["a.example", [3]],
     "mm_processor_kwargs": [[]],
     "interleave_mm_strings": ["yes"],
+    "enable_mm_embeds": [1],
 }

@@ -16,10 +16,10 @@ from quire.backends.cpu.linear import make_linear
 from quire.backends.experts import LoopedExperts
 from quire.backends.ops import (
     AttentionInputs,
-    AttentionStep,
     ExpertsOp,
     HeadShape,
     LinearOp,
+    PlannedAttention,
     RowOp,
 )
 from quire.layer_plan import Activation, LayerPlan
@@ -71,7 +71,7 @@ class CpuKernels:
     def activate(self, activation: Activation) -> RowOp:
         return generic.activate(activation)
 
-    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return CpuAttention(self.shape, self.scratch, inputs, window)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:

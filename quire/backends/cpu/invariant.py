@@ -26,7 +26,7 @@ from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.store import KvStore
 from quire.backends.generic import softcapped
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, PlannedAttention
 from quire.errors import NotSupported
 
 Longs = npt.NDArray[np.int64]
@@ -117,7 +117,7 @@ class InvariantKernels(CpuKernels):
                 raise unkept(f"products with a matrix of {weight.shape[0]} x {weight.shape[1]}")
         return InvariantLinear(op, self)
 
-    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return InvariantAttention(self.shape, self.scratch, self.query_rows, inputs, window)
 
 

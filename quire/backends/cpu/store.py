@@ -39,6 +39,9 @@ class KvStore:
         values.view(-1, width).index_copy_(0, self.store_index, v[:n].reshape(-1, width))
         return turned[:, : self.shape.num_heads]
 
+    def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return keys, values
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].

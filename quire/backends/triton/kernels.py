@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.experts import EveryExpert, GroupedExperts
+from quire.backends.fp8 import wide_keys, wide_values
 from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
@@ -203,6 +204,12 @@ class TritonAttention:
     ) -> Tensor:
         given = (qk, v, cos, sin, self.inputs.slots, keys, values, self.shape, norms)
         return rope_store(*given, room=self._room)
+
+    def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.shape.fp8_kv:
+            return keys, values
+        size = self.shape.block_size
+        return wide_keys(keys, size), wide_values(values, size)
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None

@@ -52,8 +52,7 @@ class PromptPass:
         more = max(0, num_tokens - used)
         more_rows = max(0, num_sequences - len(rows))
         # Where numbers of tokens are rounded, a captured pass goes by what the device knows.
-        whole = not num_tokens and all(s.key_limits is None for s in prefill)
-        slices = prefill if whole else ()
+        slices = () if num_tokens else prefill
         self._spans = tuple((len(s.token_ids), s.start) for s in slices)
         self._num_sequences = len(rows) + more_rows
         ids = [s.token_ids for s in prefill]

@@ -12,11 +12,12 @@ from quire.families.media.rules import ImageRules, MediaRules, SoundRules
 
 @dataclass(frozen=True, slots=True)
 class MediaConfig:
-    """A model's config.json and its processor's, with what callers said over it; `token_text`
-    gives the text of a token id, None where there is no tokenizer."""
+    """A model's config.json and its processor's, with what callers said over it, which is also in
+    `asked` alone; `token_text` gives the text of a token id, None where there is no tokenizer."""
 
     model: Fields
     processor: Fields
+    asked: Fields
     token_text: Callable[[int], str | None]
 
     @classmethod
@@ -30,6 +31,7 @@ class MediaConfig:
         return cls(
             Fields(model, "config.json"),
             Fields({**processor, **said}, "the processor's config"),
+            Fields(said, "mm_processor_kwargs"),
             token_text,
         )
 
@@ -71,6 +73,8 @@ class MediaFamily:
     crossed: bool = False  # its decoder attends to an item, for which nothing stands in the prompt
     in_text: str = ""
     sounds_in_text: str = ""
+    embedded: bool = True  # whether what stands for an image is the same for any number of rows
+    tower: str = ""  # the kind of tower that models of these architectures have; empty: any other
 
     @property
     def readers(self) -> dict[str, Callable[[MediaConfig], MediaRules]]:

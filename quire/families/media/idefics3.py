@@ -130,6 +130,7 @@ FAMILY = MediaFamily(
     read=read,
     module="Idefics3Model",
     options=OPTIONS,
+    embedded=False,
 )
 SMOLVLM = MediaFamily(
     name="smolvlm",
@@ -137,4 +138,5 @@ SMOLVLM = MediaFamily(
     read=read,
     module="SmolVLMModel",
     options=OPTIONS,
+    embedded=False,
 )

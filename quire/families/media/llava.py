@@ -50,7 +50,7 @@ class LlavaImages:
             image = squared(image, self.background)
         size = with_shortest_edge(*image.size, self.edge)
         pixels = pixels_of(resized(image, *size, self.resample))
-        return {"pixels": centre_cropped(pixels, self.crop, self.crop)}
+        return {"pixels": centre_cropped(pixels, self.crop, self.crop)[None]}
 
 
 def read(config: MediaConfig) -> LlavaImages:

@@ -1,10 +1,14 @@
-"""LLaVA-NeXT: an image is put on the best of some grids of tiles, and shown once more as a whole;
-rows that stand for the padding of the grid are left out, and one is added behind each line."""
+"""LLaVA-NeXT and LLaVA-OneVision: an image is put on the best of some grids of tiles, and shown
+once more as a whole; rows that stand for the padding of the grid are left out, and one is added
+behind each line. In LLaVA-OneVision the rows of many tiles are made fewer, and images that are not
+alone in their prompt are one square each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, inf
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +20,7 @@ from quire.families.media.pixels import (
     centre_cropped,
     pixels_of,
     resized,
+    squared,
     with_shortest_edge,
 )
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Bytes, Normalised, Placed
@@ -24,11 +29,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+ONEVISION_SIDES = range(384, 2305, 384)
+SHRUNK_ABOVE = 1.1  # of the side of as many tiles as are kept whole
 
 
 @dataclass(frozen=True, slots=True)
 class GridImages:
-    """`grids` (height, width) are made of tiles of side `tile`, of `patches` rows a line."""
+    """`grids` (height, width) are made of tiles of side `tile`, of `patches` rows a line.
+
+    `most_tiles`: rows of more tiles than these are made as many as these have, None: they stay.
+    `background` of the square that an image beside others is put on, None: it is put on a grid."""
 
     pad: str
     grids: tuple[tuple[int, int], ...]
@@ -37,6 +47,8 @@ class GridImages:
     resample: int
     normalised: Normalised
     base: int  # rows of the whole
+    most_tiles: int | None = None
+    background: tuple[int, ...] | None = None
     two_way: bool = False
 
     @property
@@ -44,24 +56,38 @@ class GridImages:
         return self.pad
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
+        if self._square(together) is not None:
+            return Placed(self.pad, (self.base + 1,))
         high, wide = best_grid(width, height, self.grids)
         lines, columns = unpadded(
             *(width, height),
             *(high // self.tile * self.patches, wide // self.tile * self.patches),
         )
+        if self.most_tiles is not None:
+            lines, columns = shrunk(lines, columns, self.patches * sqrt(self.most_tiles))
         return Placed(self.pad, (self.base + lines * (columns + 1),))
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:
+        if self._square(together) is not None:
+            return 3 * self.tile**2
         high, wide = best_grid(width, height, self.grids)
         return 3 * (high * wide + self.tile**2)
 
     def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
         width, height = image.size
-        grid = best_grid(width, height, self.grids)
-        tiles = tiles_of(image, grid, self.tile, self.resample)
+        tiles: list[Bytes] = []
+        if (colour := self._square(together)) is not None:
+            image = squared(image, colour)
+        else:
+            grid = best_grid(width, height, self.grids)
+            tiles = tiles_of(image, grid, self.tile, self.resample)
         whole = resized(image, self.tile, self.tile, self.resample)
         every = [self._squared(one) for one in (pixels_of(whole), *tiles)]
         return {"pixels": np.stack(every), "size": np.array([height, width], np.int64)}
+
+    def _square(self, together: int) -> tuple[int, ...] | None:
+        """What an image is put on that is one square, None for one on a grid."""
+        return self.background if together > 1 else None
 
     def _squared(self, tile: Bytes) -> Bytes:
         """A tile at the edge of a grid that tiles do not divide is smaller."""
@@ -95,6 +121,14 @@ def unpadded(width: int, height: int, lines: int, columns: int) -> tuple[int, in
     return lines, columns - (columns - shown) // 2 * 2
 
 
+def shrunk(lines: int, columns: int, side: float) -> tuple[int, int]:
+    """Lines and columns of rows, made fewer where they are many more than a square of that side."""
+    ratio = sqrt(lines * columns / side**2)
+    if ratio > SHRUNK_ABOVE:
+        return int(lines // ratio), int(columns // ratio)
+    return lines, columns
+
+
 def tiles_of(image: Image, grid: tuple[int, int], tile: int, resample: int) -> list[Bytes]:
     """The image as large as it fits on the grid, in its middle, cut into tiles."""
     (width, height), (high, wide) = image.size, grid
@@ -113,9 +147,9 @@ def tiles_of(image: Image, grid: tuple[int, int], tile: int, resample: int) -> l
     ]
 
 
-def read_grids(config: MediaConfig) -> tuple[tuple[int, int], ...]:
+def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, int], ...]:
     given = config.processor.values.get("image_grid_pinpoints")
-    given = given or config.model.values.get("image_grid_pinpoints") or PINPOINTS
+    given = given or config.model.values.get("image_grid_pinpoints") or unsaid
     return tuple((int(high), int(wide)) for high, wide in given)
 
 
@@ -126,7 +160,7 @@ def read(config: MediaConfig) -> GridImages:
     kept = config.model.word("vision_feature_select_strategy", "default")
     return GridImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
-        grids=read_grids(config),
+        grids=read_grids(config, PINPOINTS),
         tile=tile,
         patches=patches,
         resample=said.values.get("resample") or BICUBIC,
@@ -135,9 +169,31 @@ def read(config: MediaConfig) -> GridImages:
     )
 
 
+def read_onevision(config: MediaConfig) -> GridImages:
+    rules = read(config)
+    kept = config.model.word("vision_aspect_ratio", "anyres_max_9")
+    if not (most := kept.removeprefix("anyres_max_")).isdecimal():
+        raise config.model.wrong("vision_aspect_ratio", "anyres_max_ and a number")
+    if config.model.word("vision_feature_select_strategy", "full") != "full":
+        raise config.model.wrong("vision_feature_select_strategy", "'full' for this tower")
+    return replace(
+        rules,
+        grids=read_grids(config, product(ONEVISION_SIDES, ONEVISION_SIDES)),
+        base=rules.patches**2,
+        most_tiles=int(most),
+        background=tuple(int(one * 255) for one in rules.normalised.mean),
+    )
+
+
 FAMILY = MediaFamily(
     name="llava_next",
     architectures=("LlavaNextForConditionalGeneration",),
     read=read,
     module="LlavaNextModel",
+)
+ONEVISION = MediaFamily(
+    name="llava_onevision",
+    architectures=("LlavaOnevisionForConditionalGeneration",),
+    read=read_onevision,
+    module="LlavaOnevisionModel",
 )

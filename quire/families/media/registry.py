@@ -5,24 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.families.media import clips, idefics3, llava, llava_next, qwen_vl, whisper
+from quire.families.media import (
+    clips,
+    gemma3,
+    idefics3,
+    internvl,
+    llava,
+    llava_next,
+    pixtral,
+    qwen_vl,
+    whisper,
+)
 from quire.families.media.family import MediaFamily
 
 FAMILIES: tuple[MediaFamily, ...] = (
+    pixtral.LLAVA,
     llava.FAMILY,
     llava_next.FAMILY,
+    llava_next.ONEVISION,
     idefics3.FAMILY,
     idefics3.SMOLVLM,
     *qwen_vl.FAMILIES,
     clips.QWEN2_AUDIO,
     clips.VOXTRAL,
     whisper.FAMILY,
+    gemma3.FAMILY,
+    pixtral.MISTRAL3,
+    internvl.FAMILY,
 )
-BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 
 
 def media_family(config: Mapping[str, Any]) -> MediaFamily | None:
     """The family of a config that sees or hears, None for one that does neither."""
-    named = config.get("architectures")
+    named, vision = config.get("architectures"), config.get("vision_config")
     names = named if isinstance(named, list) else []
-    return next((BY_ARCHITECTURE[n] for n in names if n in BY_ARCHITECTURE), None)
+    tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    return next(
+        (
+            family
+            for name in names
+            for family in FAMILIES
+            if name in family.architectures and family.tower in ("", tower)
+        ),
+        None,
+    )

@@ -18,8 +18,9 @@ UNLIMITED = 999
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
     """`most` of each kind in one prompt; files are read from `folder`, and media fetched from
-    `hosts`."""
+    `hosts`; `embeddings`: images may come as rows that their tower would make."""
 
     most: Mapping[str, int] = field(default_factory=dict)
     folder: str | None = None
     hosts: tuple[str, ...] = ()
+    embeddings: bool = False

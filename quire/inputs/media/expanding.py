@@ -45,6 +45,12 @@ class Grown:
     def num_media(self) -> int:
         return sum(span.item.count for span in self.spans)
 
+    @property
+    def most_at_once(self) -> int:
+        """The most tokens that see each other, and are computed in one pass."""
+        runs = [span.runs for span in self.spans if span.two_way]
+        return max((int((run[:, 1] - run[:, 0]).max()) for run in runs), default=0)
+
 
 def heard_by(ids: Ints, item: MediaItem) -> Grown:
     """A prompt every token of which hears an item: the first names it where ids are compared."""
@@ -77,9 +83,10 @@ def grow_ids(
     rules: Rules,
     items: Sequence[PlacedItem],
     token_id: Callable[[str], int | None],
-    encode: Callable[[str], Ints],
+    encode: Callable[[str], Ints] | None,
 ) -> Grown:
-    """Ids with one pad for a run of rows, with one placeholder for an item, or with all pads."""
+    """Ids of a text that has grown, with one pad for a run of rows. Or, where `encode` gives ids of
+    texts, ids as a caller has them: with one placeholder for an item, or with all pads."""
     pads: dict[str, int | None] = {}
     for kind, mine in _by_kind(rules, items):
         pad, holder = token_id(rules[kind].pad), token_id(rules[kind].placeholder)
@@ -90,13 +97,16 @@ def grow_ids(
         pads[kind] = pad
         runs = [run for one in mine for run in one.placed.runs]
         num_pads = int((ids == pad).sum())
-        if num_pads == sum(runs):
-            continue
-        if num_pads != len(runs):
+        if encode is not None:
+            if num_pads == sum(runs) and (num_pads > len(mine) or not mine):
+                continue  # all of them are there
             num_holders = int((ids == holder).sum()) if holder is not None else 0
             if num_holders != len(mine):
                 raise _mismatch(kind, rules[kind].placeholder, num_holders, len(mine))
             ids = _with_texts(ids, int(holder or 0), [encode(one.placed.text) for one in mine])
+        elif num_pads != len(runs):  # the text has some of its own
+            places = num_pads - len(runs) + len(mine)
+            raise _mismatch(kind, rules[kind].placeholder, places, len(mine))
         times = np.ones(len(ids), np.int64)
         times[ids == pad] = runs
         ids = np.repeat(ids, times)

@@ -16,6 +16,7 @@ import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
+from quire.inputs.media.embedded import EmbeddedImage, are_embeddings, read_embedded
 from quire.inputs.media.files import allowed_file
 from quire.inputs.media.images import (
     MOST_BYTES,
@@ -28,7 +29,7 @@ from quire.inputs.media.images import (
 from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
 from quire.inputs.media.urls import MediaUrl
 
-Source = TypeVar("Source", bound=ImageSource | SoundSource)
+Source = TypeVar("Source", bound=ImageSource | SoundSource | EmbeddedImage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,12 @@ def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
             raise NotSupported(f"multi_modal_data has {kind!r}: this model reads {read} alone.")
 
 
-def read_images(
-    data: Mapping[str, Any], uuids: Any, options: MediaOptions
-) -> list[Given[ImageSource]]:
-    """The images of a prompt, each checked by its header."""
+def read_images(data: Mapping[str, Any], uuids: Any, options: MediaOptions) -> Sequence[Given[Any]]:
+    """The images of a prompt, each checked by its header; or rows that their tower would make."""
     given = [] if data.get("image") is None else _listed(data["image"])
+    if are_embeddings(data.get("image")):
+        rows = read_embedded(data["image"], allowed=options.embeddings)
+        return _read("image", rows, uuids, options, lambda one: one)
     return _read("image", given, uuids, options, partial(read_image, options=options))
 
 
@@ -117,15 +119,9 @@ def read_image(given: Any, options: MediaOptions) -> ImageSource:
             "image_url part of a chat",
             parameter="multi_modal_data",
         )
-    kind = type(given)
-    if f"{kind.__module__}.{kind.__name__}" == "torch.Tensor":
-        raise InvalidPrompt(
-            "the image is a tensor of torch, which scripts for vLLM pass for embeddings; pass "
-            "pixels as a numpy array of bytes, [height, width, 3]",
-            parameter="multi_modal_data",
-        )
     raise InvalidPrompt(
-        f"the image is a {kind.__name__}; pass a Pillow image, bytes, or a numpy array of bytes",
+        f"the image is a {type(given).__name__}; pass a Pillow image, bytes, or a numpy array of "
+        "bytes",
         parameter="multi_modal_data",
     )
 

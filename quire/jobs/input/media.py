@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,5 +68,9 @@ def _hash(data: bytes) -> str:
 
 def media_folder(files: Sequence[InputFile]) -> Path:
     """What paths of media are relative to: the folder that holds the input's files."""
-    folders = [str(file.path.absolute().parent) for file in files]
+    return folder_of(file.path for file in files)
+
+
+def folder_of(paths: Iterable[Path]) -> Path:
+    folders = [str(path.absolute().parent) for path in paths]
     return Path(os.path.commonpath(folders)) if folders else Path.cwd()

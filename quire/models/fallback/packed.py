@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class PackedPass:
     """What all layers of one pass share. `inputs` is there where a layer needs PlainAttention."""
 
     cache: KVCache
-    steps: dict[Kind, AttentionStep]
+    steps: Mapping[Kind, AttentionStep]
     inputs: AttentionInputs | None
 
     def plain(self, window: int | None) -> PlainAttention:

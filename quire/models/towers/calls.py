@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.models.towers.tower import EncodeItems, ModuleTower
+from quire.models.towers.tower import MOST_TOGETHER, EncodeItems, ModuleTower
 from quire.step import Encode
 
 
@@ -24,21 +25,30 @@ def _joined(made: Any) -> Tensor:
 
 
 def _squares(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images of one size, one each."""
-    pixels = np.stack([item.arrays["pixels"] for item in items])
+    """Images as squares of one size, one or several each."""
+    pixels = np.concatenate([item.arrays["pixels"] for item in items])
     module: Any = tower.module
-    made = module.get_image_features(pixel_values=tower.pixels(pixels, tower.rules.normalised))
-    return list(_features(made))
+    rows: list[Tensor] = []
+    for first in range(0, len(pixels), MOST_TOGETHER):
+        some = tower.pixels(pixels[first : first + MOST_TOGETHER], tower.rules.normalised)
+        made = _joined(_features(module.get_image_features(pixel_values=some)))
+        rows.append(made.reshape(-1, made.shape[-1]))
+    return list(torch.split(torch.cat(rows), [item.count for item in items]))
 
 
-def _grids(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images as the whole and the tiles of a grid, each with the size it came in."""
+def _sized(
+    tower: ModuleTower, items: Sequence[Encode], *, may_be_beside: bool = False
+) -> list[Tensor]:
+    """Images each by itself, with a size: one that keeps its shape, or the whole and the tiles of a
+    grid. `may_be_beside`: one that came as the whole alone has others beside it in its prompt, and
+    the module is told."""
     module: Any = tower.module
     rows: list[Tensor] = []
     for item in items:
         pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
         sizes = torch.from_numpy(item.arrays["size"])[None]
-        made = module.get_image_features(pixel_values=pixels, image_sizes=sizes)
+        more = {"batch_num_images": [2]} if may_be_beside and len(pixels) == 1 else {}
+        made = module.get_image_features(pixel_values=pixels, image_sizes=sizes, **more)
         rows.append(_joined(_features(made)))
     return rows
 
@@ -106,7 +116,12 @@ def _filled_clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 CALLS: dict[str, EncodeItems] = {
     "llava": _squares,
-    "llava_next": _grids,
+    "llava_next": _sized,
+    "llava_onevision": partial(_sized, may_be_beside=True),
+    "pixtral": _sized,
+    "mistral3": _sized,
+    "gemma3": _squares,
+    "internvl": _squares,
     "idefics3": _tiles,
     "smolvlm": _tiles,
     "qwen2_vl": _patches,

@@ -103,6 +103,12 @@ quire.detail = (() => {
     return section(`Difference, ${name(0)} → ${name(1)}`, element("div", { class: "text" }, ...parts));
   }
 
+  function pictures(row) {
+    if (!row.pictures.length) return null;
+    const shown = row.pictures.map((picture, at) => element("img", { src: `data:image/jpeg;base64,${picture}`, alt: `Image ${at + 1} of the row, made small` }));
+    return section("Images", element("div", { class: "pictures" }, shown));
+  }
+
   function columns(row) {
     if (!row.columns.length) return null;
     const list = element("dl", { class: "facts" }, row.columns.flatMap(([column, value]) => [element("dt", {}, column), element("dd", {}, value === null ? "null" : value)]));
@@ -115,7 +121,7 @@ quire.detail = (() => {
       row.key === String(row.number) ? null : pill(row.key, "plain"),
       tokens.error === null ? pill(tokensOf(tokens), "plain") : null);
     const sides = row.sides.map((side, at) => element("div", {}, answers(side, at, words, row.truth)));
-    const node = element("div", {}, head, section("Prompt", prompt(row, words)),
+    const node = element("div", {}, head, section("Prompt", prompt(row, words)), pictures(row),
       row.sides.length > 1 ? compared(row) : null,
       row.sides.length > 1 ? element("div", { class: "sides" }, sides) : sides, scores(row.sides),
       row.truth === null ? null : section("Expected", shown(row.truth, words)), columns(row));

@@ -26,7 +26,7 @@ return class {
       promptTokens: side.prompt_tokens[at], outputTokens: side.output_tokens[at], choices: side.choices[at],
       scores: Object.fromEntries(Object.entries(side.scores).map(([metric, values]) => [metric, values[at]])),
     });
-    return { key: table.key[at], number: table.row[at], prompt: table.prompt[at], truth: table.truth[at], columns, sides };
+    return { key: table.key[at], number: table.row[at], prompt: table.prompt[at], truth: table.truth[at], pictures: table.pictures ? table.pictures[at] : [], columns, sides };
   }
 
   // Few-shot prompts begin alike: where a row's own part begins, after what it has in common with

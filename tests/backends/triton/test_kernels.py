@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from quire.backends.fp8 import block_shape
 from quire.backends.ops import HeadShape
 from quire.backends.reference import ReferenceKernels
 from tests.backends.test_ops import random_inputs, run_attention
 from tests.backends.triton.checks import Place, assert_close
+from tests.backends.two_way_checks import NUM_BLOCKS, attended, meant
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="fp8 needs a GPU")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="inputs on the CPU: for the interpreter")
@@ -23,6 +29,22 @@ def test_a_pass_of_slices_and_decode_rows(window: int | None, shared: int) -> No
     made, cache = run_attention(TritonKernels(shape), shape, inputs, window)
     assert_close(made, expected)
     assert_close(cache, expected_cache)
+
+
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=ON_GPU)])
+@pytest.mark.parametrize("window", [None, 5])
+def test_tokens_of_a_span_see_each_other(window: int | None, fp8: bool) -> None:
+    from quire.backends.triton.kernels import TritonKernels
+
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    shape = HeadShape(4, 2, 16, 8, dtype, fp8_kv=fp8)
+    lies = block_shape(shape.num_kv_heads, shape.block_size, shape.head_dim, shape.kv_dtype)
+    cache = torch.zeros(2, NUM_BLOCKS, *lies, dtype=shape.kv_dtype, device=device)
+    made, _ = attended(TritonKernels(shape), shape, cache, window, True)
+    limit = 0.15 if fp8 else 0.03 if on_gpu else 2e-5
+    expected = meant(replace(shape, fp8_kv=False), window)
+    assert (made.cpu().float() - expected.float()).abs().max() < limit
 
 
 @pytest.mark.parametrize("copies", [((1, 2), (3, 4)), ((1, 2), (2, 5), (7, 1)), ()])

@@ -66,11 +66,13 @@ ITEMS = [
 
 
 def seeing(request: Request) -> Request:
-    """The request with an item or two among its tokens, the second with a hole."""
+    """The request with an item or two among its tokens, the first of some with tokens that see each
+    other."""
     ids = request.prompt_ids
     if len(ids) < 24:
         return request
-    spans = [Span(ITEMS[request.number % 2], np.arange(2, 2 + ITEMS[request.number % 2].count))]
+    item = ITEMS[request.number % 2]
+    spans = [Span(item, np.arange(2, 2 + item.count), two_way=request.number % 3 > 0)]
     if len(ids) >= 40:
         spans.append(Span(ITEMS[0], np.arange(20, 32)))
     spans = [replace(span, places=span.places.astype(np.int32)) for span in spans]

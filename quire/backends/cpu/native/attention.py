@@ -161,6 +161,14 @@ class NativeAttention:
         self.library.quire_turn_and_store(heads)
         return q
 
+    def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys lie with their slot last, in AMX's tiles by pairs of numbers (quire.h)."""
+        count, heads, slots, width = keys.shape
+        if self.library.quire_lies_in_tiles(TYPES[keys.dtype], width):
+            pairs = keys.reshape(count, heads, width // 2, slots, 2)
+            return pairs.transpose(2, 3).reshape(keys.shape), values
+        return keys.reshape(count, heads, width, slots).transpose(2, 3), values
+
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:

@@ -19,7 +19,7 @@ from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, R
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
 from quire.backends.generic import layer_norms_of
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadShape, LinearOp, RowOp
+from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, PlannedAttention, RowOp
 from quire.layer_plan import Activation, LayerPlan, mlp_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
@@ -134,7 +134,7 @@ class NativeOps(CpuKernels):
         )
         return out
 
-    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> AttentionStep:
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return NativeAttention(self.library, self.shape, self.room, inputs, window)
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:

@@ -1,0 +1,116 @@
+"""InternVL, in the form that Transformers has of it: an image is stretched over the grid of square
+tiles that is nearest to its shape, and shown once more as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.families.fields import Fields
+from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BEGIN, END = "<img>", "</img>"
+MOST_TILES = 1024  # that callers may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class StretchedImages:
+    """Squares of side `tile`, from `fewest` to `most` of them, `count` rows each."""
+
+    pad: str
+    tile: int
+    count: int
+    fewest: int
+    most: int  # 1: an image is one square
+    resample: int
+    normalised: Normalised
+    two_way: bool = False
+
+    @property
+    def placeholder(self) -> str:
+        return self.pad
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of tiles: of the nearest shape, and of several such the largest that
+        has less than twice the image's pixels. (800, 400) -> (2, 1)"""
+        best, least, shape = (1, 1), inf, width / height
+        for columns, rows in _grids(self.fewest, self.most):
+            off = abs(shape - columns / rows)
+            fits = width * height > 0.5 * self.tile**2 * columns * rows
+            if off < least or (off == least and fits):
+                best, least = (columns, rows), off
+        return best
+
+    def place(self, width: int, height: int, *, together: int) -> Placed:
+        text = f"{BEGIN}{self.pad}{END}"
+        return Placed(text, (self.count * self._num_squares(width, height),))
+
+    def num_bytes(self, width: int, height: int, *, together: int) -> int:
+        return 3 * self.tile**2 * self._num_squares(width, height)
+
+    def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        (columns, rows), tile = self.grid(*image.size), self.tile
+        whole = pixels_of(resized(image, tile, tile, self.resample))[None]
+        if columns * rows == 1:
+            return {"pixels": whole}
+        pixels = pixels_of(resized(image, columns * tile, rows * tile, self.resample))
+        cut = pixels.reshape(3, rows, tile, columns, tile).transpose(1, 3, 0, 2, 4)
+        return {"pixels": np.concatenate([cut.reshape(-1, 3, tile, tile), whole])}
+
+    def _num_squares(self, width: int, height: int) -> int:
+        columns, rows = self.grid(width, height)
+        return 1 if columns * rows == 1 else columns * rows + 1
+
+
+@lru_cache(maxsize=64)
+def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Columns and rows of as many tiles, few first."""
+    sides = range(1, most + 1)
+    grids = [(c, r) for c in sides for r in range(1, most // c + 1) if fewest <= c * r]
+    return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
+
+
+def read(config: MediaConfig) -> StretchedImages:
+    said, vision = config.processor, config.model.inner("vision_config")
+    tile = config.side("size", _side(vision, "image_size", 448))
+    patches = tile // _side(vision, "patch_size", 14)
+    # The processor's own files do not decide whether images are cut: Transformers asks its caller.
+    cut = config.asked.flag("crop_to_patches", True)
+    return StretchedImages(
+        pad=config.token("image_token_id", unsaid="<IMG_CONTEXT>"),
+        tile=tile,
+        count=int(patches * config.model.positive("downsample_ratio", 0.5)) ** 2,
+        fewest=said.count("min_patches", 1, most=MOST_TILES) if cut else 1,
+        most=said.count("max_patches", 12, most=MOST_TILES) if cut else 1,
+        resample=said.values.get("resample") or BICUBIC,
+        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+    )
+
+
+def _side(fields: Fields, key: str, unsaid: int) -> int:
+    """The side of a square that is written as one number, or as two."""
+    value = fields.values.get(key)
+    if isinstance(value, list | tuple) and value:
+        values: Mapping[str, Any] = {key: value[0]}
+        return Fields(values, fields.source).count(key)
+    return fields.count(key, unsaid)
+
+
+FAMILY = MediaFamily(
+    name="internvl",
+    architectures=("InternVLForConditionalGeneration",),
+    read=read,
+    module="InternVLModel",
+    options=("crop_to_patches", "min_patches", "max_patches"),
+)

@@ -1,0 +1,98 @@
+"""Pixtral and Mistral 3: an image keeps its shape, its sides made multiples of a patch and the
+longer one bounded; its rows are lines, with a token behind each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"  # behind a line of rows, and behind the last
+
+
+@dataclass(frozen=True, slots=True)
+class LinedImages:
+    """A square of side `unit` is one row; no side is longer than `edge`, but for what makes it a
+    multiple of `unit`."""
+
+    pad: str
+    unit: int
+    edge: int
+    resample: int
+    normalised: Normalised
+    two_way: bool = False
+
+    @property
+    def placeholder(self) -> str:
+        return self.pad
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height that an image is made."""
+        ratio = max(width / self.edge, height / self.edge)
+        if ratio > 1:
+            width, height = max(1, floor(width / ratio)), max(1, floor(height / ratio))
+        return ceil(width / self.unit) * self.unit, ceil(height / self.unit) * self.unit
+
+    def place(self, width: int, height: int, *, together: int) -> Placed:
+        wide, high = self.size(width, height)
+        lines, columns = high // self.unit, wide // self.unit
+        text = f"{self.pad}{BREAK}" * (lines - 1) + f"{self.pad}{END}"
+        return Placed(text, (columns,) * lines)
+
+    def num_bytes(self, width: int, height: int, *, together: int) -> int:
+        wide, high = self.size(width, height)
+        return 3 * wide * high
+
+    def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        wide, high = self.size(*image.size)
+        pixels = pixels_of(resized(image, wide, high, self.resample))
+        return {"pixels": pixels[None], "size": np.array([high, wide], np.int64)}
+
+
+def read(config: MediaConfig) -> LinedImages:
+    said, patch = config.processor, config.model.inner("vision_config").count("patch_size", 16)
+    return LinedImages(
+        pad=config.token("image_token_index", "image_token_id", unsaid="[IMG]"),
+        unit=patch * config.model.count("spatial_merge_size", 1),
+        edge=config.side("size", 1024),
+        resample=said.values.get("resample") or BICUBIC,
+        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+    )
+
+
+def read_mistral3(config: MediaConfig) -> LinedImages:
+    merges = MediaConfig(
+        config.model.under({}, spatial_merge_size=2),
+        *(config.processor, config.asked, config.token_text),
+    )
+    return read(merges)
+
+
+# The architecture of LLaVA 1.5, with another tower.
+LLAVA = MediaFamily(
+    name="pixtral",
+    architectures=("LlavaForConditionalGeneration",),
+    read=read,
+    module="LlavaModel",
+    options=("size",),
+    embedded=False,
+    tower="pixtral",
+)
+MISTRAL3 = MediaFamily(
+    name="mistral3",
+    architectures=("Mistral3ForConditionalGeneration",),
+    read=read_mistral3,
+    module="Mistral3Model",
+    options=("size",),
+    embedded=False,
+)
