@@ -58,7 +58,8 @@ class ModelMedia:
 
     def as_text(self) -> str:
         """What another process needs for the tower, beside the files."""
-        return json.dumps({"config": dict(self.config), "processor": dict(self.processor)})
+        given = {"config": dict(self.config), "processor": dict(self.processor)}
+        return json.dumps({**given, "kinds": self.kinds})
 
     @classmethod
     def from_text(cls, files: ModelFiles, text: str) -> ModelMedia:
@@ -67,7 +68,8 @@ class ModelMedia:
         family = media_family(given["config"])
         if family is None:
             raise EngineError("a rank was given media of a model that sees nothing. This is a bug.")
-        return cls(family, files, given["config"], MediaOptions(), given["processor"])
+        kinds = tuple(given["kinds"])
+        return cls(family, kinds, files, given["config"], MediaOptions(), given["processor"])
 
     def rules(
         self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None
