@@ -5,7 +5,6 @@ Every field is a fact about the architecture; the names of families stand in qui
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -111,8 +110,45 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentPlan:
+    """Keys and values of all heads are made of one row a token, which is kept in their place:
+    `kv_rank` numbers, normed, and `rope_dims` that are turned.
+
+    A head's key is a product of the former, `plain_dims` long, with the latter behind it; its value
+    is another product, `value_dims` long. Queries have the key's two parts, and are made over
+    `q_rank` numbers, normed, unless that is None. `norm` is of both."""
+
+    kv_rank: int
+    plain_dims: int
+    rope_dims: int
+    value_dims: int
+    norm: NormPlan
+    q_rank: int | None = None
+
+    @property
+    def query_dims(self) -> int:
+        return self.plain_dims + self.rope_dims
+
+    @property
+    def pair_dims(self) -> int:
+        """Of what one head makes of a token's row: the first part of its key, and its value."""
+        return self.plain_dims + self.value_dims
+
+    def weights(self, num_heads: int, hidden: int) -> int:
+        """Numbers in all of its products."""
+        queries, inner = num_heads * self.query_dims, self.q_rank
+        down = hidden * queries if inner is None else inner * (hidden + queries)
+        kept = hidden * (self.kv_rank + self.rope_dims) + num_heads * self.pair_dims * self.kv_rank
+        return down + kept + num_heads * self.value_dims * hidden
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Self-attention: products to heads, positions, what a query sees, and a product back."""
+    """Self-attention: products to heads, positions, what a query sees, and a product back.
+
+    Where keys and values are `latent`, its heads are as that row meets them: one KV head of
+    kv_rank + rope_dims numbers, the first kv_rank of which are its value, too; `qkv_bias` is of the
+    products that take hidden states and do not make queries."""
 
     num_heads: int
     num_kv_heads: int
@@ -132,6 +168,29 @@ class AttentionPlan:
     # What was attended is multiplied, before the product back, with sigmoids of a product.
     output_gate: bool = False
     query_growth: QueryGrowth | None = None  # None: queries are alike at every position
+    latent: LatentPlan | None = None  # None: keys and values are kept, one of each for a KV head
+
+    @property
+    def kv_tensors(self) -> int:
+        """How many numbers are kept for each of a KV head: a key's and a value's, or one."""
+        return 2 if self.latent is None else 1
+
+    @property
+    def angle_dims(self) -> int:
+        """Numbers of a head that stand in pairs with an angle, which may be 0 at every position."""
+        return self.head_dim if self.latent is None else self.latent.rope_dims
+
+    @property
+    def product_width(self) -> int:
+        """What the last of its products takes."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dims)
+
+    def weights(self, hidden: int) -> int:
+        """Numbers in its products with hidden states of this size."""
+        if self.latent is not None:
+            return self.latent.weights(self.num_heads, hidden)
+        heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
+        return heads * self.head_dim * hidden
 
     @property
     def head_norm(self) -> NormPlan | None:
@@ -271,55 +330,3 @@ def mlp_of(layer: LayerPlan) -> MlpPlan:
 def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
     """The mixtures among feed-forwards, each kind once."""
     return tuple(dict.fromkeys(one.mlp for one in layers if isinstance(one.mlp, ExpertsPlan)))
-
-
-@dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers that see equally far back. Their KV lies in blocks of their own, under a block table
-    of their own, and what lies behind `window` is given back.
-
-    Layers that keep a state have no KV (`is_state`). Each of their blocks holds the state behind
-    the last token that was written in it: a token reads the block of the token before it, and that
-    is a window of STATE_WINDOW. So what holds for blocks holds for states: the last block of a row
-    is copied when the row is forked, and a whole one is a snapshot that others can go on from."""
-
-    layers: tuple[int, ...]
-    window: int | None = None
-    is_state: bool = False
-
-
-# What a table more costs, in entries to tell the device and in attention to plan, as a share of
-# the KV memory that larger groups would waste.
-TABLE_COST = 0.02
-STATE_WINDOW = 2  # a token, and the one before it
-
-
-def kv_groups(
-    windows: Sequence[int | None], longest: int, states: Sequence[bool] = ()
-) -> tuple[KVGroup, ...]:
-    """Layers, each with its window (None = it sees everything), in groups of nearly one size: a
-    block has room for the layers of the largest, so that any group can take any block. `states`:
-    which of them keep a state instead; none given, none does.
-
-    No sequence is longer than `longest`, so a window of that size is none. Groups that see
-    everything come first. Six layers with windows (8, 8, None, 8, 8, None):
-        KVGroup((2, 5)), KVGroup((0, 1), 8), KVGroup((3, 4), 8)
-    """
-    seen = [(0 if window is None or window >= longest else window, False) for window in windows]
-    for layer, keeps_state in enumerate(states):
-        if keeps_state:
-            seen[layer] = (STATE_WINDOW, True)
-    kinds = sorted(set(seen), key=lambda kind: (kind[1], kind[0]))
-    layers = {kind: [i for i, one in enumerate(seen) if one == kind] for kind in kinds}
-
-    def cost(size: int) -> float:
-        rooms = {kind: -(-len(layers[kind]) // size) * size for kind in kinds}
-        waste = max(1 - len(layers[kind]) / rooms[kind] for kind in kinds)
-        return waste + TABLE_COST * sum(rooms.values()) / size
-
-    best = min(range(1, max(map(len, layers.values())) + 1), key=cost)
-    return tuple(
-        KVGroup(tuple(layers[kind][first : first + best]), kind[0] or None, kind[1])
-        for kind in kinds
-        for first in range(0, len(layers[kind]), best)
-    )

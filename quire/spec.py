@@ -15,6 +15,7 @@ from quire.layer_plan import (
     CrossPlan,
     DeltaNetPlan,
     ExpertsPlan,
+    LatentPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
@@ -125,7 +126,8 @@ class ModelSpec:
     @property
     def kv_values_per_token(self) -> int:
         """KV numbers one token leaves behind, over all layers."""
-        return 2 * self.num_attending * self.num_kv_heads * self.head_dim
+        heads = self.num_kv_heads * self.head_dim
+        return self.layers[0].attention.kv_tensors * self.num_attending * heads
 
     @property
     def body_weights(self) -> int:
@@ -133,8 +135,9 @@ class ModelSpec:
         total = 0
         for layer in self.layers:
             mlp = mlp_of(layer)
-            total += _mixer_width(layer) + (3 if mlp.gated else 2) * mlp.width
-        return self.hidden_size * total
+            total += _mixer_weights(layer, self.hidden_size)
+            total += (3 if mlp.gated else 2) * mlp.width * self.hidden_size
+        return total
 
     @property
     def head_weights(self) -> int:
@@ -186,14 +189,12 @@ class ModelSpec:
         return replace(self, layers=tuple(layers))
 
 
-def _mixer_width(layer: LayerPlan) -> int:
-    """Rows and columns, as wide as the stream, of what stands beside a feed-forward."""
-    if layer.state is not None:
-        state = layer.state
-        return state.channels + 2 * state.value_width + 2 * state.num_heads
-    attention = layer.attention
-    gated = 1 if attention.output_gate else 0
-    return ((2 + gated) * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
+    """Numbers in the products of what stands beside a feed-forward."""
+    if layer.state is None:
+        return layer.attention.weights(hidden)
+    state = layer.state
+    return (state.channels + 2 * state.value_width + 2 * state.num_heads) * hidden
 
 
 def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
@@ -223,12 +224,13 @@ def spec_from_json(given: dict[str, Any]) -> ModelSpec:
 def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
     attention, mlp, state = given["attention"], given["mlp"], given["state"]
     qk_norm, rope, whole = attention["qk_norm"], attention["rope"], attention["whole"]
-    growth = attention["query_growth"]
+    growth, latent = attention["query_growth"], attention["latent"]
     heads = {
         "qk_norm": qk_norm and NormPlan(**qk_norm),
         "rope": rope and Rope(**{**rope, "axes": tuple(rope["axes"])}),
         "whole": whole and WholeHeads(**whole),
         "query_growth": growth and QueryGrowth(**growth),
+        "latent": latent and LatentPlan(**{**latent, "norm": NormPlan(**latent["norm"])}),
     }
     experts = "expert" in mlp and ExpertsPlan(
         **{

@@ -64,7 +64,7 @@ def sites_of(spec: ModelSpec) -> Sites:
         if len(weight.shape) != 2 or not weight.name.endswith(_WEIGHT):
             continue
         name, columns = weight.name.removesuffix(_WEIGHT), weight.shape[1]
-        if any(word in name for word in _EXPERTS) or name == "positions":
+        if any(word in name for word in _EXPERTS) or name == "positions" or weight.is_plain:
             not_built |= {part.hf.removesuffix(_WEIGHT) for part in weight.parts}
             continue
         sites[name] = Site(tuple(part.rows for part in weight.parts), columns)

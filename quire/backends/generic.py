@@ -81,6 +81,18 @@ def normed_heads(qk: Tensor, norms: HeadNorms | None, num_heads: int) -> Tensor:
     return torch.cat(made, dim=1)
 
 
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].
+
+    Products and sums are separate ops: fused ones round differently in a vector's tail.
+    """
+    halves = x.view(*x.shape[:2], 2, -1)
+    turned = halves * cos[:, None, None]
+    turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
+    turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
+    return turned.flatten(-2).to(x.dtype)
+
+
 def layer_norms_of(layer: LayerPlan) -> tuple[str, ...]:
     """Norms by mean and variance, or over the heads of q or k as one row, which no device has a
     kernel for."""

@@ -69,6 +69,7 @@ class HeadShape:
     own_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim)
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: bool = False  # whether every head has one key more, of value 0 (AttentionStep.attend)
+    values_in_keys: bool = False  # whether values are the first numbers of keys, and none are kept
 
     @property
     def group(self) -> int:

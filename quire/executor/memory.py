@@ -1,6 +1,6 @@
 """How many KV blocks fit, and the memory they lie in.
 
-A block is block_size tokens of keys and values for the layers of one group (layer_plan.py): for
+A block is block_size tokens of keys and values for the layers of one group (kv_groups.py): for
 every layer, where none has a window. Layers that keep a state have it in the same place, for which
 a block is large enough (options/states.py). The pool is sized once, when the executor starts; on a
 CPU its pages cost nothing until a block is first used.
@@ -18,7 +18,7 @@ from quire.backends.fp8 import FP8, block_shape
 from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
-from quire.layer_plan import KVGroup, kv_groups
+from quire.kv_groups import KVGroup, kv_groups
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
@@ -45,7 +45,8 @@ def block_bytes(
     """Bytes of one block, with the scales of fp8: for all layers, or for those of a group."""
     num_layers = layers_in_block(groups) if groups else spec.num_layers
     shape = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    return 2 * num_layers * math.prod(shape) * dtype.itemsize
+    kept = num_layers * spec.layers[0].attention.kv_tensors
+    return kept * math.prod(shape) * dtype.itemsize
 
 
 def pool_bytes(config: EngineConfig, free: int) -> int:
@@ -107,12 +108,13 @@ def make_cache(
     device: torch.device,
     groups: Sequence[KVGroup] = (),
 ) -> Tensor:
-    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet. With
-    groups as many layers as a block has room for.
+    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet, or
+    [layers, 1, ...] where they are one. With groups as many layers as a block has room for.
 
     In fp8 the last two are one (backends/fp8.py), and all is zeros: no byte may be NaN."""
     block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    shape = (layers_in_block(groups) if groups else spec.num_layers, 2, count, *block)
+    num_layers = layers_in_block(groups) if groups else spec.num_layers
+    shape = (num_layers, spec.layers[0].attention.kv_tensors, count, *block)
     try:
         if dtype == FP8:
             return torch.zeros(shape, dtype=torch.uint8, device=device).view(FP8)
@@ -126,7 +128,7 @@ def make_cache(
 
 
 def caches_by_layer(cache: Tensor, groups: Sequence[KVGroup]) -> tuple[Tensor, ...]:
-    """Of each layer its part of the cache: [2, blocks, kv_heads, block_size, head_dim]."""
+    """Of each layer its part of the cache: [2 or 1, blocks, kv_heads, block_size, head_dim]."""
     places = {layer: place for group in groups for place, layer in enumerate(group.layers)}
     return tuple(cache[places[layer]] for layer in range(len(places)))
 

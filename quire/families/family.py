@@ -46,6 +46,21 @@ class ModelNames:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """What files call the tensors of attention whose keys and values are latent. Those of Hugging
+    Face have the products of keys and of values as one, head by head."""
+
+    q: Name = Name("self_attn.q_proj", "attn_q")
+    q_a: Name = Name("self_attn.q_a_proj", "attn_q_a")
+    q_a_norm: Name = Name("self_attn.q_a_layernorm", "attn_q_a_norm")
+    q_b: Name = Name("self_attn.q_b_proj", "attn_q_b")
+    kv_a: Name = Name("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa")
+    kv_a_norm: Name = Name("self_attn.kv_a_layernorm", "attn_kv_a_norm")
+    k_b: Name = Name("self_attn.kv_b_proj", "attn_k_b")
+    v_b: Name = Name("self_attn.kv_b_proj", "attn_v_b")
+
+
+@dataclass(frozen=True, slots=True)
 class LayerNames:
     """What files call the tensors of a layer.
 
@@ -64,6 +79,7 @@ class LayerNames:
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
+    latent: LatentNames = LatentNames()
     o: Name = Name("self_attn.o_proj", "attn_output")
     # Of a layer that keeps a state: q, k, v and the gate; what makes rates and decays. A single
     # tensor of either has them by head of k.

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import (
     num_layers,
     read_heads,
@@ -86,10 +86,7 @@ FAMILY = Family(
         ),
         expert_down=Name("mlp.experts.down_proj", "ffn_down_exps", **STORED),
     ),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
     only={
         "hidden_act": ("silu",),
         "swiglu_alpha": (CLAMPED_SLOPE,),

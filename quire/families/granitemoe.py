@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.granite import GGUF_FACTORS, gguf_factors
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import read_heads, read_plain_decoder
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import LogitsPlan, ModelSpec
@@ -54,8 +54,5 @@ FAMILY = Family(
         ),
         expert_down=Name("block_sparse_moe.output_linear", "ffn_down_exps", stacked=True),
     ),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

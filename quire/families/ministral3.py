@@ -7,7 +7,7 @@ from typing import Any
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
-from quire.families.rope_config import read_rope
+from quire.families.rope_config import read_rope, rope_fields
 from quire.layer_plan import QueryGrowth
 from quire.spec import ModelSpec
 
@@ -40,8 +40,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _growth(fields: Fields) -> QueryGrowth | None:
-    written = fields.values.get("rope_scaling") and "rope_scaling"
-    rope = fields.inner(written or "rope_parameters")
+    rope = rope_fields(fields)
     beta = rope.not_negative("llama_4_scaling_beta", 0.0)
     return QueryGrowth(beta, rope.count("original_max_position_embeddings")) if beta else None
 

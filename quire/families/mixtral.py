@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
 from quire.layer_plan import ExpertsPlan, MlpPlan
@@ -49,9 +49,5 @@ FAMILY = Family(
         ),
         expert_down=Name("block_sparse_moe.experts.{}.w2", "ffn_down_exps"),
     ),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-        "router_jitter_noise": "training",
-    },
+    without_effect={**ROUTER_KEYS, "router_jitter_noise": "training"},
 )

@@ -1,14 +1,31 @@
-"""What the configs of mixtures share: which layers have experts, and how many. No torch."""
+"""What the configs of mixtures share: which layers have experts, how many, and how tokens choose.
+No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from quire.families.family import Name
 from quire.families.fields import Fields
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 MAX_EXPERTS = 65_536
+# Keys of a config that change nothing, and why.
+ROUTER_KEYS: Mapping[str, str] = {
+    "output_router_logits": "what a call returns",
+    "router_aux_loss_coef": "training",
+}
+# What some files call the expert that every token takes.
+SHARED_NAMES: Mapping[str, Any] = {
+    "shared_gate_up": (
+        Name("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+        Name("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ),
+    "shared_down": Name("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+}
 
 
 def read_count(fields: Fields, default: int) -> int:
@@ -18,30 +35,62 @@ def read_count(fields: Fields, default: int) -> int:
     )
 
 
-def read_sigmoid_experts(fields: Fields, *, count: int, width: int, per_token: int) -> ExpertsPlan:
+def read_routed_experts(
+    fields: Fields, *, count: int, width: int, per_token: int, **others: Any
+) -> ExpertsPlan:
     """Experts that are chosen by sigmoids and a bias, from the best groups of them, and one that
-    every token takes; the arguments are those of a config that does not say them."""
+    every token takes. The arguments are those of a config that does not say them; `others` are
+    fields of the plan that it has no say in."""
     one = fields.count("moe_intermediate_size", width)
-    experts, groups = _routed(fields, count), fields.count("n_group", 1)
+    experts = fields.count("n_routed_experts", count, most=MAX_EXPERTS)
+    groups = others.get("groups") or fields.count("n_group", 1)
     if experts % groups or (groups > 1 and experts // groups < 2):
         raise fields.wrong("n_group", f"a divisor of the {experts} experts, 2 or more in each")
-    return ExpertsPlan(
-        experts,
-        fields.count("num_experts_per_tok", per_token),
-        MlpPlan(one),
-        renormalise=fields.flag("norm_topk_prob", True),
-        shared=MlpPlan(one * fields.count("n_shared_experts", 1)),
-        shared_gate=False,
-        score="sigmoid",
-        choice_bias=True,
-        groups=groups,
-        groups_taken=fields.count("topk_group", 1, most=groups),
-        factor=fields.positive("routed_scaling_factor", 1.0),
-    )
+    taken = others.get("groups_taken") or fields.count("topk_group", 1, most=groups)
+    chosen = fields.count("num_experts_per_tok", per_token)
+    if groups > 1 and chosen > taken * (experts // groups):
+        raise fields.wrong("topk_group", f"of more groups: a token takes {chosen} experts")
+    usual: dict[str, Any] = {
+        "renormalise": fields.flag("norm_topk_prob", True),
+        "shared": MlpPlan(one * fields.count("n_shared_experts", 1)),
+        "shared_gate": False,
+        "score": "sigmoid",
+        "choice_bias": True,
+        "groups": groups,
+        "groups_taken": taken,
+        "factor": fields.positive("routed_scaling_factor", 1.0),
+    }
+    return ExpertsPlan(experts, chosen, MlpPlan(one), **{**usual, **others})
 
 
-def _routed(fields: Fields, default: int) -> int:
-    return fields.count("n_routed_experts", default, most=MAX_EXPERTS)
+# What GGUF files say of that, in words of their own.
+GGUF_ROUTING = (
+    *("expert_shared_count", "leading_dense_block_count", "expert_gating_func"),
+    *("expert_weights_scale", "expert_weights_norm", "expert_group_count"),
+    *("expert_group_used_count", "nextn_predict_layers"),
+)
+SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
+
+
+def gguf_routing(
+    fields: Fields, arch: str, config: Mapping[str, Any], *, unsaid: int
+) -> dict[str, Any]:
+    """The same in the words of configs, but for `by_sigmoid`; `unsaid` is how scores are made where
+    a file does not say it."""
+    said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_ROUTING}, fields.source)
+    if (gate := said.count("expert_gating_func", unsaid)) not in (SOFTMAX, SIGMOID):
+        raise said.wrong("expert_gating_func", "1 (softmax) or 2 (sigmoids)")
+    ahead = said.values.get("nextn_predict_layers") or 0  # layers that guess ahead, at the end
+    return {
+        "by_sigmoid": gate == SIGMOID,
+        "num_hidden_layers": config["num_hidden_layers"] - int(ahead),
+        "n_shared_experts": said.count("expert_shared_count", 1),
+        "first_k_dense_replace": said.values.get("leading_dense_block_count") or 0,
+        "routed_scaling_factor": said.positive("expert_weights_scale", 1.0),
+        "norm_topk_prob": said.flag("expert_weights_norm", gate == SIGMOID),
+        "n_group": said.count("expert_group_count", 1),
+        "topk_group": said.count("expert_group_used_count", 1),
+    }
 
 
 def with_experts(spec: ModelSpec, fields: Fields, experts: ExpertsPlan) -> ModelSpec:

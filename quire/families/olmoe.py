@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import read_heads, read_plain_decoder
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -40,8 +40,5 @@ FAMILY = Family(
     read=read,
     gguf="olmoe",
     gguf_experts=True,
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import (
     num_layers,
     read_heads,
@@ -60,8 +60,5 @@ FAMILY = Family(
     gguf_experts=True,
     gguf_words=_gguf_words,
     gguf_reads=("expert_shared_feed_forward_length",),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -40,8 +40,5 @@ FAMILY = Family(
     gguf_experts=True,
     # GGUF files do not say it, and what runs them does it.
     gguf_words=lambda fields, config: {"norm_topk_prob": True},
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

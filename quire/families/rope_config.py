@@ -49,8 +49,7 @@ def read_rope(
     usual. `original`: the original length of a config that does not say it; else its length.
     `partial`: whether the family has heads of which only a part is turned; `factor` and `theta`
     are the part and the base of a config that does not say them."""
-    written = fields.inner("rope_scaling").values and "rope_scaling"
-    rope = fields.inner(written or "rope_parameters")
+    rope = rope_fields(fields)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
     dims = _dims(fields, rope, head_dim, partial=partial, unsaid=factor)
@@ -72,6 +71,12 @@ def read_rope(
         rope.count("original_max_position_embeddings", original or max_len),
     )
     return _KINDS[known[kind]](rope, _Sizes(theta, max_len, original, dims))
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """The settings, wherever a config has them."""
+    written = fields.inner("rope_scaling").values and "rope_scaling"
+    return fields.inner(written or "rope_parameters")
 
 
 def read_ropes_by_kind(
@@ -169,11 +174,15 @@ def _yarn(rope: Fields, sizes: _Sizes) -> RopeSettings:
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float:
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     weight, weight_all = (rope.not_negative(key, 0.0) for key in ("mscale", "mscale_all_dim"))
-    return scale(weight) / scale(weight_all) if weight and weight_all else scale(1.0)
+    if weight and weight_all:
+        return yarn_scale(factor, weight) / yarn_scale(factor, weight_all)
+    return yarn_scale(factor, 1.0)
+
+
+def yarn_scale(factor: float, weight: float) -> float:
+    """What scores grow by, in the root of it, where a text is `factor` times as long."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:

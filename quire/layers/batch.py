@@ -37,7 +37,7 @@ class Batch:
     draws         [0, 1, 2]             which of those logits each drawing row reads
     fresh_blocks  the blocks of row 5's token 9: first written now, and not filled
 
-    Groups are those of layers with KV of their own (layer_plan.py), most often one.
+    Groups are those of layers with KV of their own (kv_groups.py), most often one.
     token_ids and positions may be longer than slots: the rest is padding nobody reads.
     A sequence with context 0 rests: its slot is -1, and nothing of it is read or written.
     longest_query, longest_context and spans (of slices) are 3, 10 and ((3, 2),), or left out.

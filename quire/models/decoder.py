@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention
 from quire.backends.two_way import TwoWayAttention
-from quire.layer_plan import KVGroup
+from quire.kv_groups import KVGroup
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
@@ -80,7 +80,7 @@ class Decoder:
 
     def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
         """The last hidden states [T, H], normed. Of each layer the cache is [2, N, kv_heads, S, D],
-        under the tables of its group."""
+        or [1, ...] where values are a part of keys, under the tables of its group."""
         plan, kinds = self.kernels.plan_attention, self.kinds
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
@@ -113,8 +113,8 @@ class Decoder:
             if shared.overlay.deeper is not None:
                 return self._compute_deeper(residual, shared, cache, shared.overlay)
         normed = self.first_norm(residual)
-        for layer, (keys, values) in zip(self.layers, cache, strict=True):
-            normed = layer(normed, residual, shared, keys, values)
+        for layer, kept in zip(self.layers, cache, strict=True):
+            normed = layer(normed, residual, shared, kept[0], kept[-1])
         return normed
 
     def _compute_deeper(
@@ -122,8 +122,8 @@ class Decoder:
     ) -> Tensor:
         """The same where more is added to the stream behind the first layers."""
         normed = self.first_norm(residual)
-        for number, (layer, (keys, values)) in enumerate(zip(self.layers, cache, strict=True)):
-            normed = layer(normed, residual, shared, keys, values)
+        for number, (layer, kept) in enumerate(zip(self.layers, cache, strict=True)):
+            normed = layer(normed, residual, shared, kept[0], kept[-1])
             if overlay.add(number, residual):
                 normed = layer.next_norm(residual)
         return normed
@@ -168,7 +168,7 @@ def build_decoder(
         norms[0],
         layers,
         parts.adapted("head", head),
-        Rotary(spec.ropes, spec.head_dim, max_len, table.device),
+        Rotary(spec.ropes, spec.layers[0].attention.angle_dims, max_len, table.device),
         tp,
         vocab_size=spec.vocab_size,
         places=parts.places | tables,
@@ -189,4 +189,7 @@ def head_shape(
     """The heads of a spec, as the kernels want to know them."""
     plan = spec.layers[0].attention
     sizes = (plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size)
-    return HeadShape(*sizes, dtype, fp8_kv, plan.scale, plan.softcap, plan.sinks)
+    return HeadShape(
+        *(*sizes, dtype, fp8_kv, plan.scale, plan.softcap, plan.sinks),
+        values_in_keys=plan.latent is not None,
+    )

@@ -15,10 +15,11 @@ from quire.layers.attention import Attention, Pass
 from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet
 from quire.layers.experts import Experts
+from quire.layers.latent import LatentAttention
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import Norm
 
-Mixer = Attention | DeltaNet
+Mixer = Attention | LatentAttention | DeltaNet
 Mlp = GatedMLP | PlainMLP | Experts
 
 

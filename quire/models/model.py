@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
-from quire.layer_plan import KVGroup
+from quire.kv_groups import KVGroup
 from quire.layers.attention import Kind, Pass
 from quire.layers.batch import Batch
 from quire.layers.rotary import Turn

@@ -6,7 +6,15 @@ from torch import Tensor
 
 from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.layer_plan import AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import (
+    AttentionPlan,
+    DeltaNetPlan,
+    ExpertsPlan,
+    LatentPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+)
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import (
     Attention,
@@ -19,6 +27,13 @@ from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet, DeltaNetWeights
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
+from quire.layers.latent import (
+    HeadProducts,
+    LatentAttention,
+    LatentPairs,
+    LatentParts,
+    NarrowQueries,
+)
 from quire.layers.linear import Linear, Matrix, PlainRows
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
@@ -181,7 +196,9 @@ class Parts:
         norms = (self._layer_norm(index, f"{one}_norm") for one in ("cross", "mlp"))
         return HearingLayer(attention, next(norms), cross, next(norms), mlp, next_norm)
 
-    def attention(self, name: str, plan: AttentionPlan) -> Attention:
+    def attention(self, name: str, plan: AttentionPlan) -> Attention | LatentAttention:
+        if plan.latent is not None:
+            return self.latent_attention(name, plan, plan.latent)
         hidden, width = self.spec.hidden_size, plan.head_dim
         num_all = plan.num_heads + 2 * plan.num_kv_heads
         attended, bias = plan.num_heads * width, plan.qkv_bias
@@ -203,6 +220,40 @@ class Parts:
             gate=self.linear(f"{name}.gate", attended, hidden, bias=bias)
             if plan.output_gate
             else None,
+        )
+
+    def latent_attention(
+        self, name: str, plan: AttentionPlan, latent: LatentPlan
+    ) -> LatentAttention:
+        hidden, heads = self.spec.hidden_size, plan.num_heads
+        pairs = self.tensor(f"{name}.kv_b.weight", heads * latent.pair_dims, latent.kv_rank)
+        by_head = pairs.view(heads, latent.pair_dims, latent.kv_rank)
+        keys, values = by_head[:, : latent.plain_dims], by_head[:, latent.plain_dims :]
+        to_rows, to_values = (
+            HeadProducts([Linear(self.kernels, one.contiguous()) for one in weights])
+            for weights in (keys.transpose(1, 2), values)
+        )
+        self.places[f"{name}.kv_b.weight"] = (LatentPairs(latent, to_rows, to_values),)
+        rows = latent.kv_rank + latent.rope_dims
+        parts = LatentParts(
+            self._latent_queries(name, plan, latent),
+            self.linear(f"{name}.kv_a", rows, hidden, bias=plan.qkv_bias),
+            self.norm(f"{name}.kv_a_norm", latent.norm, latent.kv_rank),
+            to_rows,
+            to_values,
+            self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),
+        )
+        rope = self.spec.ropes.index(plan.rope)
+        return LatentAttention(self.shape, latent, parts, rope=rope, tp=self.tp)
+
+    def _latent_queries(self, name: str, plan: AttentionPlan, latent: LatentPlan) -> RowOp:
+        hidden, rows = self.spec.hidden_size, plan.num_heads * latent.query_dims
+        if latent.q_rank is None:
+            return self.linear(f"{name}.q", rows, hidden, bias=False)
+        return NarrowQueries(
+            self.linear(f"{name}.q_a", latent.q_rank, hidden, bias=plan.qkv_bias),
+            self.norm(f"{name}.q_a_norm", latent.norm, latent.q_rank),
+            self.linear(f"{name}.q_b", rows, latent.q_rank, bias=False),
         )
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:

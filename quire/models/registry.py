@@ -55,11 +55,15 @@ def build_any_model(
 def _check_heads(spec: ModelSpec) -> None:
     """Attention is planned once for all layers, so they have the same heads."""
     kinds = {
-        (one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks)
+        (
+            *(one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks),
+            one.kv_tensors,
+        )
         for one in (layer.attention for layer in spec.layers)
     }
     if len(kinds) > 1:
         raise UnsupportedModel(
             f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap, "
-            f"sinks): {sorted(kinds, key=str)}; quire has models whose layers share one."
+            f"sinks, numbers kept for each): {sorted(kinds, key=str)}; quire has models whose "
+            "layers share one."
         )

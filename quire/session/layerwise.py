@@ -55,7 +55,7 @@ class LayerwiseModel:
         """The last hidden states of each text, normed."""
         spec, plans = self._spec, self._spec.layers
         longest = max(len(window) for window in windows)
-        rotary = Rotary(spec.ropes, spec.head_dim, longest, CPU)
+        rotary = Rotary(spec.ropes, plans[0].attention.angle_dims, longest, CPU)
         kinds = frozenset((0, plan.attention.window) for plan in plans)
         lengths = {len(window) for window in windows}
         passes = {
@@ -72,7 +72,7 @@ class LayerwiseModel:
             layer = parts.layer(index, plan, parts.norm_before(index + 1))
             for i, residual in enumerate(residuals):
                 shared = passes[len(windows[i])]
-                normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, 1])
+                normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, -1])
         return normed
 
     @torch.inference_mode()

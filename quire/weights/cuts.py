@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from quire.errors import NotSupported
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan
+from quire.layer_plan import AttentionPlan, ExpertsPlan, LatentPlan, LayerPlan, MlpPlan
 from quire.ranks.shares import OPTION, RankShare
 from quire.spec import ModelSpec
 from quire.weights.names import Weight
@@ -124,6 +124,8 @@ class _LayerCut:
         return self._experts(name, mlp)
 
     def _attention(self, name: str, plan: AttentionPlan) -> Cut | None:
+        if plan.latent is not None:
+            return self._latent(name, self.share.heads(plan), plan.latent)
         heads, kv, size = self.share.heads(plan), self.share.kv_heads(plan), plan.head_dim
         if name == "qkv":
             ends = (0, plan.num_heads, plan.num_heads + plan.num_kv_heads)
@@ -138,6 +140,16 @@ class _LayerCut:
                 return whole_of(self.weight)
             return self._of_rows(_times(heads if name == "q_norm" else kv, size))
         return None
+
+    def _latent(self, name: str, heads: range, plan: LatentPlan) -> Cut | None:
+        """Every rank makes and keeps the row of a token; what is of single heads is divided."""
+        if name in ("q_a", "q_a_norm", "kv_a", "kv_a_norm"):
+            return whole_of(self.weight)
+        if name in ("q", "q_b"):
+            return self._of_rows(_times(heads, plan.query_dims))
+        if name == "kv_b":
+            return self._of_rows(_times(heads, plan.pair_dims))
+        return self._of_columns(_times(heads, plan.value_dims)) if name == "o" else None
 
     def _experts(self, name: str, plan: ExpertsPlan) -> Cut | None:
         if name in ("mlp.router", "mlp.choice", "mlp.shared_gate"):

@@ -119,7 +119,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         **_eps(fields, arch),
         "rope_theta": _shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
-        "rope_scaling": _rope_scaling(file, fields, arch),
+        "rope_scaling": _rope_scaling(file, fields, arch, family),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
@@ -188,6 +188,8 @@ def _partial_rotary(fields: Fields, arch: str, head_dim: int, family: Family) ->
     keys = ("rope.dimension_count", "attention.value_length")
     dims, values = (fields.count(f"{arch}.{key}", head_dim) for key in keys)
     for key, size in zip(keys, (dims, values), strict=True):
+        if key in family.gguf_reads:
+            continue  # the family's own words
         if size != head_dim and not (key == keys[0] and family.partial_rotary):
             raise UnsupportedModel(
                 f"{fields.source}: {arch}.{key} {size} differs from the head size {head_dim}"
@@ -202,7 +204,9 @@ def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
     return fields.count(f"{arch}.vocab_size", embedding.shape[0])
 
 
-def _rope_scaling(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any] | None:
+def _rope_scaling(
+    file: GgufFile, fields: Fields, arch: str, family: Family
+) -> dict[str, Any] | None:
     said = Fields(
         {
             key.removeprefix(f"{arch}.rope.scaling."): value
@@ -215,7 +219,7 @@ def _rope_scaling(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any] |
     if "rope_factors_short.weight" in file.tensors:
         return _longrope(file, said)
     if kind == "yarn":
-        return _yarn(said)
+        return _yarn(said, family)
     if said.positive("attn_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"{said.source}: attn_factor without YaRN is not supported")
     if kind == "none":
@@ -236,8 +240,10 @@ def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:
     }
 
 
-def _yarn(said: Fields) -> dict[str, Any]:
+def _yarn(said: Fields, family: Family) -> dict[str, Any]:
     for key, neutral in {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}.items():
+        if f"rope.scaling.{key}" in family.gguf_reads:
+            continue  # the family's own words
         if said.not_negative(key, neutral) != neutral:
             raise UnsupportedModel(f"{said.source}: {key} other than {neutral:g} is not supported")
     factor = said.positive("factor")

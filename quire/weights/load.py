@@ -27,7 +27,7 @@ from quire.weights.formats import StoredTensor
 from quire.weights.names import Part, Weight, weights_of
 from quire.weights.quantised.stored import Source, StoredMatrix
 from quire.weights.quantised.unpack import dequantised_rows
-from quire.weights.read_rows import read_exactly, stored_rows, unpack
+from quire.weights.read_rows import read_exactly, stored_rows, turned_blocks, unpack
 from quire.weights.row_order import RowOrder
 from quire.weights.source import ModelFiles
 
@@ -86,7 +86,7 @@ def load_int8_weights(
 
 def is_in_bytes(weight: Weight) -> bool:
     """Whether 8-bit arithmetic keeps this weight: a matrix that is multiplied with."""
-    return len(weight.shape) == 2 and not weight.is_wide
+    return weight.is_matrix
 
 
 FillRows = Callable[[Piece], None]
@@ -285,6 +285,9 @@ def fill_rows(out: Tensor, piece: Piece) -> None:
 
 def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
     order, columns = piece.order, piece.columns
+    if source.turned and source.format.block > 1:
+        out.copy_(turned_blocks(source))
+        return
     on_cpu = out.device.type == "cpu"
     as_it_lies = (order, columns) == (None, None) and not source.is_scattered
     if as_it_lies and on_cpu and PLAIN.get(source.format.name) == out.dtype:

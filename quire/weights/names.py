@@ -12,10 +12,18 @@ from dataclasses import dataclass, replace
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.registry import family_named
-from quire.layer_plan import AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import (
+    AttentionPlan,
+    DeltaNetPlan,
+    ExpertsPlan,
+    LatentPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+)
 from quire.spec import ModelSpec
-from quire.weights.row_order import RowOrder, deinterleaved, ordered_by
-from quire.weights.within import WHOLE, Within
+from quire.weights.row_order import RowOrder, deinterleaved, ordered_by, turned_at_the_end
+from quire.weights.within import WHOLE, Within, latent_pairs
 
 AFTER = ("after", "both")  # the places of norms that stand behind the branches, too
 
@@ -42,12 +50,19 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Weight:
     """One final tensor and the stored ones that fill it from the top; `is_wide`: it is kept in
-    float32 whatever the others are."""
+    float32 whatever the others are; `is_plain`: it is kept as plain numbers, since others are made
+    of it."""
 
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
     is_wide: bool = False
+    is_plain: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is multiplied with as it is, so that it may be rounded to fewer bits."""
+        return len(self.shape) == 2 and not self.is_wide and not self.is_plain
 
     @property
     def has_zeros(self) -> bool:
@@ -116,10 +131,13 @@ class _LayerWeights:
         if after:
             yield from self._norm("mlp_post_norm", names.mlp_post_norm, plan.norm)
 
-    def _norm(self, name: str, stored: Name, plan: NormPlan) -> Iterator[Weight]:
-        yield from _norm(self._ours(name), self._stored(stored), self.hidden, plan)
+    def _norm(self, name: str, stored: Name, plan: NormPlan, size: int = 0) -> Iterator[Weight]:
+        yield from _norm(self._ours(name), self._stored(stored), size or self.hidden, plan)
 
     def _attention(self, plan: AttentionPlan) -> Iterator[Weight]:
+        if plan.latent is not None:
+            yield from self._latent(plan, plan.latent)
+            return
         names, size = self.names, plan.head_dim
         for weight in self._linear("attn.qkv", self.hidden, self._qkv(plan), bias=plan.qkv_bias):
             is_whole = plan.k_bias or len(weight.shape) > 1
@@ -164,8 +182,7 @@ class _LayerWeights:
         ):
             named = self._ours(ours), shape, self._stored(stored)
             yield replace(_single(*named), is_wide=True)
-        norm = self._ours("attn.head_norm"), self._stored(names.state_norm), plan.value_dim
-        yield from _norm(*norm, plan.norm)
+        yield from self._norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
         out = self._parts((names.state_out,), (self.hidden,))
         yield from self._linear("attn.o", width, out, bias=False)
 
@@ -177,6 +194,32 @@ class _LayerWeights:
             ("cross.o", self.names.cross_o, self.hidden, width, plan.o_bias),
         ):
             yield from self._linear(name, columns, self._parts((stored,), (rows,)), bias=bias)
+
+    def _latent(self, plan: AttentionPlan, latent: LatentPlan) -> Iterator[Weight]:
+        names, hidden, heads, rope = self.names.latent, self.hidden, plan.num_heads, plan.rope
+        biased, queries, inner = plan.qkv_bias, heads * latent.query_dims, latent.q_rank
+        order = turned_at_the_end(rope, heads, latent.query_dims)
+        if inner is None:
+            yield from self._linear("attn.q", hidden, self._ordered(names.q, queries, order))
+        else:
+            yield from self._linear("attn.q_a", hidden, self._parts((names.q_a,), (inner,)), biased)
+            yield from self._norm("attn.q_a_norm", names.q_a_norm, latent.norm, inner)
+            yield from self._linear("attn.q_b", inner, self._ordered(names.q_b, queries, order))
+        rows = latent.kv_rank + latent.rope_dims
+        kept = self._ordered(names.kv_a, rows, turned_at_the_end(rope, 1, rows))
+        yield from self._linear("attn.kv_a", hidden, kept, biased)
+        yield from self._norm("attn.kv_a_norm", names.kv_a_norm, latent.norm, latent.kv_rank)
+        pairs = tuple(
+            _Stored(self._stored(name), Part("", "", count, hf_within=hf, gguf_within=gguf))
+            for name, count, hf, gguf in latent_pairs((names.k_b, names.v_b), heads, latent)
+        )
+        for weight in self._linear("attn.kv_b", latent.kv_rank, pairs):
+            yield replace(weight, is_plain=True)
+        out = self._parts((self.names.o,), (hidden,))
+        yield from self._linear("attn.o", heads * latent.value_dims, out, bias=plan.o_bias)
+
+    def _ordered(self, name: Name, rows: int, order: RowOrder | None) -> tuple[_Stored, ...]:
+        return (_Stored(self._stored(name), Part("", "", rows, order=order)),)
 
     def _qkv(self, plan: AttentionPlan) -> tuple[_Stored, ...]:
         names, size = self.names, plan.head_dim
@@ -299,7 +342,7 @@ class _LayerWeights:
         return f"layers.{self.index}.{name}"
 
     def _linear(
-        self, name: str, columns: int, parts: tuple[_Stored, ...], *, bias: bool
+        self, name: str, columns: int, parts: tuple[_Stored, ...], bias: bool = False
     ) -> Iterator[Weight]:
         """A matrix and, if the model has it, its bias; both are cut into the same parts."""
         rows = sum(one.part.rows for one in parts)

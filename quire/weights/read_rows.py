@@ -105,3 +105,12 @@ def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) 
     for at, number, raw in rows:
         unpack(out[at : at + number].view(-1), raw, source.format, _WHOLE_READ)
     return out
+
+
+def turned_blocks(source: StoredTensor) -> Tensor:
+    """The rows of a tensor that is turned and lies in blocks, which its columns are cut into."""
+    count = source.first + source.step * source.shape[0]
+    columns, row = source.shape[1], source.format.block_bytes
+    width = source.num_bytes // columns // row * source.format.block
+    whole = read_tensor(replace(source, shape=(columns, width), turned=False, first=0, step=1))
+    return whole.T[source.first : count : source.step]

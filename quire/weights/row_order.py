@@ -42,6 +42,14 @@ def ordered_by(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
     return apart if order is None else order.after(apart)
 
 
+def turned_at_the_end(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
+    """The same for heads whose last rows alone are turned; the others stay where they are."""
+    if rope is None or not rope.interleaved:
+        return None
+    before, apart = size - rope.dims, deinterleaved(heads, rope.dims, rope.dims).order
+    return RowOrder(heads, (*range(before), *(before + row for row in apart)))
+
+
 def paired(heads: int, size: int, dims: int) -> RowOrder | None:
     """Pairs half a head apart where those that were given are half of `dims` apart, and rows that
     are not turned paired behind them; None where all are turned.

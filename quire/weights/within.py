@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quire.errors import CorruptModel, UnsupportedModel
+from quire.errors import CorruptModel
+from quire.families.family import Name
+from quire.layer_plan import LatentPlan
 from quire.weights.formats import StoredTensor
 
 if TYPE_CHECKING:
@@ -38,11 +41,6 @@ class Within:
                 f"the model's config asks for {expected}"
             )
         if self.turned:
-            if source.format.block != 1:
-                raise UnsupportedModel(
-                    f"{where}: tensor {source.name!r} is stored [in, out] as {source.format.name}; "
-                    "quire reads plain numbers that way"
-                )
             source = replace(source, shape=whole, turned=True)
         if self.of is None:
             return source
@@ -64,6 +62,19 @@ class Within:
 
 
 WHOLE = Within()
+
+
+def latent_pairs(
+    names: tuple[Name, Name], heads: int, latent: LatentPlan
+) -> Iterator[tuple[Name, int, Within, Within]]:
+    """Head by head what makes its keys, then its values: its name of `names`, its rows, and which
+    they are of a tensor of Hugging Face, and of a GGUF file, which has that of keys turned."""
+    total, at = heads * latent.pair_dims, 0
+    for head in range(heads):
+        for name, rows in zip(names, (latent.plain_dims, latent.value_dims), strict=True):
+            inside = Within(expert=head, turned=name is names[0])
+            yield name, rows, Within(first=at, of=total), inside
+            at += rows
 
 
 def of_expert(source: StoredTensor, expert: int, where: str) -> StoredTensor:

@@ -12,6 +12,7 @@ from quire.layer_plan import (
     AttentionPlan,
     DeltaNetPlan,
     ExpertsPlan,
+    LatentPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
@@ -73,6 +74,8 @@ class PlanOracle:
         return x + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
 
     def _attention(self, name: str, plan: AttentionPlan, x: Tensor) -> Tensor:
+        if plan.latent is not None:
+            return self._latent(name, plan, plan.latent, x)
         count, size = len(x), plan.head_dim
         qkv = self._linear(f"{name}qkv", x).view(count, -1, size).transpose(0, 1)
         q, k, v = qkv.split([plan.num_heads, plan.num_kv_heads, plan.num_kv_heads])
@@ -124,6 +127,28 @@ class PlanOracle:
                 out[t, head] = q[t, of] @ state / plan.key_dim**0.5
         gated = self._normed(f"{name}head_norm", plan.norm, out) * F.silu(z)
         return self._linear(f"{name}o", gated.flatten(1))
+
+    def _latent(self, name: str, plan: AttentionPlan, latent: LatentPlan, x: Tensor) -> Tensor:
+        """With keys and values of every head made of the rows."""
+        count, heads = len(x), plan.num_heads
+        if latent.q_rank is None:
+            q = self._linear(f"{name}q", x)
+        else:
+            low = self._normed(f"{name}q_a_norm", latent.norm, self._linear(f"{name}q_a", x))
+            q = self._linear(f"{name}q_b", low)
+        plain, turning = (
+            q.view(count, heads, -1)
+            .transpose(0, 1)
+            .split([latent.plain_dims, latent.rope_dims], dim=-1)
+        )
+        row, shared = self._linear(f"{name}kv_a", x).split([latent.kv_rank, latent.rope_dims], -1)
+        row = self._normed(f"{name}kv_a_norm", latent.norm, row)
+        pairs = self._linear(f"{name}kv_b", row).view(count, heads, -1).transpose(0, 1)
+        keys, values = pairs.split([latent.plain_dims, latent.value_dims], dim=-1)
+        scores = plain @ keys.mT + turned(turning, plan.rope) @ turned(shared[None], plan.rope).mT
+        hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
+        chances = (scores * plan.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        return self._linear(f"{name}o", (chances @ values).transpose(0, 1).flatten(1))
 
     def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
         assert plan.qk_norm is not None

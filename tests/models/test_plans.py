@@ -19,6 +19,7 @@ from quire.layer_plan import (
     AttentionPlan,
     DeltaNetPlan,
     ExpertsPlan,
+    LatentPlan,
     LayerPlan,
     LinearRope,
     MlpPlan,
@@ -54,6 +55,17 @@ ATTENTION: dict[str, list[Any]] = {
     "output_gate": [True],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
+# Keys and values as one row a token, which is all that an attention has then.
+ROWS = LatentPlan(24, 12, 8, 10, NORM)
+LATENT: dict[str, list[Any]] = {
+    "kv_rank": [16],
+    "plain_dims": [6],
+    "rope_dims": [4],
+    "value_dims": [14],
+    "norm": [NormPlan(0.5)],
+    "q_rank": [20],
+}
+BESIDE_ROWS: dict[str, Any] = {"scale": 0.1, "qkv_bias": True, "o_bias": True, "num_heads": 6}
 MLP: dict[str, list[Any]] = {
     "width": [48],
     "activation": ["gelu_tanh", "gelu", "relu", "relu2"],
@@ -111,6 +123,14 @@ MODEL: dict[str, list[Any]] = {
 }
 
 
+def with_rows(latent: LatentPlan, **others: Any) -> LayerPlan:
+    """The plain layer with attention of this kind."""
+    size, rope = latent.kv_rank + latent.rope_dims, Rope(100.0, latent.rope_dims)
+    given = {"num_heads": 4, "scale": 0.25, **others}
+    attention = AttentionPlan(num_kv_heads=1, head_dim=size, rope=rope, latent=latent, **given)
+    return replace(PLAIN, attention=attention)
+
+
 def changes() -> dict[str, ModelSpec]:
     """Specs that differ from the plain one in one field, and a few that differ in many."""
     made: dict[str, ModelSpec] = {}
@@ -127,6 +147,12 @@ def changes() -> dict[str, ModelSpec]:
     add("qk_norm_over", "width", replace(PLAIN, attention=over), PLAIN)
     wide = replace(over, qk_norm=NormPlan(1e-3, "layer"))
     add("qk_norm_over", "width, layer", replace(PLAIN, attention=wide), PLAIN)
+    add("latent", "", *[with_rows(ROWS)] * 2)
+    for name, values in LATENT.items():
+        for value in values:
+            add(f"latent, {name}", value, *[with_rows(replace(ROWS, **{name: value}))] * 2)
+    for name, value in BESIDE_ROWS.items():
+        add(f"latent beside {name}", value, *[with_rows(ROWS, **{name: value})] * 2)
     for name, values in MLP.items():
         for value in values:
             add(name, value, PLAIN, replace(PLAIN, mlp=replace(PLAIN.mlp, **{name: value})))
@@ -187,14 +213,14 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
-    tables = (ATTENTION, MLP, EXPERTS, LAYER, STATES, MODEL)
+    tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MODEL)
     known = {name for table in tables for name in table}
-    known |= {"qk_norm_over", "attention", "mlp", "state"}
+    known |= {"qk_norm_over", "attention", "latent", "mlp", "state"}
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}
     around.add("whole")  # of the share of one of several ranks: tests/ranks
-    kinds = (AttentionPlan, MlpPlan, ExpertsPlan, LayerPlan, DeltaNetPlan, ModelSpec)
+    kinds = (AttentionPlan, LatentPlan, MlpPlan, ExpertsPlan, LayerPlan, DeltaNetPlan, ModelSpec)
     assert {field.name for kind in kinds for field in fields(kind)} == known | around
 
 

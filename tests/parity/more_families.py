@@ -12,12 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.cohere import CohereConfig
 from transformers.models.cohere2 import Cohere2Config
+from transformers.models.deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.falcon import FalconConfig
 from transformers.models.gemma import GemmaConfig
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe_lite import Glm4MoeLiteConfig
 from transformers.models.gpt2 import GPT2Config
 from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
@@ -275,6 +278,44 @@ MORE: dict[str, PretrainedConfig] = {
     "starcoder2": Starcoder2Config(**BY_HIDDEN),
     "starcoder2, window, no bias, untied": Starcoder2Config(
         **BY_HIDDEN, sliding_window=9, use_bias=False, tie_word_embeddings=False
+    ),
+}
+LATENT: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "head_dim"},
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    **(ROUTED | {"n_routed_experts": 12}),
+}
+STRETCHED: dict[str, Any] = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
+# Keys and values as one row a token; those of GPUs are not built yet.
+LATENTS: dict[str, PretrainedConfig] = {
+    "deepseek v2, groups, yarn": DeepseekV2Config(
+        **LATENT,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        rope_parameters=STRETCHED,
+    ),
+    "deepseek v2 lite": DeepseekV2Config(**{**LATENT, "q_lora_rank": None}),
+    "deepseek v3, groups, yarn": DeepseekV3Config(
+        **LATENT, n_group=4, topk_group=2, rope_parameters=STRETCHED
+    ),
+    "deepseek v3, every bias, halves, no rank, not renormalised": DeepseekV3Config(
+        **{**LATENT, "q_lora_rank": None, "first_k_dense_replace": 0},
+        n_group=1,
+        topk_group=1,
+        attention_bias=True,
+        rope_interleave=False,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+    ),
+    "glm4 moe lite, dense in the middle": Glm4MoeLiteConfig(
+        **{key: value for key, value in LATENT.items() if key != "first_k_dense_replace"},
+        mlp_layer_types=["sparse", "dense", "sparse"],
     ),
 }
 

@@ -16,15 +16,18 @@ from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.harness import Drive, make_runner
-from tests.parity.more_families import MORE, random_model
+from tests.parity.more_families import LATENTS, MORE, random_model
 from tests.parity.test_families import check_directory
 from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
+ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS}
+KINDS = sorted({type(config) for config in ALL.values()}, key=str)
 
-@pytest.mark.parametrize("name", MORE)
+
+@pytest.mark.parametrize("name", ALL)
 def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
-    oracle = random_model(MORE[name])
+    oracle = random_model(ALL[name])
     oracle.save_pretrained(tmp_path)
     check_logits(tmp_path, oracle)
     check_directory(tmp_path, oracle, name, count=8, most=16)
@@ -50,12 +53,12 @@ def check_logits(path: Path, oracle: Any) -> None:
                     assert apart <= 2e-5 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_key_of_a_config_class_is_accounted_for(
     kind: type[PretrainedConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read in one of the models above, known to change nothing, or refused at another value."""
-    mine = [config for config in MORE.values() if type(config) is kind]
+    mine = [config for config in ALL.values() if type(config) is kind]
     family = BY_MODEL_TYPE[kind.model_type]
     read: set[str] = set()
     for config in mine:
@@ -65,7 +68,7 @@ def test_every_key_of_a_config_class_is_accounted_for(
     assert {field.name for field in fields(kind)} - read - without_effect == set()
 
 
-@pytest.mark.parametrize("kind", sorted({type(config) for config in MORE.values()}, key=str))
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     kind: type[PretrainedConfig],
 ) -> None:
@@ -78,6 +81,8 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     sizes |= {"n_embd": 1024, "n_layer": 5, "n_head": 64, "n_positions": 512}
     known = {field.name for field in fields(kind)}
     given = {key: value for key, value in sizes.items() if key in known}
+    if "num_experts_per_tok" in known and kind().num_experts_per_tok is None:
+        given["num_experts_per_tok"] = 3
     whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})
     bare = spec_from_hf({**given, **named, "dtype": "float32"})
     left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these

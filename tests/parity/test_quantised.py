@@ -10,6 +10,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from quire import LLM
 from quire.errors import InvalidOption
+from tests.parity.more_families import LATENTS, random_model
 from tests.parity.test_families import check_directory
 from tests.weights.quantised_files import CASES, meant_model, write_quantised
 from tests.weights.tiny import SIZES, tiny_model
@@ -44,6 +45,14 @@ def test_experts_are_quantised_one_by_one(name: str, tmp_path: Path) -> None:
     assert any("experts.3.down_proj" in key for key in state)
     oracle = meant_model(model, tmp_path / "plain", state)
     check_directory(tmp_path / "quantised", oracle, name, count=4, most=8)
+
+
+def test_products_that_are_taken_apart_are_read_from_blocks(tmp_path: Path) -> None:
+    """Latent attention has the weight of keys and values by head, and turned; blocks do not."""
+    model = random_model(LATENTS["deepseek v3, groups, yarn"])
+    state = write_quantised(model, tmp_path / "quantised", CASES["fp8 blocks"])
+    oracle = meant_model(model, tmp_path / "plain", state)
+    check_directory(tmp_path / "quantised", oracle, "latents", count=4, most=8)
 
 
 def test_an_option_names_what_a_checkpoint_is(tmp_path: Path) -> None:

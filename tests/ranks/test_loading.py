@@ -25,7 +25,7 @@ from quire.weights.load import (
 from quire.weights.load_kept import load_kept_weights
 from quire.weights.names import weights_of
 from quire.weights.source import ModelFiles, locate
-from tests.parity.test_more_families import MORE
+from tests.parity.test_more_families import ALL
 from tests.weights.quantised_files import CASES as QUANTISED
 from tests.weights.quantised_files import write_quantised
 from tests.weights.test_load import CASES
@@ -92,10 +92,10 @@ def test_scattered_groups_are_not_cut_where_they_are_kept(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm"])
+@pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm", "deepseek v3, groups, yarn"])
 def test_experts_and_widths_are_cut_while_they_are_read(name: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    AutoModelForCausalLM.from_config(MORE[name]).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(ALL[name]).save_pretrained(tmp_path)
     files = locate(str(tmp_path))
     check(files, files.spec(), 4)
 

@@ -24,11 +24,11 @@ from quire.weights.hf_config import spec_from_hf
 from quire.weights.load import cut_tensor, rank_weights
 from quire.weights.names import Weight, weights_of
 from tests.parity.families import FAMILIES as TINY
-from tests.parity.more_families import MORE
+from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
 
 SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
-CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE}
+CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE, **LATENTS}
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
 

@@ -64,6 +64,12 @@ class Converter:
             values = values.T
         if name.endswith("shared_expert_gate.weight"):
             values = values[0]
+        if name.endswith("kv_b_proj.weight"):
+            by_head = values.reshape(heads, -1, values.shape[-1])
+            keys, values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+            yield name.replace("kv_b", "k_b"), keys.swapaxes(1, 2)
+            yield name.replace("kv_b", "v_b"), values
+            return
         if ".query_key_value." in name:
             values = self._by_kind(values)
         if "input_linear" in name:
@@ -117,9 +123,16 @@ def _named(names: Any, name: str) -> str:
 
 
 def write(
-    directory: Path, path: Path, config: PretrainedConfig, arch: str, said: dict[str, Any]
+    directory: Path,
+    path: Path,
+    config: PretrainedConfig,
+    arch: str,
+    said: dict[str, Any],
+    *,
+    packed: tuple[str, ...] = (),
 ) -> None:
-    """The model of a directory as a GGUF file with this metadata beside the usual ones."""
+    """The model of a directory as a GGUF file with this metadata beside the usual ones; tensors
+    with one of the names `packed` in blocks."""
     writer = gguf.GGUFWriter(path, arch)
     usual = {
         "block_count": config.num_hidden_layers,
@@ -140,7 +153,12 @@ def write(
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     stored = load_file(directory / "model.safetensors")
     for name, values in Converter(arch, config).tensors(stored).items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        if any(f"_{one}." in name for one in packed):
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

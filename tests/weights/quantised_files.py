@@ -330,7 +330,7 @@ def write_quantised(model: PreTrainedModel, directory: Path, case: Case) -> Tens
     tensors: Tensors = {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")
-        inside = "layers." in name and module.endswith("_proj")
+        inside = "layers." in name and module.endswith(("_proj", "_with_mqa"))
         if not inside or name == module or module.endswith(case.skipped):
             tensors[name] = tensor
             continue

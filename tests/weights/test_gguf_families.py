@@ -11,6 +11,8 @@ import torch
 from transformers import PretrainedConfig
 from transformers.models.cohere import CohereConfig
 from transformers.models.cohere2 import Cohere2Config
+from transformers.models.deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.falcon import FalconConfig
 from transformers.models.gemma import GemmaConfig
 from transformers.models.gemma2 import Gemma2Config
@@ -31,7 +33,7 @@ from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
 
-from quire.families.registry import FAMILIES
+from quire.families.registry import BY_MODEL_TYPE, FAMILIES
 from quire.spec import ModelSpec
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
@@ -46,6 +48,7 @@ from tests.parity.more_families import (
     GEMMA2,
     GPT2,
     GPT_OSS,
+    LATENT,
     NEOX,
     ROUTED,
     SIZES,
@@ -70,6 +73,26 @@ STRETCHED = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 32,
+}
+DEEPSEEK = {
+    **(RMS | FEED | {"attention.head_count_kv": 1}),
+    "attention.q_lora_rank": 20,
+    "attention.kv_lora_rank": 24,
+    "attention.key_length": 32,
+    "attention.value_length": 24,
+    "attention.key_length_mla": 20,
+    "attention.value_length_mla": 10,
+    "rope.dimension_count": 8,
+}
+ROUTING = {
+    "expert_count": 12,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.7,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
 }
 # What GGUF calls it, the model, and what its metadata say.
 CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
@@ -118,6 +141,25 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_gating_func": 2,
             "expert_weights_scale": 1.7,
             "expert_weights_norm": True,
+        },
+    ),
+    "deepseek v2, groups, yarn": (
+        "deepseek2",
+        DeepseekV2Config(
+            **LATENT,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        ),
+        DEEPSEEK | ROUTING | STRETCHED | {"rope.scaling.yarn_log_multiplier": 0.07},
+    ),
+    "deepseek v3, no rank": (
+        "deepseek2",
+        DeepseekV3Config(**{**LATENT, "q_lora_rank": None}, n_group=4, topk_group=2),
+        {
+            **{key: value for key, value in DEEPSEEK.items() if "q_lora" not in key},
+            **(ROUTING | {"expert_gating_func": 2, "expert_weights_norm": True}),
         },
     ),
     "cohere": (
@@ -234,4 +276,5 @@ def test_every_family_with_a_name_in_gguf_is_here() -> None:
     """Or among the six of tests/weights/test_load.py."""
     there = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3"}
     named = {family.name for family in FAMILIES if family.gguf is not None} - there
-    assert {config.model_type for _, config, _ in CASES.values()} == named
+    named.add("deepseek_v2")  # under the name of the version behind it
+    assert {BY_MODEL_TYPE[config.model_type].name for _, config, _ in CASES.values()} == named

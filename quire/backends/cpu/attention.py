@@ -214,7 +214,8 @@ class CpuAttention(KvStore):
     ) -> Tensor:
         shape = self.shape
         row_width = shape.block_size * shape.head_dim
-        k_rows, v_rows = keys.view(-1, row_width), values.view(-1, row_width)
+        k_rows = keys.view(-1, row_width)
+        v_rows = k_rows if values is keys else values.view(-1, row_width)
         out = q.new_empty(q.shape[0], shape.num_heads, shape.head_dim)
         for piece in self.pieces:
             self._attend_piece(piece, q, k_rows, v_rows, out, sinks)
@@ -227,7 +228,7 @@ class CpuAttention(KvStore):
     ) -> tuple[Tensor, Tensor]:
         """Keys and values [lead, keys, D]."""
         k = self.scratch.gather(k_rows, index, into=0)
-        v = self.scratch.gather(v_rows, index, into=1)
+        v = k if v_rows is k_rows else self.scratch.gather(v_rows, index, into=1)
         width = self.shape.head_dim
         return k.view(lead, -1, width), v.view(lead, -1, width)
 

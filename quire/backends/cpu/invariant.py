@@ -260,7 +260,8 @@ class InvariantAttention(KvStore):
     ) -> Tensor:
         shape = self.shape
         width = self.granule * shape.head_dim
-        k_rows, v_rows = keys.view(-1, width), values.view(-1, width)
+        k_rows = keys.view(-1, width)
+        v_rows = k_rows if values is keys else values.view(-1, width)
         out = torch.zeros_like(q)
         for tiles in self.work:
             made = self._attend_tiles(tiles, q, k_rows, v_rows, sinks)
@@ -275,8 +276,9 @@ class InvariantAttention(KvStore):
         num_tiles, width = tiles.hidden.shape[2], shape.head_dim
         heads = (num_pieces, shape.num_kv_heads, num_tiles)
         index = tiles.index.view(-1)
-        k = self.scratch.gather(k_rows, index, into=0).view(-1, TILE, width).float()
-        v = self.scratch.gather(v_rows, index, into=1).view(-1, TILE, width).float()
+        k = v = self.scratch.gather(k_rows, index, into=0).view(-1, TILE, width).float()
+        if v_rows is not k_rows:
+            v = self.scratch.gather(v_rows, index, into=1).view(-1, TILE, width).float()
         queries = q.new_zeros(
             num_pieces, shape.num_kv_heads, tiles.rows, width, dtype=torch.float32
         )

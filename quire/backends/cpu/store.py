@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.backends.generic import normed_heads
+from quire.backends.generic import normed_heads, rotate
 from quire.backends.ops import HeadNorms, HeadShape
 
 Longs = npt.NDArray[np.int64]
@@ -41,15 +41,3 @@ class KvStore:
 
     def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return keys, values
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + D/2]) of x [T, heads, D] by cos and sin [T, D/2].
-
-    Products and sums are separate ops: fused ones round differently in a vector's tail.
-    """
-    halves = x.view(*x.shape[:2], 2, -1)
-    turned = halves * cos[:, None, None]
-    turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
-    turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
-    return turned.flatten(-2).to(x.dtype)

@@ -316,10 +316,10 @@ class CudaExecutor:
 def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
     """Have the vendor's library load what it multiplies with, while kernels are still on their
     way: its handle belongs to the thread that runs the passes."""
-    layer, attended = model.layers[0], spec.num_heads * spec.head_dim
+    layer = model.layers[0]
     products = (
         (layer.attention.products[0], spec.hidden_size),
-        (layer.attention.products[1], attended),
+        (layer.attention.products[1], spec.layers[0].attention.product_width),
         (layer.mlp.products[0], spec.hidden_size),
         (layer.mlp.products[1], spec.layers[0].mlp.product_width),
     )

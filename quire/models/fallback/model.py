@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape, Kernels
-from quire.layer_plan import KVGroup
+from quire.kv_groups import KVGroup
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.rotary import Turn

@@ -26,8 +26,7 @@ SMALL = 0.02  # how large random weights are
 
 def may_be_kept(weight: Weight) -> bool:
     """Whether this is a matrix that is multiplied with, and no expert's."""
-    is_matrix = len(weight.shape) == 2 and not weight.is_wide
-    return is_matrix and weight.name != "embed.weight" and ".experts." not in weight.name
+    return weight.is_matrix and weight.name != "embed.weight" and ".experts." not in weight.name
 
 
 def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:

@@ -46,6 +46,7 @@ def fits(shape: HeadShape) -> bool:
         and shape.num_heads % shape.num_kv_heads == 0
         and shape.softcap is None
         and not shape.sinks
+        and not shape.values_in_keys
     )
 
 

@@ -1,0 +1,42 @@
+"""DeepSeek V2: keys and values as one row a token, experts by a softmax, within the best groups of
+them. No torch. Its GGUF files are read by the next version's, which says the same of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.families.family import Family, LayerNames
+from quire.families.fields import Fields
+from quire.families.latents import WITHOUT_EFFECT, read_latent_decoder
+from quire.families.mixtures import SHARED_NAMES, read_routed_experts, with_experts
+from quire.spec import ModelSpec
+
+GREEDY = "greedy"
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.under({}, n_shared_experts=2)
+    how: dict[str, Any] = {"score": "softmax", "choice_bias": False, "group_score": "best"}
+    how["renormalise"] = False
+    if fields.word("topk_method", GREEDY) == GREEDY:
+        how |= {"groups": 1, "groups_taken": 1}
+    spec = read_latent_decoder("deepseek_v2", fields, interleaved=True)
+    experts = read_routed_experts(fields, count=64, width=1407, per_token=0, **how)
+    return with_experts(spec, fields, experts)
+
+
+FAMILY = Family(
+    name="deepseek_v2",
+    architectures=("DeepseekV2ForCausalLM",),
+    model_types=("deepseek_v2",),
+    read=read,
+    names=LayerNames(**SHARED_NAMES),
+    without_effect=WITHOUT_EFFECT,
+    only={
+        "topk_method": (GREEDY, "group_limited_greedy"),
+        "scoring_func": ("softmax",),
+        "norm_topk_prob": (False,),
+        "moe_layer_freq": (1,),
+        "mlp_bias": (False,),
+    },
+)

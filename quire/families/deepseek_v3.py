@@ -1,0 +1,62 @@
+"""DeepSeek V3 and R1, Kimi K2, Moonlight: keys and values as one row a token, experts by sigmoids
+and a bias, within the best groups of them. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.families.family import Family, LayerNames
+from quire.families.fields import Fields
+from quire.families.latents import GGUF_READS, WITHOUT_EFFECT, gguf_latent, read_latent_decoder
+from quire.families.mixtures import (
+    SHARED_NAMES,
+    SOFTMAX,
+    gguf_routing,
+    read_routed_experts,
+    with_experts,
+)
+from quire.spec import ModelSpec
+
+UNSAID: dict[str, Any] = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
+GGUF = "deepseek2"  # whose files may be of the version before, with its own way to choose experts
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.under({}, **UNSAID, routed_scaling_factor=2.5)
+    interleaved = fields.flag("rope_interleave", True)
+    spec = read_latent_decoder("deepseek_v3", fields, interleaved=interleaved)
+    experts = read_routed_experts(fields, count=256, width=2048, per_token=8)
+    return with_experts(spec, fields, experts)
+
+
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    routing = gguf_routing(fields, GGUF, config, unsaid=SOFTMAX)
+    by_sigmoid, grouped = routing.pop("by_sigmoid"), routing["n_group"] > 1
+    words = {**routing, **gguf_latent(fields, GGUF, config)}
+    if by_sigmoid:
+        return words
+    return {
+        **words,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": "group_limited_greedy" if grouped else "greedy",
+    }
+
+
+FAMILY = Family(
+    name="deepseek_v3",
+    architectures=("DeepseekV3ForCausalLM",),
+    model_types=("deepseek_v3", "kimi_k2"),
+    read=read,
+    gguf=GGUF,
+    gguf_experts=True,
+    gguf_words=_gguf_words,
+    gguf_reads=GGUF_READS,
+    names=LayerNames(**SHARED_NAMES),
+    without_effect=WITHOUT_EFFECT,
+    only={
+        "topk_method": ("noaux_tc",),
+        "scoring_func": ("sigmoid",),
+        "moe_layer_freq": (1,),
+    },
+)

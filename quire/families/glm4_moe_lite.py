@@ -1,0 +1,40 @@
+"""Glm4MoeLite: keys and values as one row a token, experts by sigmoids and a bias, and a list of
+the layers that have none. No torch."""
+
+from __future__ import annotations
+
+from quire.families.family import Family, LayerNames
+from quire.families.fields import Fields
+from quire.families.latents import SIZES, WITHOUT_EFFECT, read_latent_decoder
+from quire.families.mixtures import SHARED_NAMES, read_routed_experts, with_experts
+from quire.spec import ModelSpec
+
+OWN_SIZES = {**SIZES, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
+
+
+def read(fields: Fields) -> ModelSpec:
+    fields = fields.under({}, rms_norm_eps=1e-5, routed_scaling_factor=1.8)
+    interleaved = fields.flag("rope_interleave", True)
+    spec = read_latent_decoder("glm4_moe_lite", fields, sizes=OWN_SIZES, interleaved=interleaved)
+    experts = read_routed_experts(fields, count=64, width=1536, per_token=4)
+    return with_experts(spec, fields.under({}, mlp_only_layers=_dense(fields)), experts)
+
+
+def _dense(fields: Fields) -> list[int]:
+    """The layers without experts: the first, unless a config says which."""
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        return [0]
+    if not isinstance(kinds, list) or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
+    return [index for index, kind in enumerate(kinds) if kind == "dense"]
+
+
+FAMILY = Family(
+    name="glm4_moe_lite",
+    architectures=("Glm4MoeLiteForCausalLM",),
+    model_types=("glm4_moe_lite",),
+    read=read,
+    names=LayerNames(**SHARED_NAMES),
+    without_effect=WITHOUT_EFFECT,
+)

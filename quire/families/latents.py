@@ -1,0 +1,111 @@
+"""What families share whose keys and values are kept as one row a token. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import UnsupportedModel
+from quire.families.fields import Fields
+from quire.families.mixtures import GGUF_ROUTING, ROUTER_KEYS
+from quire.families.reading import Heads, read_plain_decoder, with_pairs_side_by_side
+from quire.families.rope_config import read_rope, rope_fields, yarn_scale
+from quire.layer_plan import LatentPlan, NormPlan
+from quire.spec import ModelSpec
+
+EPS = 1e-6  # of norms that no config mentions
+# Of a config that does not say them.
+SIZES: Mapping[str, int] = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+WITHOUT_EFFECT: Mapping[str, str] = {
+    **ROUTER_KEYS,
+    "num_mtp_layers": "layers that guess ahead, which are not read",
+    "num_key_value_heads": "every head has keys and values of its own",
+    "head_dim": "the parts of a head have sizes of their own",
+}
+
+
+def read_latent_decoder(
+    family: str, fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool
+) -> ModelSpec:
+    """A decoder of such layers, without experts; `sizes` are those of a config that does not say
+    them, `interleaved`: how its files have the pairs that are turned."""
+    heads, latent = fields.count("num_attention_heads"), _latent(fields, sizes)
+    biased = fields.flag("attention_bias", False)
+    spec = read_plain_decoder(
+        family,
+        fields,
+        Heads(heads, 1, latent.kv_rank + latent.rope_dims),
+        rope=read_rope(fields, latent.rope_dims),
+        scale=_scale(fields, latent),
+        latent=latent,
+        qkv_bias=biased,
+        o_bias=biased,
+    )
+    return with_pairs_side_by_side(spec) if interleaved else spec
+
+
+def _latent(fields: Fields, sizes: Mapping[str, int]) -> LatentPlan:
+    def size(key: str) -> int:
+        return fields.count(key, sizes[key])
+
+    if size("qk_rope_head_dim") % 2:
+        raise fields.wrong("qk_rope_head_dim", "an even number: rotary needs pairs")
+    is_direct = "q_lora_rank" in fields.values and fields.values["q_lora_rank"] is None
+    return LatentPlan(
+        size("kv_lora_rank"),
+        size("qk_nope_head_dim"),
+        size("qk_rope_head_dim"),
+        size("v_head_dim"),
+        NormPlan(EPS),
+        q_rank=None if is_direct else size("q_lora_rank"),
+    )
+
+
+def _scale(fields: Fields, latent: LatentPlan) -> float:
+    """Of scores, which stretched positions make larger."""
+    rope, plain = rope_fields(fields), float(latent.query_dims**-0.5)
+    weight = rope.not_negative("mscale_all_dim", 0.0)
+    if not weight or rope.word("rope_type", rope.values.get("type") or "default") == "default":
+        return plain
+    return plain * yarn_scale(rope.positive("factor"), weight) ** 2
+
+
+_GGUF_HEADS = ("q_lora_rank", "kv_lora_rank", "key_length_mla", "value_length_mla", "value_length")
+_GGUF_MSCALE = "rope.scaling.yarn_log_multiplier"
+GGUF_READS = (
+    *GGUF_ROUTING,
+    *(f"attention.{key}" for key in _GGUF_HEADS),
+    *("rope.dimension_count", _GGUF_MSCALE),
+)
+
+
+def gguf_latent(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the metadata of a GGUF file say of the row, in the words of configs."""
+    rank, key, value = (
+        f"{arch}.attention.{one}" for one in ("kv_lora_rank", "key_length_mla", "value_length_mla")
+    )
+    if fields.values.get(key) is None:
+        raise UnsupportedModel(
+            f"{fields.source}: {key} is missing: the file was made before keys and values were "
+            "kept as latents. Convert the model again, or take its safetensors."
+        )
+    turned, scaling = fields.count(f"{arch}.rope.dimension_count"), config["rope_scaling"]
+    # A tenth of mscale_all_dim, which mscale is equal to.
+    weight = round(10 * fields.not_negative(f"{arch}.{_GGUF_MSCALE}", 0.0), 6)
+    if scaling is not None and weight:
+        both = {"mscale": weight, "mscale_all_dim": weight}
+        scaling = {**scaling, **both, "attention_factor": None}
+    return {
+        "q_lora_rank": fields.values.get(f"{arch}.attention.q_lora_rank"),
+        "kv_lora_rank": fields.count(rank),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": fields.count(key) - turned,
+        "v_head_dim": fields.count(value),
+        "rope_scaling": scaling,
+    }
