@@ -208,7 +208,8 @@ class DeltaNetPlan:
     q, k and v go through a convolution over the last `reach` tokens and silu. Every head of v has a
     matrix [key_dim, value_dim], which each token decays and corrects towards its v at its k, and
     then reads at its q (backends/delta_rule.py). What was read is normed head by head by `norm`,
-    and gated by silu. Heads of v share heads of q and k, so many in a row."""
+    and gated by silu. Heads of v share heads of q and k: so many in a row, or, `in_turn`, one of
+    each before the first comes again."""
 
     num_heads: int
     num_key_heads: int
@@ -216,6 +217,7 @@ class DeltaNetPlan:
     value_dim: int
     reach: int
     norm: NormPlan
+    in_turn: bool = False
 
     @property
     def value_width(self) -> int:

@@ -15,9 +15,10 @@ from quire.spec import ModelSpec
 class Name:
     """What files call one tensor, without the layer before it and without `.weight`.
 
-    Files of Hugging Face may have it otherwise: `bare`, without `.weight`, and its bias with
-    `_bias`; `turned`, [in, out]; `stacked`, that of every expert in one tensor. Two parts with one
-    name there are one tensor, one behind the other, or `alternating` row by row."""
+    GGUF files may have it `gguf_bare`, without `.weight`. Files of Hugging Face may have it
+    otherwise: `bare`, without `.weight`, and its bias with `_bias`; `turned`, [in, out]; `stacked`,
+    that of every expert in one tensor. Two parts with one name there are one tensor, one behind the
+    other, or `alternating` row by row."""
 
     hf: str
     gguf: str
@@ -25,13 +26,14 @@ class Name:
     turned: bool = False
     stacked: bool = False
     alternating: bool = False
+    gguf_bare: bool = False
 
     def stored(self, kind: str) -> tuple[str, str]:
         """What files of Hugging Face and GGUF files call its weight or bias."""
         ending = f".{kind}"
         if self.bare:
             ending = "" if kind == "weight" else "_bias"
-        return self.hf + ending, f"{self.gguf}.{kind}"
+        return self.hf + ending, self.gguf if self.gguf_bare else f"{self.gguf}.{kind}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class LayerNames:
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     latent: LatentNames = LatentNames()
     o: Name = Name("self_attn.o_proj", "attn_output")
-    # Of a layer that keeps a state: q, k, v and the gate; what makes rates and decays. A single
-    # tensor of either has them by head of k.
+    # Of a layer that keeps a state: q, k, v and the gate; what makes rates and decays. Of Hugging
+    # Face one tensor may have all of either, by head of k.
     qkvz: tuple[Name, ...] = (
         Name("linear_attn.in_proj_qkv", "attn_qkv"),
         Name("linear_attn.in_proj_z", "attn_gate"),
@@ -92,8 +94,8 @@ class LayerNames:
         Name("linear_attn.in_proj_a", "ssm_alpha"),
     )
     convolution: Name = Name("linear_attn.conv1d", "ssm_conv1d")
-    log_slopes: Name = Name("linear_attn.A_log", "ssm_a", bare=True)
-    shifts: Name = Name("linear_attn.dt_bias", "ssm_dt", bare=True)
+    log_slopes: Name = Name("linear_attn.A_log", "ssm_a", bare=True, gguf_bare=True)
+    shifts: Name = Name("linear_attn.dt", "ssm_dt", bare=True)  # a bias
     state_norm: Name = Name("linear_attn.norm", "ssm_norm")
     state_out: Name = Name("linear_attn.out_proj", "ssm_out")
     cross_norm: Name = Name("encoder_attn_layer_norm", "cross_attn_norm")
@@ -112,6 +114,8 @@ class LayerNames:
         Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
     )
     expert_down: Name = Name("mlp.experts.{}.down_proj", "ffn_down_exps")
+    # What files call all of either that do not have them expert by expert: [experts, out, in].
+    expert_stacks: tuple[str, str] | None = None
     shared_gate_up: tuple[Name, ...] = (
         Name("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
         Name("mlp.shared_expert.up_proj", "ffn_up_shexp"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.errors import UnsupportedModel
+from quire.families.family import Name
 from quire.families.fields import Fields
 from quire.families.mixtures import read_count
 from quire.families.reading import num_layers, read_heads, read_plain_decoder
@@ -15,6 +17,14 @@ from quire.spec import ModelSpec
 PERIOD = 4  # the last of so many layers attends, the others keep a state
 ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"
 MOST_REACH = 64  # tokens of a convolution
+IN_TURN = "gguf_heads_in_turn"  # how GGUF files of some have heads of v, and no config
+GGUF_READS = (
+    *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
+    *("ssm.inner_size", "full_attention_interval", "expert_shared_feed_forward_length"),
+    *("nextn_predict_layers", "rope.dimension_sections"),
+)
+# What GGUF files call the norm before the feed-forward of such a layer.
+MLP_NORM = Name("post_attention_layernorm", "post_attention_norm")
 
 
 def read_hybrid(
@@ -58,6 +68,28 @@ def read_gated_experts(
     )
 
 
+def hybrid_words(fields: Fields, config: dict[str, Any], *, in_turn: bool) -> dict[str, Any]:
+    """What the metadata of a GGUF file says of such a model. `in_turn`: heads of v that share one
+    of k do not stand side by side there."""
+    arch = fields.word("general.architecture")
+    said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_READS}, fields.source)
+    heads, inner = said.count("ssm.time_step_rank"), said.count("ssm.inner_size")
+    if inner % heads:
+        raise said.wrong("ssm.inner_size", f"a multiple of the {heads} heads")
+    ahead = said.values.get("nextn_predict_layers") or 0  # layers that guess ahead, at the end
+    return {
+        "num_hidden_layers": config["num_hidden_layers"] - int(ahead),
+        "linear_conv_kernel_dim": said.count("ssm.conv_kernel"),
+        "linear_key_head_dim": said.count("ssm.state_size"),
+        "linear_num_key_heads": said.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "full_attention_interval": said.count("full_attention_interval", PERIOD),
+        "shared_expert_intermediate_size": said.values.get("expert_shared_feed_forward_length"),
+        IN_TURN: in_turn and heads > said.count("ssm.group_count"),
+    }
+
+
 def _read_state(fields: Fields, eps: float) -> DeltaNetPlan:
     heads = fields.count("linear_num_value_heads", 32)
     key_heads = fields.count("linear_num_key_heads", 16)
@@ -70,6 +102,7 @@ def _read_state(fields: Fields, eps: float) -> DeltaNetPlan:
         fields.count("linear_value_head_dim", 128),
         fields.count("linear_conv_kernel_dim", 4, most=MOST_REACH),
         NormPlan(eps),
+        in_turn=fields.flag(IN_TURN, False),
     )
 
 

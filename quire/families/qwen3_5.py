@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from functools import partial
+
+from quire.families.family import Family, LayerNames
 from quire.families.fields import Fields
-from quire.families.hybrids import read_hybrid
+from quire.families.hybrids import GGUF_READS, MLP_NORM, hybrid_words, read_hybrid
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
@@ -20,5 +22,9 @@ FAMILY = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     model_types=("qwen3_5_text", "qwen3_5"),
     read=read,
+    gguf="qwen35",
+    gguf_words=partial(hybrid_words, in_turn=True),
+    gguf_reads=GGUF_READS,
     partial_rotary=True,
+    names=LayerNames(mlp_norm=MLP_NORM),
 )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from functools import partial
+
+from quire.families.family import Family, LayerNames
 from quire.families.fields import Fields
-from quire.families.hybrids import read_gated_experts, read_hybrid
+from quire.families.hybrids import (
+    GGUF_READS,
+    MLP_NORM,
+    hybrid_words,
+    read_gated_experts,
+    read_hybrid,
+)
 from quire.spec import ModelSpec
 
 
@@ -18,7 +26,15 @@ FAMILY = Family(
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
     read=read,
+    gguf="qwen35moe",
+    gguf_experts=True,
+    gguf_words=partial(hybrid_words, in_turn=True),
+    gguf_reads=GGUF_READS,
     partial_rotary=True,
+    names=LayerNames(
+        mlp_norm=MLP_NORM,
+        expert_stacks=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    ),
     without_effect={
         "output_router_logits": "what a call returns",
         "router_aux_loss_coef": "training",

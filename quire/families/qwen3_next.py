@@ -3,9 +3,17 @@ quarter of each head turned, experts and one that every token takes. No torch.""
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.hybrids import read_gated_experts, read_hybrid
+from quire.families.hybrids import (
+    GGUF_READS,
+    MLP_NORM,
+    hybrid_words,
+    read_gated_experts,
+    read_hybrid,
+)
 from quire.families.mixtures import with_experts
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
@@ -24,9 +32,17 @@ FAMILY = Family(
     architectures=("Qwen3NextForCausalLM",),
     model_types=("qwen3_next",),
     read=read,
+    gguf="qwen3next",
+    gguf_experts=True,
+    gguf_words=partial(hybrid_words, in_turn=False),
+    gguf_reads=GGUF_READS,
     partial_rotary=True,
     names=LayerNames(
-        qkvz=(Name("linear_attn.in_proj_qkvz", "ssm_in"),),
+        mlp_norm=MLP_NORM,
+        qkvz=(
+            Name("linear_attn.in_proj_qkvz", "attn_qkv"),
+            Name("linear_attn.in_proj_qkvz", "attn_gate"),
+        ),
         rates=(Name("linear_attn.in_proj_ba", "ssm_ba"),),
     ),
     without_effect={

@@ -132,9 +132,14 @@ class DeltaNet:
         for one in (q, k):
             wide = one.reshape(len(mixed), plan.num_key_heads, plan.key_dim)
             length = wide.square().sum(-1, keepdim=True).add_(_LENGTH_EPS).rsqrt_()
-            heads.append((wide * length).repeat_interleave(plan.num_heads // plan.num_key_heads, 1))
+            heads.append(self._shared(wide * length))
         heads[0] *= plan.key_dim**-0.5
         return heads[0], heads[1], v.reshape(len(mixed), plan.num_heads, plan.value_dim)
+
+    def _shared(self, heads: Tensor) -> Tensor:
+        """For each head of v its head of q or k."""
+        times = self.plan.num_heads // self.plan.num_key_heads
+        return heads.repeat(1, times, 1) if self.plan.in_turn else heads.repeat_interleave(times, 1)
 
     def _load(self, at: Tensor, blocks: StateBlocks) -> tuple[Tensor, Tensor]:
         """What the convolution still sees [R, reach - 1, channels], and the matrices as rows."""

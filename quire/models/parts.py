@@ -174,7 +174,7 @@ class Parts:
             self.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
             self.tensor(f"{name}.convolution.weight", plan.channels, 1, plan.reach)[:, 0],
             self.tensor(f"{name}.log_slopes.weight", heads),
-            self.tensor(f"{name}.shifts.weight", heads),
+            self.tensor(f"{name}.shifts.bias", heads),
             self.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
             self.linear(f"{name}.o", hidden, width, bias=False),
         )

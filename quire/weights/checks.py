@@ -21,6 +21,7 @@ from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import is_of_a_tower, stored_name
 from quire.weights.tied import head_name
+from quire.weights.within import Within
 
 _IGNORED = (
     *("rotary_emb.inv_freq", "rope_freqs.weight"),
@@ -39,10 +40,9 @@ def sources_of(
             if matrix is not None:
                 found.append(matrix)
                 continue
-        name = _stored_name(part, stored, files)
+        name, within = _stored_place(part, stored, files)
         if name not in stored:
             raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
-        within = part.gguf_within if files.kind == "gguf" else part.hf_within
         source = within.of_stored(stored[name], (part.rows, *weight.shape[1:]), str(files.path))
         if source.format.name not in READABLE:
             raise UnsupportedModel(
@@ -53,10 +53,16 @@ def sources_of(
     return found
 
 
-def _stored_name(part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles) -> str:
+def _stored_place(
+    part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles
+) -> tuple[str, Within]:
+    """The tensor that a part is in, and which of it it is."""
     if files.kind == "gguf":
-        return part.gguf
-    return stored_name(part.hf, stored)
+        return part.gguf, part.gguf_within
+    name = stored_name(part.hf, stored)
+    if part.hf_else is not None and name not in stored:
+        return stored_name(part.hf_else[0], stored), part.hf_else[1]
+    return name, part.hf_within
 
 
 def check_unused(

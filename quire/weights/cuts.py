@@ -44,7 +44,8 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows of a stored tensor that become rows first .. first + rows of a weight: their order, what
-    is added to them, and which of their columns are wanted (None: all)."""
+    is added to them, which of their columns are wanted (None: all), and whether they are -exp of
+    what is wanted."""
 
     first: int
     rows: int
@@ -52,6 +53,7 @@ class Piece:
     order: RowOrder | None
     added: float
     columns: range | None = None
+    is_minus_exp: bool = False
 
 
 def pieces_of(stored: Iterable[Piece], cut: Cut) -> Iterator[Piece]:

@@ -111,7 +111,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "model_type": family.model_types[0],
         "vocab_size": _vocab_size(file, fields, arch),
         "hidden_size": hidden,
-        "intermediate_size": fields.count(f"{arch}.feed_forward_length"),
+        "intermediate_size": _width(fields, arch),
         "num_hidden_layers": fields.count(f"{arch}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
@@ -148,12 +148,20 @@ def _experts(fields: Fields, arch: str) -> dict[str, int]:
     if fields.values.get(f"{arch}.expert_count", 0) == 0:
         return {}
     count = fields.count(f"{arch}.expert_count")
-    width = fields.count(f"{arch}.feed_forward_length")
+    width = _width(fields, arch)
     return {
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
         "num_experts_per_tok": fields.count(f"{arch}.expert_used_count"),
         "moe_intermediate_size": fields.count(f"{arch}.expert_feed_forward_length", width),
     }
+
+
+def _width(fields: Fields, arch: str) -> int:
+    """Of feed-forwards; files of some models that have experts alone say that of an expert."""
+    key = f"{arch}.feed_forward_length"
+    if fields.values.get(key) is None and fields.values.get(f"{arch}.expert_count"):
+        key = f"{arch}.expert_feed_forward_length"
+    return fields.count(key)
 
 
 def _family(

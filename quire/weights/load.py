@@ -173,7 +173,8 @@ def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles)
             order = part.order.after(order)
         less = part.hf_less if files.kind == "hf" else 0.0
         first += part.zeros
-        yield Piece(first, part.rows, source, order, less)
+        is_minus_exp = part.gguf_minus_exp and files.kind == "gguf"
+        yield Piece(first, part.rows, source, order, less, is_minus_exp=is_minus_exp)
         first += part.rows
 
 
@@ -198,7 +199,9 @@ def stored_weights(
         for part, shape, source in pieces:
             out = torch.empty(shape)
             less = 0.0 if files.kind == "hf" else -part.hf_less
-            fill_rows(out, Piece(0, part.rows, source, _given_order(part, files), less))
+            minus_exp = part.gguf_minus_exp and files.kind == "gguf"
+            order = _given_order(part, files)
+            fill_rows(out, Piece(0, part.rows, source, order, less, is_minus_exp=minus_exp))
             part.hf_within.of_tensor(whole, part.rows).copy_(out)
         yield name, whole
 
@@ -281,6 +284,8 @@ def fill_rows(out: Tensor, piece: Piece) -> None:
         _unpack_into(out, source, piece)
     if piece.added:
         out += piece.added
+    if piece.is_minus_exp:
+        out.neg_().log_()
 
 
 def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:

@@ -34,7 +34,8 @@ class Part:
     in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
     is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
     some of a stored tensor, `within` says which. `zeros`: so many rows of those before it are
-    stored nowhere."""
+    stored nowhere. `hf_else`: where else files of Hugging Face may have it. `gguf_minus_exp`: a
+    GGUF file has -exp of it."""
 
     hf: str
     gguf: str
@@ -45,6 +46,8 @@ class Part:
     hf_within: Within = WHOLE
     gguf_within: Within = WHOLE
     zeros: int = 0
+    hf_else: tuple[str, Within] | None = None
+    gguf_minus_exp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +165,22 @@ class _LayerWeights:
 
     def _delta_net(self, plan: DeltaNetPlan) -> Iterator[Weight]:
         names, heads, width = self.names, plan.num_heads, plan.value_width
-        per_key = heads // plan.num_key_heads
-        sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
-        if len(names.qkvz) > 1:
+        if names.qkvz[0].hf != names.qkvz[1].hf:
             qkvz = self._parts(names.qkvz, (plan.channels, width))
             rates = self._parts(names.rates, (heads, heads))
         else:
-            by_head = self._by_head(names.qkvz[0], plan.num_key_heads, sizes)
-            qkvz = tuple(part for parts in by_head for part in parts)
-            by_head = self._by_head(names.rates[0], plan.num_key_heads, (per_key, per_key))
-            rates = tuple(part for parts in by_head for part in parts)
+            qkvz, rates = self._by_key_head(plan)
         yield from self._linear("attn.qkvz", self.hidden, qkvz, bias=False)
         for weight in self._linear("attn.rates", self.hidden, rates, bias=False):
             yield replace(weight, is_wide=True)
-        for ours, stored, shape in (
-            ("attn.convolution", names.convolution, (plan.channels, 1, plan.reach)),
-            ("attn.log_slopes", names.log_slopes, (heads,)),
-            ("attn.shifts", names.shifts, (heads,)),
+        for ours, stored, shape, kind in (
+            ("attn.convolution", names.convolution, (plan.channels, 1, plan.reach), "weight"),
+            ("attn.log_slopes", names.log_slopes, (heads,), "weight"),
+            ("attn.shifts", names.shifts, (heads,), "bias"),
         ):
-            named = self._ours(ours), shape, self._stored(stored)
-            yield replace(_single(*named), is_wide=True)
+            weight = _single(self._ours(ours), shape, self._stored(stored), kind=kind)
+            part = replace(weight.parts[0], gguf_minus_exp=stored is names.log_slopes)
+            yield replace(weight, parts=(part,), is_wide=True)
         yield from self._norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
         out = self._parts((names.state_out,), (self.hidden,))
         yield from self._linear("attn.o", width, out, bias=False)
@@ -221,6 +220,16 @@ class _LayerWeights:
     def _ordered(self, name: Name, rows: int, order: RowOrder | None) -> tuple[_Stored, ...]:
         return (_Stored(self._stored(name), Part("", "", rows, order=order)),)
 
+    def _by_key_head(self, plan: DeltaNetPlan) -> tuple[tuple[_Stored, ...], tuple[_Stored, ...]]:
+        """q, k, v and the gate, and rates with decays, each of one tensor that has them by head of
+        k. A GGUF file has q, k and v in one, the gate in another."""
+        names, keys, per_key = self.names, plan.num_key_heads, plan.num_heads // plan.num_key_heads
+        sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
+        q, k, v, gate = self._by_head(names.qkvz[0], keys, sizes)
+        qkv = self._in_gguf((*q, *k, *v), names.qkvz[0])
+        rates = self._by_head(names.rates[0], keys, (per_key, per_key))
+        return (*qkv, *self._in_gguf(gate, names.qkvz[1])), (*rates[0], *rates[1])
+
     def _qkv(self, plan: AttentionPlan) -> tuple[_Stored, ...]:
         names, size = self.names, plan.head_dim
         heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
@@ -255,15 +264,19 @@ class _LayerWeights:
     def _by_group(self, name: Name, plan: AttentionPlan) -> Iterator[_Stored]:
         """q, k and v, cut out of a tensor that has them by KV head in files of Hugging Face, and in
         this order in GGUF files."""
-        counts = (plan.num_heads // plan.num_kv_heads, 1, 1)
-        sizes = tuple(count * plan.head_dim for count in counts)
-        at = 0
-        for which, parts in enumerate(self._by_head(name, plan.num_kv_heads, sizes)):
-            for one in parts:
-                place = replace(one.part.hf_within, first=at)
-                made = replace(one, part=replace(one.part, gguf_within=place))
-                yield made if which == 2 else self._turned(made, counts[which], plan)
-                at += one.part.rows
+        queries, size = plan.num_heads // plan.num_kv_heads, plan.head_dim
+        q, k, v = self._by_head(name, plan.num_kv_heads, (queries * size, size, size))
+        q = tuple(self._turned(one, queries, plan) for one in q)
+        k = tuple(self._turned(one, 1, plan) for one in k)
+        yield from self._in_gguf((*q, *k, *v), name)
+
+    def _in_gguf(self, parts: tuple[_Stored, ...], name: Name) -> Iterator[_Stored]:
+        """Parts that a GGUF file has one after the other, in a tensor of this name."""
+        at, total = 0, sum(one.part.rows for one in parts)
+        for one in parts:
+            part = replace(one.part, gguf_within=Within(first=at, of=total))
+            yield _Stored(replace(one.name, gguf=self._stored(name).gguf), part)
+            at += part.rows
 
     def _turned(self, stored: _Stored, heads: int, plan: AttentionPlan) -> _Stored:
         """The part with the order of its first `heads` heads, which are turned."""
@@ -330,6 +343,10 @@ class _LayerWeights:
                 within = replace(within, first=sum(rows[:number]), of=sum(rows))
             stored = self._stored(replace(name, hf=name.hf.format(expert)))
             part = Part("", "", count, hf_within=within, gguf_within=Within(expert=expert))
+            if expert is not None and self.names.expert_stacks is not None:
+                stack = self._stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
+                place = Within(expert=expert, first=sum(rows[:number]), of=sum(rows))
+                part = replace(part, hf_else=(stack, place))
             made.append(_Stored(stored, part))
         return tuple(made)
 

@@ -32,7 +32,7 @@ class Within:
         if self.expert is not None:
             source = of_expert(source, self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
-        if whole[0] == 1 and source.shape == whole[1:]:  # GGUF files leave a single row out
+        if source.shape == tuple(size for size in whole if size > 1):  # GGUF files leave ones out
             source = replace(source, shape=whole)
         expected = whole[::-1] if self.turned else whole
         if source.shape != expected:

@@ -115,10 +115,11 @@ class PlanOracle:
         )
         rate, steps = self._linear(f"{name}rates", x).chunk(2, -1)
         slopes = -w[f"{name}log_slopes.weight"].exp()
-        decay = (slopes * F.softplus(steps + w[f"{name}shifts.weight"])).exp()
+        decay = (slopes * F.softplus(steps + w[f"{name}shifts.bias"])).exp()
         out = torch.empty_like(v)
         for head in range(plan.num_heads):
             of = head * plan.num_key_heads // plan.num_heads
+            of = head % plan.num_key_heads if plan.in_turn else of
             state = x.new_zeros(plan.key_dim, plan.value_dim)
             for t in range(len(x)):
                 state = state * decay[t, head]

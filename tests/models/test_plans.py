@@ -106,14 +106,15 @@ LAYER: dict[str, list[Any]] = {
     "branch_scale": [0.3],
 }
 STATES: dict[str, list[Any]] = {
-    "num_heads": [4],
+    "num_heads": [6],
     "num_key_heads": [1],
+    "in_turn": [True],
     "key_dim": [6],
     "value_dim": [5],
     "reach": [1, 3],
     "norm": [NormPlan(0.5), NormPlan(1e-3, one_plus=True)],
 }
-STATE = DeltaNetPlan(2, 2, 4, 3, 4, NORM)
+STATE = DeltaNetPlan(4, 2, 4, 3, 4, NORM)
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from safetensors.torch import save_file
+from transformers.models.qwen3_5 import (
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
+)
+from transformers.models.qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 
 from quire import LLM, SamplingParams
 from quire.cache.groups import blocks_held
@@ -26,8 +32,8 @@ from quire.weights.source import locate
 from tests.executor.cuda.plain import answers
 from tests.executor.harness import small_config
 from tests.parity.families import Pair
-from tests.parity.more_families import HYBRID, MORE, random_model
-from tests.parity.test_families import check_against
+from tests.parity.more_families import HYBRID, HYBRID_EXPERTS, MORE, random_model
+from tests.parity.test_families import check_against, check_directory
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
 
 MODEL = "qwen3_next"
@@ -168,3 +174,63 @@ def test_a_block_that_holds_a_large_state(tmp_path: Path) -> None:
             pairs = zip(one.token_ids, one.logprobs, strict=True)
             logprobs = [entry[token].logprob for token, entry in pairs]
             check_against(oracle, prompt, list(one.token_ids), logprobs)
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_the_text_of_a_model_that_sees(kind: str, tmp_path: Path) -> None:
+    """Its names begin otherwise; experts may lie as one tensor, and layers that guess ahead behind
+    the others."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    vision |= {"out_hidden_size": HYBRID["hidden_size"]}
+    text = {**HYBRID, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    text["rope_parameters"] |= {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}
+    text["rope_parameters"] |= {"mrope_interleaved": True}
+    if kind == "dense":
+        whole = Qwen3_5Config(text_config=text, vision_config=vision)
+        oracle = Qwen3_5ForConditionalGeneration(whole).eval()
+    else:
+        text = {key: value for key, value in text.items() if key != "intermediate_size"}
+        config = Qwen3_5MoeConfig(text_config={**text, **HYBRID_EXPERTS}, vision_config=vision)
+        oracle = Qwen3_5MoeForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for stored in oracle.state_dict().values():
+            stored.add_(torch.randn_like(stored) * 0.05)
+    oracle.save_pretrained(tmp_path)
+    tensors = {name: tensor.contiguous() for name, tensor in oracle.state_dict().items()}
+    assert any(".experts.gate_up_proj" in name for name in tensors) == (kind == "experts")
+    save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    check_directory(tmp_path, oracle, kind, count=4, most=8)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_fewer_bits_stay_close(options: dict[str, Any], tmp_path: Path) -> None:
+    """States stay in float32, in blocks whose keys and values are smaller."""
+    oracle, prompt = random_model(MORE["qwen3_5"]), prompt_of(50, seed=5)
+    oracle.save_pretrained(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    with open_llm(tmp_path, **{"dtype": None, **options}) as llm:
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    [one] = output.outputs
+    assert one.logprobs is not None
+    with torch.no_grad():
+        chances = oracle(torch.tensor([[*prompt, *one.token_ids]])).logits[0].log_softmax(-1)
+    for at, (token, entry) in enumerate(zip(one.token_ids, one.logprobs, strict=True)):
+        assert abs(float(chances[len(prompt) - 1 + at, token]) - entry[token].logprob) <= 0.4
+
+
+def test_weights_are_exchanged_in_place(tmp_path: Path) -> None:
+    """Heads of q and gates, convolutions and slopes, each where its name says."""
+    first, second = (random_model(MORE["qwen3_5"]) for _ in range(2))
+    with torch.no_grad():
+        for stored in second.state_dict().values():
+            stored.add_(torch.randn_like(stored) * 0.1)
+    first.save_pretrained(tmp_path)
+    prompt, params = prompt_of(30), SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    with open_llm(tmp_path) as llm:
+        llm._session.model.executor.load_weights(second.state_dict().items())
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    [one] = output.outputs
+    assert one.logprobs is not None
+    pairs = zip(one.token_ids, one.logprobs, strict=True)
+    logprobs = [entry[token].logprob for token, entry in pairs]
+    check_against(second, prompt, list(one.token_ids), logprobs)

@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from tests.weights.tiny import rearranged
 
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
 Stored = Iterator[tuple[str, np.ndarray]]
 
@@ -60,6 +61,9 @@ class Converter:
             values = rearranged(values, count)
         if self.arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        if self.arch in HYBRIDS:
+            yield from self._of_hybrid(name, values)
+            return
         if self.arch == "gpt2" and values.ndim == 2 and ".c_" in name:
             values = values.T
         if name.endswith("shared_expert_gate.weight"):
@@ -93,6 +97,39 @@ class Converter:
         grouped = values.reshape(kv_heads, group + 2, size, *values.shape[1:])
         parts = (grouped[:, :group], grouped[:, group], grouped[:, group + 1])
         return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+    def _of_hybrid(self, name: str, values: np.ndarray) -> Stored:
+        config = self.config
+        keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+        qk = 2 * keys * config.linear_key_head_dim
+        if "in_proj_qkvz" in name:
+            by_head = values.reshape(keys, -1, values.shape[1])
+            v = heads // keys * config.linear_value_head_dim
+            ends = np.cumsum([qk // keys // 2, qk // keys // 2, v])
+            parts = [one.reshape(-1, values.shape[1]) for one in np.split(by_head, ends, axis=1)]
+            yield name.replace("qkvz", "qkv"), np.concatenate(parts[:3])
+            yield name.replace("qkvz", "z"), parts[3]
+            return
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            values = values + 1
+        if name.endswith("shared_expert_gate.weight"):
+            values = values[0]
+        values = -np.exp(values) if name.endswith("A_log") else values
+        values = values[:, 0] if "conv1d" in name else values
+        if "linear_attn." in name and self.arch != "qwen3next" and ".norm." not in name:
+            if "in_proj_qkv" in name or "conv1d" in name:
+                values = np.concatenate([values[:qk], self._in_turn(values[qk:])])
+            elif "out_proj" in name:
+                values = self._in_turn(values.T).T
+            else:
+                values = self._in_turn(values)
+        yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+    def _in_turn(self, rows: np.ndarray) -> np.ndarray:
+        """Heads of v, the first of every key head before the second of any."""
+        keys, heads = self.config.linear_num_key_heads, self.config.linear_num_value_heads
+        grouped = rows.reshape(keys, heads // keys, len(rows) // heads, *rows.shape[1:])
+        return grouped.swapaxes(0, 1).reshape(rows.shape)
 
     def _of_oss(self, name: str, values: np.ndarray) -> Stored:
         kind = "bias" if name.endswith("_bias") else "weight"

@@ -28,18 +28,23 @@ from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
 from transformers.models.olmoe import OlmoeConfig
 from transformers.models.qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
 
 from quire.families.registry import BY_MODEL_TYPE, FAMILIES
+from quire.layer_plan import DeltaNetPlan, NormPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
+from tests.models.plan_oracle import PlanOracle
 from tests.parity.families import YARN
 from tests.parity.more_families import (
     BY_HIDDEN,
@@ -48,6 +53,8 @@ from tests.parity.more_families import (
     GEMMA2,
     GPT2,
     GPT_OSS,
+    HYBRID,
+    HYBRID_EXPERTS,
     LATENT,
     NEOX,
     ROUTED,
@@ -69,6 +76,7 @@ FACTORS: dict[str, Any] = {
 }
 GRANITE = {"attention.scale": 0.25, "embedding_scale": 3.0, "residual_scale": 0.75}
 GRANITE |= {"logit_scale": 2.5}
+HYBRID_STATE = DeltaNetPlan(4, 2, 8, 6, 4, NormPlan(1e-5))
 STRETCHED = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
@@ -94,6 +102,20 @@ ROUTING = {
     "expert_group_count": 4,
     "expert_group_used_count": 2,
 }
+# As many key heads as value heads, which GGUF files have in the order of directories.
+PAIRED = {**HYBRID, "linear_num_key_heads": 4}
+SSM = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 8,
+    "ssm.group_count": 4,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 24,
+    "full_attention_interval": 3,
+    "rope.dimension_count": 8,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+}
+SHARED = {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 40}
 # What GGUF calls it, the model, and what its metadata say.
 CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
     "granite": ("granite", GraniteConfig(**BY_HIDDEN, **FACTORS), RMS | FEED | GRANITE),
@@ -217,6 +239,20 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
         RMS | FEED | WIDE | EIGHT | {"expert_feed_forward_length": 32},
     ),
+    "qwen3 next": (
+        "qwen3next",
+        Qwen3NextConfig(**HYBRID, **HYBRID_EXPERTS),
+        RMS | FEED | EIGHT | SSM | SHARED | {"ssm.group_count": 2},
+    ),
+    "qwen3.5": ("qwen35", Qwen3_5TextConfig(**PAIRED), RMS | FEED | SSM),
+    "qwen3.5 moe": (
+        "qwen35moe",
+        Qwen3_5MoeTextConfig(
+            **{key: value for key, value in PAIRED.items() if key != "intermediate_size"},
+            **HYBRID_EXPERTS,
+        ),
+        RMS | EIGHT | SSM | SHARED | {"rope.dimension_sections": [2, 1, 1, 0]},
+    ),
     "mixtral": (
         "llama",
         MixtralConfig(**SIZES, num_local_experts=8, num_experts_per_tok=3),
@@ -268,6 +304,22 @@ def test_a_gguf_file_is_the_model_of_its_directory(name: str, tmp_path: Path) ->
         assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
 
 
+def test_heads_that_a_gguf_file_has_in_turn(tmp_path: Path) -> None:
+    """Two heads of v for each of k: another order, and the same logits."""
+    from tests.weights.gguf_families import write
+
+    config = Qwen3_5TextConfig(**HYBRID)
+    random_model(config).save_pretrained(tmp_path)
+    spec, path = spec_from_hf(read_config(tmp_path)), tmp_path / "m.gguf"
+    write(tmp_path, path, config, "qwen35", RMS | FEED | SSM | {"ssm.group_count": 2})
+    other = spec_from_gguf(GgufFile(path))
+    assert other.layers[0].state == replace(HYBRID_STATE, in_turn=True) != spec.layers[0].state
+    text = [5 * i % 96 for i in range(20)]
+    wanted = PlanOracle(spec, weights(tmp_path, spec)).logits(text)
+    found = PlanOracle(other, weights(path, other)).logits(text)
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
 def weights(path: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
     return load_weights(locate(path), spec, dtype=torch.float32, device="cpu")
 
@@ -277,4 +329,5 @@ def test_every_family_with_a_name_in_gguf_is_here() -> None:
     there = {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma3"}
     named = {family.name for family in FAMILIES if family.gguf is not None} - there
     named.add("deepseek_v2")  # under the name of the version behind it
-    assert {BY_MODEL_TYPE[config.model_type].name for _, config, _ in CASES.values()} == named
+    found = {config.model_type.removesuffix("_text") for _, config, _ in CASES.values()}
+    assert {BY_MODEL_TYPE[kind].name for kind in found} == named
