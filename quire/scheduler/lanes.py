@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.request import Ints
-from quire.scheduler.pass_times import PassTimes
+from quire.scheduler.pass_times import MOST_POSITIONS, PassTimes
 from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import TURNS, Waiting
 from quire.step import StepPlan
 
 LONGEST_PASS = 0.25  # seconds of a pass of the background, where others may come at any time
+QUIET_SECONDS, QUIET_PASS = 60.0, 0.5  # after so long without anyone passes may be so long
 SHORT_PASS = 0.4  # of what a first token takes: a pass that a newcomer may have to wait for
 HURRY_SECONDS = 10.0  # after somebody came, others are likely to follow: plans stay short
 MOST_STRETCH = 2.0  # times what a pass takes without background rows
@@ -32,6 +33,8 @@ class Lanes:
         self._rows, self._waiting, self._clock = rows, waiting, clock
         self._times = PassTimes()
         self._hurry_until = 0.0
+        self._quiet_from = 0.0
+        self._token_seconds = 0.0  # what a token of a large pass takes, fading; 0: none was seen
         self.is_serving = False  # others may come at any time
         self._first_token = 0.0  # seconds of a pass over somebody's prompt, fading
         self._has_prompt: deque[bool] = deque()  # of each plan on its way: of the foreground
@@ -39,7 +42,8 @@ class Lanes:
 
     def attend(self) -> None:
         """Somebody came who waits for the answer."""
-        self._hurry_until = self._clock() + HURRY_SECONDS
+        now = self._clock()
+        self._hurry_until, self._quiet_from = now + HURRY_SECONDS, now + QUIET_SECONDS
 
     @property
     def is_hurried(self) -> bool:
@@ -68,8 +72,7 @@ class Lanes:
         is_awaited = drawn < len(foreground) or self._waiting.num_foreground > 0
         fixed, each = self._times.line()
         if not (is_awaited or drawn or self.is_hurried):
-            longest = int(LONGEST_PASS / each) if self._times.is_known else budget
-            return min(budget, max(longest, LEAST_PASS)) if self.is_serving else budget
+            return self._longest_pass(budget, each)
         if is_awaited and self._num_alone < TURNS - 1:
             return 0
         if drawn:
@@ -78,6 +81,14 @@ class Lanes:
         decoding = int(rows.drawn[running[background]].sum())
         short = int((SHORT_PASS * self._first_token - fixed) / each)
         return min(budget, max(decoding, short) + LEAST_SPARE)
+
+    def _longest_pass(self, budget: int, each: float) -> int:
+        """Tokens of a pass that a newcomer may have to wait for. What a token takes is known best
+        from large passes; `each` is what it takes in small ones."""
+        if not self.is_serving or not (self._token_seconds or self._times.is_known):
+            return budget
+        seconds = LONGEST_PASS if self._clock() < self._quiet_from else QUIET_PASS
+        return min(budget, max(int(seconds / (self._token_seconds or each)), LEAST_PASS))
 
     def within(self, at: Ints, spare: int) -> tuple[Ints, int]:
         """Those of the decode rows `at` that join the pass, and what is left of `spare`."""
@@ -103,5 +114,9 @@ class Lanes:
         if self._has_prompt and self._has_prompt.popleft():
             before = self._first_token or seconds
             self._first_token = before + (seconds - before) / MEMORY
-        if plan.repeat == 1:
+        if plan.repeat == 1 and plan.num_tokens > MOST_POSITIONS:
+            token = seconds / plan.num_tokens
+            before = self._token_seconds or token
+            self._token_seconds = before + (token - before) / MEMORY
+        elif plan.repeat == 1:
             self._times.observe(plan.num_tokens, seconds)

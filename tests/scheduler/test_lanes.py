@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from quire.engine import Engine
@@ -126,17 +127,23 @@ def test_after_somebody_came_plans_are_short_and_one_at_a_time() -> None:
 
 def test_where_others_may_come_a_pass_of_the_background_is_bounded() -> None:
     """A tenth of a millisecond for each position: a quarter of a second is 2,500 of them."""
-    rows, waiting = Rows(64), Waiting()
-    lanes = Lanes(rows, waiting, lambda: 100.0)
+    rows, waiting, now = Rows(64), Waiting(), [100.0]
+    lanes = Lanes(rows, waiting, lambda: now[0])
     [sequence] = background(0)
     waiting.add(sequence)
     for positions in (4, 30, 8, 50, 16, 60) * 30:
         lanes._times.observe(positions, 0.010 + 0.0001 * positions)
     assert lanes.spare(16_384) == 16_384, "a run of its own has all of it"
     lanes.is_serving = True
-    assert 2_000 < lanes.spare(16_384) < 3_000
     lanes.attend()
     assert lanes.spare(16_384) == 16, "somebody was here a moment ago"
+    now[0] += 11
+    assert 2_000 < lanes.spare(16_384) < 3_000
+    now[0] += 60
+    assert 4_000 < lanes.spare(16_384) < 6_000, "nobody was here for a minute"
+    large: Any = SimpleNamespace(repeat=1, num_tokens=2_000)
+    lanes.observe(large, 0.1)
+    assert lanes.spare(16_384) == 10_000, "a token of a large pass takes half as long"
 
 
 def test_a_row_of_the_background_yields_even_where_there_is_only_one() -> None:

@@ -19,10 +19,15 @@ from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
 from quire.session.session import Session
 
+# While rows are prepared the engine's thread may wait so long at each of its many calls into
+# kernels: five times as long where nothing is said.
+SWITCH_SECONDS = 0.001
+
 
 def main() -> int:
     arguments = _arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides what a Ctrl-C means
+    sys.setswitchinterval(SWITCH_SECONDS)
     threading.excepthook = _end_with_it
     board, inbox, writer = Board(arguments.board), Inbox(private(0)), Writer(private(1))
     opening = inbox.get()
