@@ -95,7 +95,7 @@ _FIELDS = [
         (
             "messages",
             "a list",
-            "Text, or parts: text, and images if the model sees; developer is system.",
+            "Text, or parts: text, images, sounds, as the model takes them; developer is system.",
         ),
         ("max_completion_tokens", "a whole number", "Wins over max_tokens."),
         ("logprobs", "true or false", ""),

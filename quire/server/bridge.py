@@ -35,11 +35,13 @@ _FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_reque
 
 
 class _Reading:
-    """A row in the engine, and whoever waits for it."""
+    """A row in the engine, and its one reader. Thousands may wait: a queue of asyncio's would take
+    three kilobytes for each."""
 
     def __init__(self, number: int, message: dict[str, Any], lane: Lane) -> None:
         self.number, self.message, self.lane = number, message, lane
-        self.came: asyncio.Queue[Output | ApiError] = asyncio.Queue()
+        self._came: list[Output | ApiError] = []
+        self._awaited: asyncio.Future[None] | None = None
         self.was_shown = self.is_over = False
         self.num_falls = 0  # engines that died with it on the device
         # Rows of batches are not asked again here: the batches look for the culprit.
@@ -48,7 +50,19 @@ class _Reading:
     def give(self, one: Output | ApiError) -> None:
         self.is_over = isinstance(one, ApiError) or one.finished
         self.was_shown = True
-        self.came.put_nowait(one)
+        self._came.append(one)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._came)
+
+    async def next(self) -> Output | ApiError:
+        while not self._came:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+        return self._came.pop(0)
 
 
 class Bridge:
@@ -149,7 +163,7 @@ class Bridge:
         reading = self._readings.get(number)
         if reading is None:  # it was given up
             return
-        if reading.came.qsize() >= MOST_UNREAD:
+        if reading.num_unread >= MOST_UNREAD:
             self._send({"kind": "abort", "ids": [number]})
             one = server_error("the answer was not read in time", code="slow_reader")
         reading.give(one)
@@ -216,7 +230,7 @@ class Bridge:
                 self._ask(reading)
             try:
                 while True:
-                    one = await reading.came.get()
+                    one = await reading.next()
                     if isinstance(one, ApiError):
                         raise one
                     if one.finished:

@@ -1,18 +1,23 @@
-"""Images over HTTP: in chats, responses and batches as in LLM.chat, and nothing fetched unasked."""
+"""Media over HTTP: in chats, responses and batches as in LLM.chat, and nothing fetched unasked."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from quire import SamplingParams
+from quire.server.child.preparing import Preparing
 from quire.server.queueing import Queueing
 from quire.server.serve import Serving
+from tests.media import test_hearing
 from tests.media.families import SEEING
+from tests.media.hearing import tone, wav
 from tests.media.test_chats import PARTS, encoded, words
 from tests.media.tiny import TinyModel, picture, save_tiny
 from tests.server.serving import client, serving
@@ -135,6 +140,21 @@ def test_media_are_not_counted_by_tokenize(http: httpx.Client) -> None:
     messages = chat(*PROMPTS[0])["messages"]
     response = http.post("/tokenize", json={"model": "sees", "messages": messages})
     assert response.status_code == 400 and "usage" in response.json()["error"]["message"]
+
+
+def test_sounds_are_read_as_in_llm_chat(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    (tmp_path / "chat_template.jinja").write_text(test_hearing.TEMPLATE)
+    data = base64.b64encode(wav(tone(0.3))).decode()
+    part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    messages = [{"role": "user", "content": [part, words("what?")]}]
+    with test_hearing.saved("qwen2_audio", tmp_path).llm() as llm:
+        prompt = Preparing(llm._session).prompt_of({"messages": messages})
+        assert isinstance(prompt["multi_modal_data"]["audio"][0], bytes), "not read by the engine"
+        [over_http] = llm.generate(prompt, test_hearing.SHORT, use_tqdm=False)
+        [direct] = llm.chat(messages, test_hearing.SHORT, use_tqdm=False)
+    assert over_http.prompt_token_ids == direct.prompt_token_ids
+    assert over_http.outputs[0].token_ids == direct.outputs[0].token_ids
 
 
 def test_an_image_waits_in_the_queue_as_little_text() -> None:

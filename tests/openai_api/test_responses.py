@@ -1,0 +1,64 @@
+"""Responses: scores where they are asked for, whole and streamed; names of calls; broken items."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from quire.openai_api.bodies import call_id
+from quire.openai_api.errors import ApiError
+from quire.openai_api.outputs import Answer, Output, TokenScore
+from quire.openai_api.response_stream import ResponseStream
+from quire.openai_api.responses import About, read_response, response_object
+from quire.server.label_scores import read_label_scores
+
+SCORES = tuple(TokenScore(i, text, -0.5, ((i, text, -0.5),)) for i, text in enumerate("ab"))
+
+
+def asked(**more: Any) -> tuple[Any, About]:
+    read, given = read_response({"input": "x", **more}, None)
+    return read, About("1", 0, "fake", given)
+
+
+def shown(item: dict[str, Any]) -> list[str]:
+    return [one["token"] for one in item["content"][0]["logprobs"]]
+
+
+def test_scores_are_shown_where_they_were_asked_for() -> None:
+    read, about = asked(top_logprobs=1)
+    answer = Answer(0, "ab", finish_reason="stop", logprobs=SCORES)
+    [item] = response_object(read, Output((answer,), True), about)["output"]
+    assert shown(item) == ["a", "b"]
+    read, about = asked(top_logprobs=1, stream=True)
+    stream = ResponseStream(read, about)
+    first = Answer(0, "a", logprobs=SCORES[:1])
+    last = Answer(0, "b", finish_reason="stop", logprobs=SCORES[1:])
+    events = [*stream.opening(), *stream.feed(Output((first,), False))]
+    events += stream.feed(Output((last,), True))
+    deltas = [e for e in events if e["type"] == "response.output_text.delta"]
+    assert [[s["token"] for s in e["logprobs"]] for e in deltas] == [["a"], ["b"]]
+    assert shown(events[-1]["response"]["output"][0]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", ["text", [5], [{"text": 5}], {"text": "x"}])
+def test_reasoning_without_parts_is_refused(content: Any) -> None:
+    with pytest.raises(ApiError, match=r"input\[0\].content") as caught:
+        asked(input=[{"type": "reasoning", "content": content}])
+    assert caught.value.status == 400
+
+
+def test_calls_have_names_of_nine_letters_and_digits() -> None:
+    names = [call_id(f"chatcmpl-{i}", 0, j) for i in range(200) for j in range(5)]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", name) for name in names)
+    assert call_id("x", 1, 2) == call_id("x", 1, 2)
+
+
+def test_scores_of_labels_heed_the_lane_and_the_salt() -> None:
+    given = {"query": "q", "items": ["a"], "label_token_ids": [1]}
+    read = read_label_scores({**given, "priority": 1, "cache_salt": "s"})
+    assert read.is_batch and read.rows[0]["salt"] == "s" and read.rows[0]["priority"] == 1
+    with pytest.raises(ApiError, match="pooling"):
+        read_label_scores({**given, "truncate_prompt_tokens": 5})
