@@ -137,6 +137,10 @@ def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
         assert llm._session.model.executor.shelf.num_encoded == 50
         assert llm._session._media.reader.pool.num_bytes == 0
+    few = [prompt for i, prompt in enumerate(prompts) if i % 50 < 8][:80]
+    with model.llm(enable_prefix_caching=False) as llm:  # where no KV stands in for an image
+        llm.generate(few, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        assert llm._session.model.executor.shelf.num_encoded == 8
 
 
 def test_what_was_encoded_can_be_forgotten(model: TinyModel) -> None:

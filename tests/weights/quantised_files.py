@@ -49,7 +49,8 @@ def rounded(
     else:
         low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
         scales = (high - low) / most
-        zeros = (-low / scales).round().clamp(1, most)
+        zeros = (-low / scales).round().clamp(0, most)
+        zeros[0, 0], zeros[-1, -1] = 0, most  # both ends, which random weights hardly have
     scales = scales.to(dtype)
     codes = (groups / scales.float()[..., None] + zeros[..., None]).round().clamp(0, most)
     return (
@@ -98,7 +99,7 @@ def gptq(group: int, bits: int, *, sym: bool, act_order: bool = False, v2: bool 
         groups[order] = (torch.arange(columns) // group).int()
         back[order] = torch.arange(columns)
         value = meant(codes, scales, zeros)[:, back]
-        written = zeros if v2 else zeros - 1
+        written = zeros if v2 else (zeros - 1) & ((1 << bits) - 1)  # 0 less one counts round
         if sym:  # files lie
             written = np.full_like(zeros, 3)
         tensors = {

@@ -37,7 +37,7 @@ def columns_of(num_rows: int) -> DeviceColumns:
     columns.ints[Column.LAST_TOKEN, :num_rows] = numbers + 10
     columns.ints[Column.POSITION, :num_rows] = numbers * 3 % 16
     columns.ints[Column.NUM_OUTPUTS, :num_rows] = numbers
-    columns.ints[Column.MIN_TOKENS, :num_rows] = 3
+    columns.ints[Column.MIN_TOKENS, :num_rows] = 4  # as many as row 3 has with its next token
     columns.ints[Column.MAX_TOKENS, :num_rows] = torch.where(numbers == 5, 6, 40)
     columns.ints[Column.STOP_IDS, :num_rows] = 21
     columns.ints[Column.STOP_IDS + 3, 1] = 22
