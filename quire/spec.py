@@ -343,8 +343,7 @@ class EncoderSpec:
         return 0
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
-        """Multiply-adds x 2 of a step, as ModelSpec has it. A causal model's token sees half of
-        its text, an encoder's sees all of it."""
+        """Multiply-adds x 2 of a step, as ModelSpec has it; but a token sees all of its text."""
         return 2 * self.body_weights * tokens + 8 * self.num_layers * self.hidden_size * context
 
 

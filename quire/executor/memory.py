@@ -18,7 +18,7 @@ from quire.backends.fp8 import FP8, block_shape
 from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
-from quire.kv_groups import KVGroup, kv_groups
+from quire.layers.kv_groups import KVGroup, kv_groups
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30

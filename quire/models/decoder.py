@@ -13,11 +13,11 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention
 from quire.backends.two_way import TwoWayAttention
-from quire.kv_groups import KVGroup
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
+from quire.layers.kv_groups import KVGroup
 from quire.layers.linear import Linear
 from quire.layers.logits import FinishedLogits, unchanged
 from quire.layers.norm import Norm

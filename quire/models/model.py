@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import Kernels
-from quire.kv_groups import KVGroup
 from quire.layers.attention import Kind, Pass
 from quire.layers.batch import Batch
+from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Turn
 
 KVCache = Tensor | Sequence[Tensor]  # of every layer [2, N, kv_heads, S, D]

@@ -23,8 +23,8 @@ from quire.executor.pass_media import PassMedia
 from quire.executor.samplers import Samples
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
-from quire.kv_groups import KVGroup
 from quire.layers.batch import Batch, make_batch
+from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates

@@ -40,7 +40,7 @@ from quire.executor.pass_media import PassMedia
 from quire.executor.samplers import LateSamples
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
-from quire.kv_groups import KVGroup
+from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
 from quire.step import StepPlan, no_ints
 from quire.steps.handles import Handles

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape, Kernels
-from quire.kv_groups import KVGroup
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
+from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing, configs_of
