@@ -48,13 +48,15 @@ class Features(Protocol):
 class MediaItem:
     """An image, a clip or a video: its encoder makes `count` rows of it.
 
-    `grid` (time, height, width) says how its rows lie where positions have three coordinates."""
+    `grid` (time, height, width) says how its rows lie where positions have three coordinates, and
+    `step` how far apart they are in time."""
 
     serial: int
     kind: str
     count: int
     features: Features
     grid: tuple[int, int, int] | None = None
+    step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,14 @@ EXPECTED = {
     "scored_job.py": ["6 of 6 rows answered", "normalised_match ", "results/capitals.html"],
     "plan.py": ["1 group of 26 prompts", "KV blocks", "time"],
 }
-HAVE_THEIR_OWN_TEST = {"shared_prefix.py", "demo.py", "images.py", "charts.py", "sounds.py"}
+HAVE_THEIR_OWN_TEST = {
+    "shared_prefix.py",
+    "demo.py",
+    "images.py",
+    "charts.py",
+    "sounds.py",
+    "video.py",
+}
 
 
 def run(script: Path, *arguments: str, cwd: Path) -> str:

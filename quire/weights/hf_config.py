@@ -64,14 +64,19 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 def read_processor_config(directory: Path) -> dict[str, Any]:
     """How media are prepared: preprocessor_config.json of a model directory, or the parts of
-    processor_config.json that newer ones have instead; empty where there is neither."""
-    if (directory / "preprocessor_config.json").exists():
-        return read_json(checked_file(directory, "preprocessor_config.json"))
+    processor_config.json that newer ones have instead; empty where there is neither. What is said
+    of videos alone is under "video_processor"."""
+    parts: dict[str, Any] = {}
     if (directory / "processor_config.json").exists():
-        said = read_json(checked_file(directory, "processor_config.json"))
-        parts = [said.get(name) for name in ("feature_extractor", "image_processor")]
-        return {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
-    return {}
+        parts = read_json(checked_file(directory, "processor_config.json"))
+    files = {"image_processor": "preprocessor", "video_processor": "video_preprocessor"}
+    for part, file in files.items():
+        if (directory / f"{file}_config.json").exists():
+            parts[part] = read_json(checked_file(directory, f"{file}_config.json"))
+    said = [parts.get(name) for name in ("feature_extractor", "image_processor")]
+    found = {k: v for part in said if isinstance(part, dict) for k, v in part.items()}
+    videos = parts.get("video_processor")
+    return {**found, **({"video_processor": videos} if isinstance(videos, dict) else {})}
 
 
 def spec_from_hf(

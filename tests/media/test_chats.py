@@ -19,7 +19,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|>"
-    "<|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}[assistant]"
+    "<|vision_end|>{% elif p.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}"
+    "{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}[assistant]"
 )
 TEXT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 IMAGE = picture(40, 24)
@@ -114,8 +115,8 @@ def at(url: str) -> dict[str, Any]:
         (at("data:image/png;base64,!!"), InvalidPrompt, "base64"),
         ({"type": "image_url", "image_url": {}}, InvalidPrompt, "no image"),
         ({"type": "input_audio", "input_audio": {"data": ""}}, NotSupported, "input_audio"),
-        ({"type": "audio_url", "audio_url": {"url": "data:,"}}, NotSupported, "images alone"),
-        ({"type": "video_url", "video_url": {"url": "data:,"}}, NotSupported, "images alone"),
+        ({"type": "audio_url", "audio_url": {"url": "data:,"}}, NotSupported, "images and videos"),
+        ({"type": "video_url", "video_url": {"url": "data:,"}}, InvalidPrompt, "base64"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )

@@ -1,4 +1,4 @@
-"""The examples about images and sounds, with tiny models."""
+"""The examples about images, sounds and videos, with tiny models."""
 
 from __future__ import annotations
 
@@ -60,3 +60,15 @@ def test_answers_about_sounds(tmp_path: Path, tmp_path_factory: Any) -> None:
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["file"] for row in rows] == ["a.wav", "broken.flac"]
     assert [row["error"] is None for row in rows] == [True, False]
+
+
+def test_questions_about_a_video(
+    model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        picture(40, 30, number).save(tmp_path / f"{number:04}.jpg")
+    main = runpy.run_path(str(EXAMPLES / "video.py"))["main"]
+    main(str(tmp_path), str(model.path))
+    asked = [line.partition("?")[0] for line in capsys.readouterr().out.splitlines() if "?" in line]
+    assert asked[0] == "What happens in this video"
+    assert "What is seen at its end" in asked

@@ -18,6 +18,7 @@ class MediaConfig:
     model: Fields
     processor: Fields
     asked: Fields
+    videos: Fields  # the processor of videos, which may have a config of its own
     token_text: Callable[[int], str | None]
 
     @classmethod
@@ -32,6 +33,7 @@ class MediaConfig:
             Fields(model, "config.json"),
             Fields({**processor, **said}, "the processor's config"),
             Fields(said, "mm_processor_kwargs"),
+            Fields({**processor.get("video_processor", processor), **said}, "that of videos"),
             token_text,
         )
 
@@ -60,14 +62,16 @@ class MediaConfig:
 class MediaFamily:
     """One family of models that see or hear; `read` makes its rules for images.
 
-    `in_text` is what stands for an image in a chat whose template takes text alone, and
-    `sounds_in_text` for a sound; "{n}" in it is the sound's number. Empty: the placeholder."""
+    `in_text` is what stands for an image in a chat whose template takes text alone,
+    `sounds_in_text` for a sound, `videos_in_text` for a video; "{n}" in it is the item's number.
+    Empty: the placeholder."""
 
     name: str
     architectures: tuple[str, ...]
     module: str  # the class of Transformers whose tower and projector encode for it
     read: Callable[[MediaConfig], ImageRules] | None = None
     read_sounds: Callable[[MediaConfig], SoundRules] | None = None
+    read_videos: Callable[[MediaConfig], MediaRules] | None = None
     options: tuple[str, ...] = ()  # of its processor, that callers may set
     three_axes: bool = False  # positions have three coordinates
     crossed: bool = False  # its decoder attends to an item, for which nothing stands in the prompt
@@ -75,12 +79,14 @@ class MediaFamily:
     sounds_in_text: str = ""
     embedded: bool = True  # whether what stands for an image is the same for any number of rows
     tower: str = ""  # the kind of tower that models of these architectures have; empty: any other
+    videos_in_text: str = ""
 
     @property
     def readers(self) -> dict[str, Callable[[MediaConfig], MediaRules]]:
         """What makes the rules of each kind of media that it takes."""
-        known = {"image": self.read, "audio": self.read_sounds}
+        known = {"image": self.read, "audio": self.read_sounds, "video": self.read_videos}
         return {kind: read for kind, read in known.items() if read is not None}
 
     def text_for(self, kind: str) -> str:
-        return {"image": self.in_text, "audio": self.sounds_in_text}.get(kind, "")
+        texts = {"image": self.in_text, "audio": self.sounds_in_text, "video": self.videos_in_text}
+        return texts[kind]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.fields import Fields
+from quire.families.media.family import MediaConfig
 from quire.families.media.pixels import BICUBIC, pixels_of, resized
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
 
@@ -64,14 +65,18 @@ class ShapedImages:
 
 
 def read(config: MediaConfig) -> ShapedImages:
-    said, vision = config.processor, config.model.inner("vision_config")
+    pad = config.token("image_token_id", unsaid="<|image_pad|>")
+    return read_shaped(config.processor, config.model.inner("vision_config"), pad)
+
+
+def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
     patch = said.count("patch_size", vision.count("patch_size", 14))
     merge = said.count("merge_size", vision.count("spatial_merge_size", 2))
     size = said.inner("size")
     least = said.count("min_pixels", size.count("shortest_edge", 56 * 56))
     most = said.count("max_pixels", size.count("longest_edge", 28 * 28 * 1280))
     return ShapedImages(
-        pad=config.token("image_token_id", unsaid="<|image_pad|>"),
+        pad=pad,
         patch=patch,
         merge=merge,
         least=least,
@@ -79,22 +84,3 @@ def read(config: MediaConfig) -> ShapedImages:
         resample=said.values.get("resample") or BICUBIC,
         normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
     )
-
-
-OPTIONS = ("min_pixels", "max_pixels", "size")
-FAMILIES = tuple(
-    MediaFamily(
-        name=name,
-        architectures=(f"{model}ForConditionalGeneration",),
-        read=read,
-        module=f"{model}Model",
-        options=OPTIONS,
-        three_axes=True,
-        in_text="<|vision_start|><|image_pad|><|vision_end|>",
-    )
-    for name, model in (
-        ("qwen2_vl", "Qwen2VL"),
-        ("qwen2_5_vl", "Qwen2_5_VL"),
-        ("qwen3_vl", "Qwen3VL"),
-    )
-)

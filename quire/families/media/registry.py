@@ -13,7 +13,7 @@ from quire.families.media import (
     llava,
     llava_next,
     pixtral,
-    qwen_vl,
+    qwen_videos,
     whisper,
 )
 from quire.families.media.family import MediaFamily
@@ -25,7 +25,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     llava_next.ONEVISION,
     idefics3.FAMILY,
     idefics3.SMOLVLM,
-    *qwen_vl.FAMILIES,
+    *qwen_videos.FAMILIES,
     clips.QWEN2_AUDIO,
     clips.VOXTRAL,
     whisper.FAMILY,

@@ -6,7 +6,7 @@ before anything is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,11 +25,12 @@ class Placed:
     """What stands in a prompt for one item.
 
     `text` has one pad token for each run of rows of the encoder, and `runs` say how many each
-    stands for: "<row><pad><end>", (4,) is one run of four."""
+    stands for: "<row><pad><end>", (4,) is one run of four. `grid` and `step`: see MediaItem."""
 
     text: str
     runs: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
+    step: float = 1.0
 
     @property
     def count(self) -> int:
@@ -88,6 +89,33 @@ class SoundRules(MediaRules, Protocol):
     @property
     def rate(self) -> int:
         """Samples in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoShape:
+    """How many frames a video has, and of which size; `rate` in a second, where that is known.
+
+    `sampled`: they were chosen already, and all are taken; `at` then has the number of each among
+    the `total` of the whole video."""
+
+    frames: int
+    width: int
+    height: int
+    rate: float | None
+    at: tuple[int, ...] | None = None
+    total: int | None = None
+    sampled: bool = True
+
+
+class VideoFrames(Protocol):
+    """A video whose frames can be had."""
+
+    @property
+    def shape(self) -> VideoShape:
+        """What it is."""
+
+    def frames(self, wanted: Sequence[int]) -> Iterator[Image]:
+        """These of them, in RGB, in order."""
 
 
 class ImageRules(MediaRules, Protocol):

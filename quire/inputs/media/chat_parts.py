@@ -1,10 +1,10 @@
 """Media among the parts of a chat: taken out before the messages become plain data, and marked
 where they stood.
 
-A template that walks through parts sees {"type": "image"} (or "audio") and writes the model's
-placeholder itself. For one that takes text alone a mark stands in the text, which no message holds;
-what is written there becomes the placeholder once the template is done, so that a placeholder which
-a message only quotes stays text.
+A template that walks through parts sees {"type": "image"} (or "audio", "video") and writes the
+model's placeholder itself. For one that takes text alone a mark stands in the text, which no
+message holds; what is written there becomes the placeholder once the template is done, so that a
+placeholder which a message only quotes stays text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ _MARK = re.compile("\ue0c3([a-z]+)\ue0c4")
 _NAMES = {
     "image": ("image_url", "input_image", "image", "image_pil"),
     "audio": ("audio_url", "input_audio", "audio"),
+    "video": ("video_url", "video"),
 }
 _KEYS = {
     "image": ("image_url", "image", "image_pil", "url", "path", "base64", "data"),
     "audio": ("input_audio", "audio_url", "audio", "url", "path", "base64", "data"),
+    "video": ("video_url", "video", "url", "path", "base64", "data"),
 }
 _KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names}
 _OTHERS = ("audio", "video", "file", "image_embeds")

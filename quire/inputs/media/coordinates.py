@@ -1,7 +1,8 @@
 """Positions of three coordinates (time, height, width), for models that turn heads by them.
 
 Tokens of text have three equal ones. The rows of an image lie on a grid that begins where the text
-before it ended; the text behind it goes on after the largest coordinate.
+before it ended; the text behind it goes on after the largest coordinate. Rows of a video that lie
+side by side are such a grid, whatever stands between them is text.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ def coordinates_of(length: int, spans: Sequence[Span]) -> tuple[Ints, int]:
     made = np.empty((3, length), np.int32)
     at = first = 0
     for span in spans:
-        made[:, first : span.start] = np.arange(at, at + span.start - first)
-        at += span.start - first
-        grid = span.item.grid or (1, 1, len(span.places))
-        made[:, span.start : span.end] = np.indices(grid).reshape(3, -1) + at
-        at, first = at + max(grid), span.end
+        gaps = np.flatnonzero(np.diff(span.places) != 1) + 1
+        for places in np.split(span.places, gaps):
+            start, count = int(places[0]), len(places)
+            made[:, first:start] = np.arange(at, at + start - first)
+            at += start - first
+            _, height, width = span.item.grid or (1, 1, count)
+            grid = np.indices((count // (height * width), height, width)).reshape(3, -1)
+            grid[0] = grid[0] * span.item.step
+            made[:, start : start + count] = grid + at
+            at, first = at + int(grid.max()) + 1, start + count
     made[:, first:] = np.arange(at, at + length - first)
     return made, at + length - first - length

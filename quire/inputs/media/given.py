@@ -1,7 +1,8 @@
-"""`multi_modal_data` as callers write it -> images and sounds, one after the other.
+"""`multi_modal_data` as callers write it -> images, sounds and videos, one after the other.
 
 One image or several: a Pillow image, an array of bytes, encoded bytes, a path below the folder that
-was allowed; a list of these, or an array with one dimension more. Sounds: see sounds.py.
+was allowed; a list of these, or an array with one dimension more. Sounds: see sounds.py, videos:
+videos.py.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from quire.inputs.media.images import (
 )
 from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
 from quire.inputs.media.urls import MediaUrl
+from quire.inputs.media.videos import FileVideo, FrameVideo, listed_videos, read_video
 
-Source = TypeVar("Source", bound=ImageSource | SoundSource | EmbeddedImage)
+Source = TypeVar(
+    "Source", bound=ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,14 @@ def read_sounds(
     """The sounds of a prompt, for a model that takes `rate` samples in a second."""
     given = [] if data.get("audio") is None else listed_sounds(data["audio"])
     return _read("audio", given, uuids, options, partial(read_sound, options=options, rate=rate))
+
+
+def read_videos(
+    data: Mapping[str, Any], uuids: Any, options: MediaOptions
+) -> list[Given[FrameVideo | FileVideo]]:
+    """The videos of a prompt."""
+    given = [] if data.get("video") is None else listed_videos(data["video"])
+    return _read("video", given, uuids, options, partial(read_video, options=options))
 
 
 def _read(

@@ -14,7 +14,7 @@ from quire.inputs.media.allowed import WORDS, MediaOptions
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.embedded import EmbeddedImage
 from quire.inputs.media.expanding import Grown, PlacedItem, Rules, grow_ids, grow_text, heard_by
-from quire.inputs.media.given import Given, check_kinds, read_images, read_sounds
+from quire.inputs.media.given import Given, check_kinds, read_images, read_sounds, read_videos
 from quire.inputs.media.identity import MOST_KNOWN, Serials
 from quire.inputs.media.images import MOST_BYTES
 from quire.inputs.media.preparing import MediaPool, PreparedMedium
@@ -67,6 +67,8 @@ class MediaReader:
         if kind == "audio":
             rate = cast(SoundRules, rules).rate
             return read_sounds(given.data, given.uuids, self._options, rate)
+        if kind == "video":
+            return read_videos(given.data, given.uuids, self._options)
         return read_images(given.data, given.uuids, self._options)
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
@@ -121,7 +123,7 @@ class MediaReader:
             prepare = partial(_prepare, rules, source, together)
             num_bytes = rules.num_bytes(*source.size, together=together)
             features = PreparedMedium(self.pool, prepare, num_bytes)
-            return MediaItem(serial, kind, placed.count, features, placed.grid)
+            return MediaItem(serial, kind, placed.count, features, placed.grid, placed.step)
 
         return PlacedItem(self._serials.item(key, make), placed)
 

@@ -69,20 +69,22 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 
 def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images of any shape as patches, those that become one row together; what the tower makes for
-    deeper layers stands beside the rows."""
+    """Images of any shape, and videos, as patches, those that become one row together; what the
+    tower makes for deeper layers stands beside the rows. An image is a video of one frame, and the
+    last frame is repeated until they are as many as become one in time."""
     module: Any = tower.module
     about = module.config.vision_config
     size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
     rows: list[Tensor] = []
     for item in items:
-        pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
-        _, height, width = pixels.shape
-        high, wide = height // size, width // size
-        cut = pixels.view(3, high // merge, merge, size, wide // merge, merge, size)
-        cut = cut.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        cut = cut.expand(*cut.shape[:5], times, size, size).reshape(high * wide, -1)
-        grid = torch.tensor([[1, high, wide]], device=tower.device)
+        pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
+        frames = pixels.view(-1, *pixels.shape[-3:])
+        missing = -len(frames) % times
+        frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+        long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
+        cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
+        cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
+        grid = torch.tensor([[long, high, wide]], device=tower.device)
         made = module.get_image_features(pixel_values=cut, image_grid_thw=grid)
         deeper = getattr(made, "deepstack_features", None) or ()
         rows.append(torch.cat([_joined(one) for one in (_features(made), *deeper)], 1))

@@ -52,8 +52,11 @@ class ModuleTower:
 
     @property
     def rules(self) -> ImageRules:
-        """Those of images."""
-        return cast(ImageRules, self._rules["image"])
+        return self.rules_of("image")
+
+    def rules_of(self, kind: str) -> ImageRules:
+        """Those of what is seen: images, or videos."""
+        return cast(ImageRules, self._rules[kind])
 
     def pixels(self, bytes_: np.ndarray, normalised: Normalised) -> Tensor:
         """Bytes [..., 3, height, width] as the tower's numbers."""
