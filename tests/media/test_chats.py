@@ -19,8 +19,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|>"
-    "<|vision_end|>{% elif p.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}"
-    "{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}[assistant]"
+    "<|vision_end|>{% elif p.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}[assistant]"
 )
 TEXT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 IMAGE = picture(40, 24)

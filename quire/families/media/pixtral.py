@@ -3,7 +3,7 @@ longer one bounded; its rows are lines, with a token behind each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,7 @@ def read(config: MediaConfig) -> LinedImages:
 
 
 def read_mistral3(config: MediaConfig) -> LinedImages:
-    merges = MediaConfig(
-        config.model.under({}, spatial_merge_size=2),
-        *(config.processor, config.asked, config.token_text),
-    )
-    return read(merges)
+    return read(replace(config, model=config.model.under({}, spatial_merge_size=2)))
 
 
 # The architecture of LLaVA 1.5, with another tower.

@@ -31,9 +31,7 @@ from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
 from quire.inputs.media.urls import MediaUrl
 from quire.inputs.media.videos import FileVideo, FrameVideo, listed_videos, read_video
 
-Source = TypeVar(
-    "Source", bound=ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo
-)
+Source = TypeVar("Source", bound=ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo)
 
 
 @dataclass(frozen=True, slots=True)
