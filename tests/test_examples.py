@@ -30,12 +30,8 @@ EXPECTED = {
     "plan.py": ["1 group of 26 prompts", "KV blocks", "time"],
 }
 HAVE_THEIR_OWN_TEST = {
-    "shared_prefix.py",
-    "demo.py",
-    "images.py",
-    "charts.py",
-    "sounds.py",
-    "video.py",
+    *("shared_prefix.py", "demo.py", "images.py", "charts.py"),
+    *("sounds.py", "transcribe.py", "video.py"),
 }
 
 

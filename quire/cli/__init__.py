@@ -28,6 +28,7 @@ from quire.cli import (
     serve,
     show,
     terminal,
+    transcribe,
 )
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app.command("run")(run.run)
 app.command("merge")(merge.merge)
 app.command("batch")(batch.batch)
 app.command("embed")(embed.embed)
+app.command("transcribe")(transcribe.transcribe)
 app.command("serve")(serve.serve)
 app.command("score")(score.score)
 app.command("eval")(evaluate.evaluate)

@@ -11,12 +11,14 @@ from typing import Any
 
 from quire.errors import InvalidOption
 from quire.jobs.adapters import parse_lora
+from quire.jobs.input.sounds import MOST_PIECE, sound_files, sound_rows
 from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.planning import plan_job
 from quire.jobs.run_options import ENGINE_FLAGS, with_flags
 from quire.jobs.supervise.supervisor import COMMAND
+from quire.jobs.transcripts import PARAMS, check_alone
 from quire.jobs.vectors import COLUMN
 from quire.sampling_params import SamplingParams
 
@@ -92,6 +94,11 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
         options["schema"] = json.dumps(options["schema"])
     if options.get("embed"):
         options.setdefault("output_column", COLUMN)
+    if options.get("transcribe"):
+        sampling |= {name: options.pop(name) for name in PARAMS if name in options}
+        sounds = sound_files(_input(input).get("input", ()))
+        check_alone(Path(output), len(sounds))
+        input = sound_rows(sounds, options.pop("seconds", MOST_PIECE))
     options |= _input(input)
     try:
         return JobOptions(output=str(output), model=str(model), sampling=sampling, **options)

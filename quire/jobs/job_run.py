@@ -19,6 +19,7 @@ from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.media import MediaCells, media_folder
 from quire.jobs.input.prompts import PromptMaker
+from quire.jobs.input.sounds import SoundAsking
 from quire.jobs.input.work import Asking, Done, Work, WorkRow
 from quire.jobs.options import JobOptions
 from quire.jobs.output.output import write_output
@@ -38,6 +39,7 @@ from quire.jobs.supervise.progress import Progress
 from quire.jobs.supervise.starting import engine_starts, replica_places
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import COMMAND, Supervisor
+from quire.jobs.transcripts import write_transcripts
 from quire.replicas.places import Place
 from quire.replicas.wire import Message
 
@@ -192,7 +194,8 @@ class JobRun:
 
     def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
         """Write the output and close the books; how many rows failed."""
-        write = write_batch if self._manifest.kind == "batch" else write_output
+        writes = {"batch": write_batch, "transcribe": write_transcripts}
+        write = writes.get(self._manifest.kind, write_output)
         with signals.at_once():
             write(self._job_dir, self._manifest, journal.index, work.num_rows)
         num_failed = journal.index.counts()[1]
@@ -308,8 +311,8 @@ def _media(options: JobOptions, files: Sequence[InputFile]) -> MediaCells | None
 
 
 def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
-    asking: Asking = BatchAsking()
-    if not options.batch:
+    asking: Asking = SoundAsking() if options.transcribe else BatchAsking()
+    if options.kind not in ("batch", "transcribe"):
         asking = PromptMaker(
             prompt=options.prompt,
             messages=options.messages,

@@ -29,6 +29,7 @@ from quire.jobs.store.manifest import NAME, Manifest
 from quire.jobs.store.place import SUFFIX, give_up_stale_claim, job_dir_for, refuse_second_job
 from quire.jobs.store.segments import last_epoch
 from quire.jobs.store.stamps import FileStamp
+from quire.jobs.transcripts import transcript_format
 
 
 def job_directory(options: JobOptions) -> Path:
@@ -145,7 +146,7 @@ def manifest_of(
         few_shot=_few_shot(options),
         continuations=options.continuations,
         schema_column=options.schema_column,
-        chat=False if options.batch or options.embed else options.chat,
+        chat=options.chat if options.kind in ("generate", "choices") else False,
         lora=digests(options.lora, options.options),
         lora_column=options.lora_column,
         id_column=options.id,
@@ -164,12 +165,18 @@ def manifest_of(
         tokenizer=options.options.get("tokenizer"),
         options=_plain({**_media_folder(options, files), **options.options}),
         output=str(output),
-        output_format="batch" if options.batch else output_format(output),
+        output_format=_output_format(options.kind, output),
         output_column=options.output_column,
         timings=options.timings,
         choice_probs=options.choice_probs,
     )
     return manifest if options.batch else manifest.changed(columns=ResultColumns(manifest).names)
+
+
+def _output_format(kind: str, output: Path) -> str:
+    if kind == "batch":
+        return "batch"
+    return transcript_format(output) if kind == "transcribe" else output_format(output)
 
 
 def _media_folder(options: JobOptions, files: Sequence[InputFile]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from quire.jobs.input.work import Selection, Setting
 from quire.jobs.output.output import output_format
 from quire.jobs.run_options import RunOptions
 from quire.jobs.store.manifest import Kind
+from quire.jobs.transcripts import transcript_format, transcript_params
 from quire.jobs.vectors import pooling_params
 from quire.options import parse_options
 from quire.replicas.places import Place, places
@@ -30,7 +31,7 @@ class JobOptions(RunOptions):
     """The same, checked."""
 
     def __post_init__(self) -> None:
-        if not self.batch:
+        if not self.batch and not self.transcribe:
             _one_of("prompt", self.prompt, "messages", self.messages)
         _one_of("input", self.input or None, "rows", self.rows)
         if self.schema_column is not None and (self._structured() or self.continuations):
@@ -38,8 +39,8 @@ class JobOptions(RunOptions):
         if self.choice_probs and self.choice is None:
             raise _wrong("choice_probs", "goes with choice, whose probabilities are stored", None)
         self._check_adapters()
-        if self.embed:
-            self._check_embedding()
+        if self.embed or self.transcribe:
+            self._check_no_text()
         if self.continuations is not None and self.prompt is None:
             raise _wrong("continuations", "goes with a prompt that they continue", None)
         if self.messages is not None and self.few_shot is not None:
@@ -62,10 +63,13 @@ class JobOptions(RunOptions):
             raise _wrong("gpus", "is all, or numbers such as 0,2", self.gpus)
         _whole("seed", self.seed, low=-(2**63))
         _check_shard(self.shard)
-        output_format(Path(self.output))
+        (transcript_format if self.transcribe else output_format)(Path(self.output))
         parse_options(self.options)
+        check = {"embed": pooling_params, "transcribe": transcript_params}.get(
+            self.kind, sampling_params
+        )
         for setting in self.sampling_settings():
-            (pooling_params if self.embed else sampling_params)(setting.params)
+            check(setting.params)
 
     def _check_adapters(self) -> None:
         if self.lora_column is not None and not self.lora:
@@ -75,8 +79,8 @@ class JobOptions(RunOptions):
         if self.lora and self.kind != "generate":
             raise _wrong("lora", f"is for jobs that generate text, and this is {self.kind}", None)
 
-    def _check_embedding(self) -> None:
-        """Refuse what is about answers: a vector has none of it."""
+    def _check_no_text(self) -> None:
+        """Refuse what is about prompts and answers: a vector or a transcript has none of it."""
         asked = {
             "batch": self.batch,
             "messages": self.messages,
@@ -90,18 +94,22 @@ class JobOptions(RunOptions):
         }
         for name, value in asked.items():
             if value:
-                raise _wrong(name, "is for jobs that generate text, and this one embeds", None)
+                raise _wrong(name, f"is for jobs that generate text, and this is {self.kind}", None)
 
     @property
     def kind(self) -> Kind:
         if self.batch or self.embed:
             return "batch" if self.batch else "embed"
+        if self.transcribe:
+            return "transcribe"
         return "generate" if self.continuations is None else "choices"
 
     def sampling_settings(self) -> tuple[Setting, ...]:
         """Each way of sampling, complete: the defaults, what all share, what is its own."""
         if self.embed:
             return (Setting(None, dict(self.sampling)),)
+        if self.transcribe:
+            return (Setting(None, transcript_params(self.sampling)),)
         # A batch file says everything itself; that its lines draw is all that is known.
         defaults = {"temperature": 1.0} if self.batch else DEFAULTS
         common = {**defaults, **self.sampling, **self._structured()}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
-from quire.errors import CorruptModel, EngineError, InvalidPrompt
+from quire.errors import CorruptModel, EngineError, InvalidPrompt, NotSupported
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
 from quire.families.media.rules import SoundRules
@@ -44,11 +44,17 @@ class ModelMedia:
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
         """None where the model reads text alone, or is to."""
         family = media_family(said)
-        if family is None or files.kind != "hf" or options.language_model_only:
+        if family is None or files.kind != "hf":
             return None
         allowed = options.limit_mm_per_prompt or {}
         kinds = tuple(kind for kind in family.readers if allowed.get(kind, 1) > 0)
-        if not kinds:
+        unwanted = options.language_model_only or not kinds
+        if family.crossed and (unwanted or options.skip_tokenizer_init):
+            raise NotSupported(
+                "a model that attends to sounds writes nothing without: leave language_model_only, "
+                "skip_tokenizer_init and limit_mm_per_prompt={'audio': 0} out."
+            )
+        if unwanted:
             return None
         hosts = options.allowed_media_domains or ()
         folder = options.allowed_local_media_path

@@ -120,6 +120,15 @@ class Session:
             handles=model.executor.handles,
         )
 
+    @property
+    def sound_rate(self) -> int | None:
+        """Samples in a second of sounds that the model transcribes; None: it transcribes none."""
+        return self._media.sound_rate
+
+    def _refuse_sounds(self, method: str) -> None:
+        if self.sound_rate is not None:
+            raise NotSupported(f"{method} of a model that attends to sounds is not built.")
+
     def turn(self) -> AbstractContextManager[None]:
         return self._turns.turn()
 
@@ -184,6 +193,7 @@ class Session:
         lora_request: Any = None,
     ) -> BeamCall:
         """Prompts to search answers for, read and checked."""
+        self._refuse_sounds("beam_search")
         return BeamCall(
             prompts,
             params,
@@ -198,6 +208,7 @@ class Session:
     def score_call(self, contexts: Any, continuations: Any, lora_request: Any = None) -> ScoreCall:
         """Contexts and continuations, read and checked."""
         model, config = self.model, self.model.config
+        self._refuse_sounds("score_continuations")
         self.intake.check()
         reader = ContinuationReader(
             model.tokenizer,

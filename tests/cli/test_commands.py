@@ -43,6 +43,7 @@ def test_help_lists_every_verb_that_exists_and_no_other(capsys: pytest.CaptureFi
         "run",
         "batch",
         "embed",
+        "transcribe",
         "serve",
         "merge",
         "score",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported
 from quire.families.registry import BY_ARCHITECTURE
 from quire.weights.hf_config import WITHOUT_EFFECT
@@ -188,6 +188,13 @@ def test_every_key_of_its_config_is_accounted_for(
     assert not read & {*family.without_effect}
 
 
-def test_what_is_not_built_is_refused_by_name(model: TinyModel) -> None:
+def test_what_is_not_built_is_refused_by_name(model: TinyModel, llm: LLM) -> None:
     with pytest.raises(NotSupported, match="tensor_parallel_size=2"):
         model.llm(tensor_parallel_size=2)
+    for options in ({"language_model_only": True}, {"limit_mm_per_prompt": {"audio": 0}}):
+        with pytest.raises(NotSupported, match="writes nothing without"):
+            model.llm(**options)
+    with pytest.raises(NotSupported, match="beam_search of a model"):
+        llm.beam_search([prompt(160)], BeamSearchParams(beam_width=2, max_tokens=2))
+    with pytest.raises(NotSupported, match="score_continuations of a model"):
+        llm.score_continuations(["a"], [["b"]])

@@ -64,6 +64,18 @@ def blocks(data: bytes | Path, rate: int, most_seconds: float = MOST_SECONDS) ->
         yield from resampled(_mono(file, said), said.rate, rate)
 
 
+def part(path: Path, rate: int, start: float, num_samples: int) -> Samples:
+    """So many samples at this rate of a file that was read before, from a second on; silence behind
+    its end."""
+    with _reading(), _opened(path) as file:
+        said = _checked(file, path, float("inf"))
+        file.seek(min(int(start * said.rate), said.frames))
+        frames = file.read(-(-num_samples * said.rate // rate), dtype="float32", always_2d=True)
+        mono = checked_samples(frames[:, 0] if said.channels == 1 else frames.mean(1))
+        made = np.concatenate([*resampled([mono], said.rate, rate)])[:num_samples]
+        return np.pad(made, (0, num_samples - len(made)))
+
+
 def checked_rate(rate: Any) -> int:
     if isinstance(rate, float) and rate.is_integer():
         rate = int(rate)

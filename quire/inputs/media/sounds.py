@@ -18,6 +18,7 @@ from quire.errors import InvalidPrompt
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.files import allowed_file, read_file
 from quire.inputs.media.identity import content_hash
+from quire.inputs.media.pieces import SoundPiece
 from quire.inputs.media.sound_files import (
     MOST_BYTES,
     MOST_CHANNELS,
@@ -132,6 +133,8 @@ def listed_sounds(value: Any) -> list[Any]:
 
 def read_sound(given: Any, options: MediaOptions, rate: int) -> SoundSource:
     """A sound for a model that takes so many samples in a second."""
+    if isinstance(given, SoundPiece):
+        return given
     if isinstance(given, bytes | bytearray | memoryview):
         return EncodedSound.of(bytes(given), rate)
     if isinstance(given, MediaUrl):

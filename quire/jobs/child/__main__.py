@@ -46,6 +46,10 @@ def _made(factory: str | None, opening: Message, board: Board) -> RowEngine:
         from quire.jobs.child.embed import EmbeddingEngine
 
         return EmbeddingEngine(session, opening, board, files)
+    if opening["job"] == "transcribe":
+        from quire.jobs.child.transcribe import TranscriptEngine
+
+        return TranscriptEngine(session, opening, board, files)
     from quire.jobs.child.generate import SessionEngine
 
     return SessionEngine(session, opening, board, files)

@@ -23,7 +23,7 @@ from quire.jobs.store.stamps import FileStamp
 NAME = "manifest.json"
 MOST_BYTES = 16 << 20  # some 60,000 input files; a job that somebody else made is read no further
 Status = Literal["running", "stopped", "finished"]
-Kind = Literal["generate", "choices", "batch", "embed"]
+Kind = Literal["generate", "choices", "batch", "embed", "transcribe"]
 
 # What a row's own content hash does not cover: if one of these changed, no row is the same.
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")

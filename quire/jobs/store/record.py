@@ -35,7 +35,8 @@ class ResultRecord:
     number of sampling settings, plus the setting's. `key` names it for good (`"file:row"`, or the
     value of the id column) and keys its noise. `content` is a hash of everything that was asked.
     `epoch` says which of the job's writers wrote it. A failed row has `error` and `error_type`.
-    `extra` has what not every job has: `timings`, `continuations`, `choice_probs`.
+    `extra` has what not every job has: `timings`, `continuations`, `choice_probs`,
+    `transcript`.
     """
 
     row: int

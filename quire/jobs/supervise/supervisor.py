@@ -174,5 +174,5 @@ class Supervisor:
 
 def _extra(message: Message) -> Message:
     """What not every result has."""
-    names = ("timings", "continuations", "choice_probs", "body")
+    names = ("timings", "continuations", "choice_probs", "body", "transcript")
     return {name: message[name] for name in names if name in message}

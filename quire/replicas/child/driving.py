@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from quire.replicas.board import Board
@@ -31,6 +32,9 @@ class Driver:
         self._session, self._board = session, board
         self._rows: dict[int, int] = {}  # request number -> row
         self._given_up: set[int] = set()  # rows whose outputs are not wanted any more
+        # The next requests of rows whose last answer was not their result, where there are such.
+        self.follow: Asked = []
+        self.rows_go_on = False
         self._tally = Tally(session)
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
@@ -45,10 +49,10 @@ class Driver:
         feed: Feed,
         send: Send,
         ask: Callable[[Rows], Iterable[Asked]],
-        result: Callable[[int, RequestOutput], Message],
+        result: Callable[[int, RequestOutput], Message | None],
     ) -> None:
         """Answer every row of the feed: `ask` makes windows of rows, `result` a message of what
-        became of each."""
+        became of each; None where the row's next request is in `follow`."""
         indices: dict[int, int] = {}  # place in the run -> row
 
         def between_steps() -> None:
@@ -65,7 +69,8 @@ class Driver:
                     self._given_up.discard(row)
                     continue
                 self._tally.count(output)
-                send(result(row, output))
+                if (message := result(row, output)) is not None:
+                    send(message)
             self._tally.tell(send, at_once=True)  # what came after the last second
 
     def _give_up(self, run: Run, rows: Collection[int], running: bool) -> list[int]:
@@ -82,19 +87,30 @@ class Driver:
     ) -> Iterator[Window]:
         def is_idle() -> bool:
             # Not the engine's own word: rows whose grammar is being compiled are not in it yet.
-            return not self._rows
+            return not self._rows and not self.follow
 
-        place = 0
+        places = count()
+
+        def window(asked: Asked) -> Window:
+            for row, item in asked:
+                self._rows[item.number] = indices[next(places)] = row
+            return [item for _, item in asked]
+
         for rows in feed.windows(is_idle):
+            followed = self._followed()
+            if followed or not rows:
+                yield window(followed)
             if not rows:
-                yield []
                 continue
             self._board.show_rows([*self._held(), *(row["row"] for row in rows)])
             for asked in ask(rows):
-                for row, item in asked:
-                    self._rows[item.number] = indices[place] = row
-                    place += 1
-                yield [item for _, item in asked]
+                yield window(asked)
+        while self.rows_go_on and (self._rows or self.follow):
+            yield window(self._followed())
+
+    def _followed(self) -> Asked:
+        taken, self.follow = self.follow, []
+        return taken
 
 
 def timings_of(output: RequestOutput) -> list[float | None]:

@@ -1,0 +1,61 @@
+"""`quire transcribe`: sounds in, what is said in them out, with the journal of a job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from quire.cli import job_options as o
+from quire.cli.run import execute
+from quire.errors import InvalidOption
+
+_FILES = "Files (WAV, FLAC, OGG, MP3, AIFF), or folders of them."
+_OUTPUT = ".jsonl, a line for each file; of one file also .txt, .srt or .vtt."
+
+
+@o.takes(
+    *("model", "option", "limit", "replicas", "gpus"),
+    *("job", "overwrite", "reuse", "retry_failed"),
+)
+def transcribe(
+    *,
+    input: Annotated[list[str], typer.Argument(help=_FILES, metavar="INPUT...")],
+    output: Annotated[str, typer.Option("--output", "-o", help=_OUTPUT)],
+    language: Annotated[
+        str | None, typer.Option(help="What is spoken: en.  [each piece tells]")
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="transcribe, or translate into English.")
+    ] = "transcribe",
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Segments as the model hears them, not by piece.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(help="The longest piece that is heard at once.")] = 30.0,
+    as_json: o.AsJson = False,
+    quiet: o.Quiet = False,
+    **written: Any,
+) -> None:
+    """Write down what is said in every file; run it again and it goes on."""
+    from quire.jobs.job import Job
+
+    options = {name: value for name, value in written.items() if value not in (None, [], ())}
+    if "model" not in options:
+        raise InvalidOption(
+            "model is missing: quire transcribe FILES --model M -o OUTPUT", parameter="model"
+        )
+    made = Job(
+        input,
+        output,
+        model=options.pop("model"),
+        transcribe=True,
+        language=language,
+        task=task,
+        timestamps=timestamps,
+        seconds=seconds,
+        options=o.assignments(options.pop("option", []), "option"),
+        command=["quire", *sys.argv[1:]],
+        **options,
+    )
+    execute(made, as_json=as_json, quiet=quiet)

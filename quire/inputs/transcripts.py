@@ -1,0 +1,113 @@
+"""Transcripts: the tokens that a model of the Whisper kind is asked with, and what it wrote as text
+with times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidOption, NotSupported
+from quire.inputs.tokenizer import Tokenizer
+
+TASKS = ("transcribe", "translate")
+SECONDS_A_STEP = 0.02  # of times: 30 s are 1,500 steps
+_LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A text, and from when to when it was said, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptTokens:
+    """Special tokens of a model's vocabulary. `languages` is empty where it knows one alone."""
+
+    start: int
+    end: int
+    no_times: int
+    tasks: Mapping[str, int]
+    languages: Mapping[str, int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> TranscriptTokens:
+        """By their names, and by what generation_config.json says of languages."""
+
+        def named(token: str) -> int:
+            found = tokenizer.backend.token_to_id(token)
+            if found is None:
+                raise NotSupported(f"the model writes no transcripts: it has no token {token!r}.")
+            return found
+
+        words = {token: number for number, token in _added(tokenizer)}
+        languages = {
+            match[1]: number
+            for token, number in words.items()
+            if (match := _LANGUAGE.fullmatch(token))
+        }
+        if not generation.get("is_multilingual", bool(languages)):
+            languages = {}
+        tasks = {task: named(f"<|{task}|>") for task in TASKS} if languages else {}
+        end = tokenizer.eos_ids[0] if tokenizer.eos_ids else named("<|endoftext|>")
+        start, no_times = named("<|startoftranscript|>"), named("<|notimestamps|>")
+        return cls(start, end, no_times, tasks, languages)
+
+    @property
+    def first_time(self) -> int:
+        return self.no_times + 1
+
+    def check(self, language: str | None, task: str) -> None:
+        """InvalidOption for what the model does not know."""
+        known = self.languages or {"en": 0}
+        if language is not None and language not in known:
+            raise InvalidOption(
+                f"language={language!r}: the model knows {', '.join(sorted(known))}",
+                parameter="language",
+                value=language,
+            )
+        if task not in TASKS or (task != TASKS[0] and not self.languages):
+            can = " and ".join(TASKS if self.languages else TASKS[:1])
+            raise InvalidOption(f"task={task!r}: the model can {can}", parameter="task", value=task)
+
+    def needs_language(self, language: str | None) -> bool:
+        """Whether the sound must tell it first."""
+        return language is None and bool(self.languages)
+
+    def prompt(self, language: str | None, task: str, *, times: bool) -> list[int]:
+        """What the decoder begins with."""
+        about: list[int] = []
+        if language is not None and language in self.languages:
+            about = [self.languages[language], self.tasks[task]]
+        return [self.start, *about, *([] if times else [self.no_times])]
+
+    def language_of(self, token: int) -> str:
+        return next(name for name, known in self.languages.items() if known == token)
+
+    def segments(
+        self, written: Sequence[int], seconds: float, decode: Callable[[Sequence[int]], str]
+    ) -> list[Segment]:
+        """What was written between times; what has no end ends with the sound."""
+        found: list[Segment] = []
+        begun, text = 0.0, list[int]()
+        for token in [*written, self.end]:
+            if token < self.first_time and token != self.end:
+                text.append(token)
+                continue
+            is_time = token >= self.first_time
+            at = min((token - self.first_time) * SECONDS_A_STEP, seconds) if is_time else seconds
+            said = decode(text).strip()
+            if said:
+                found.append(Segment(round(begun, 2), round(max(at, begun), 2), said))
+            begun, text = at, []
+        return found
+
+
+def _added(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return [(number, token.content) for number, token in added.items()]

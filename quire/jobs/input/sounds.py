@@ -1,0 +1,70 @@
+"""Sounds of a job that transcribes: files and folders as rows, one for each piece that is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidOption, InvalidRequest, NotSupported
+from quire.inputs.media.pieces import cuts, stamp_of
+from quire.inputs.media.sound_files import blocks
+from quire.jobs.input.rows import BadRow
+
+ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
+RATE = 16_000  # that pieces are cut at
+MOST_SECONDS = 24 * 3600.0
+LEAST_PIECE, MOST_PIECE = 1.0, 30.0  # seconds
+
+
+def sound_files(paths: Sequence[str]) -> list[Path]:
+    """Files as they are given, and those of folders that look like sounds, by their names."""
+    files = [file for given in paths for file in _files(Path(given))]
+    if not files:
+        raise InvalidOption(
+            f"no sound among {', '.join(paths)[:200] or 'nothing'}: give files, or folders with "
+            f"files that end in {', '.join(ENDINGS)}",
+            parameter="input",
+        )
+    return files
+
+
+def sound_rows(files: Sequence[Path], seconds: float = MOST_PIECE) -> Iterator[dict[str, Any]]:
+    """A row for each piece of each file, in their order; one with an error for a file that cannot
+    be read."""
+    if not LEAST_PIECE <= seconds <= MOST_PIECE:
+        raise InvalidOption(
+            f"seconds={seconds!r}: pieces last from {LEAST_PIECE:g} to {MOST_PIECE:g}",
+            parameter="seconds",
+            value=seconds,
+        )
+    return (row for file in files for row in _pieces(file, seconds))
+
+
+def _files(given: Path) -> list[Path]:
+    if not given.is_dir():
+        return [given]
+    return sorted(file for file in given.iterdir() if file.suffix.lower() in ENDINGS)
+
+
+def _pieces(file: Path, seconds: float) -> Iterator[dict[str, Any]]:
+    try:
+        # All of it first: a file that breaks off in its middle is one error, and no pieces.
+        stamp = stamp_of(file)
+        found = list(cuts(blocks(file, RATE, MOST_SECONDS), RATE, seconds))
+    except (InvalidRequest, NotSupported) as error:
+        yield {"file": str(file), "piece": 0, "unread": str(error)}
+        return
+    path = str(file.absolute())
+    for number, (start, end) in enumerate(found):
+        about = {"path": path, "stamp": stamp, "start": start, "end": end}
+        yield {"file": str(file), "piece": number, **about}
+
+
+class SoundAsking:
+    """What the engine is asked of a row: one piece of one file."""
+
+    def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        if row.get("unread"):
+            raise BadRow("invalid_prompt", str(row["unread"]))
+        return {"sound": {name: row[name] for name in ("path", "stamp", "start", "end")}}

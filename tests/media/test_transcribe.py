@@ -1,0 +1,190 @@
+"""`quire transcribe`: where sounds are cut, what is asked and written, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.errors import InvalidOption
+from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+from quire.inputs.media.pieces import cuts
+from quire.inputs.transcripts import Segment, TranscriptTokens
+from quire.jobs.input.sounds import sound_files, sound_rows
+from quire.jobs.job import make_options
+from quire.jobs.store.record import ResultRecord
+from quire.jobs.transcripts import Transcript, _as_text
+from quire.sampling.timestamps import TimestampRule
+from quire.weights.source import locate
+from tests.media.sounds import tone
+from tests.media.tiny import TinyModel
+from tests.media.whisper import (
+    DE,
+    EN,
+    END,
+    FIRST_TIME,
+    NO_TIMES,
+    START,
+    SUPPRESSED,
+    TRANSCRIBE,
+    features,
+    make_whisper,
+    written,
+)
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transcribe.py"
+TOKENS = TranscriptTokens(START, END, NO_TIMES, {"transcribe": TRANSCRIBE}, {"en": EN, "de": DE})
+
+
+def save(path: Path, samples: Any, rate: int = 16_000) -> Any:
+    whole = (np.clip(samples, -1, 1) * 32_767).astype("<i2")
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(whole.tobytes())
+    return whole.astype(np.float32) / 32_768
+
+
+@pytest.mark.parametrize("block", [1_000, 16_000, 10**7])
+def test_sounds_are_cut_where_it_is_quiet(block: int) -> None:
+    samples = tone(160_000)
+    for quiet in (3.4, 6.7):
+        samples[int(quiet * 16_000) : int((quiet + 0.12) * 16_000)] = 0
+    blocks = [samples[at : at + block] for at in range(0, len(samples), block)]
+    found = list(cuts(blocks, 16_000, 4.0))
+    assert [start for start, _ in found] == [0.0] + [end for _, end in found[:-1]]
+    assert found[-1][1] == 10.0 and all(end - start <= 4.0 for start, end in found)
+    assert found[0][1] == pytest.approx(3.46, abs=0.02)
+    assert found[1][1] == pytest.approx(6.76, abs=0.02)
+    assert list(cuts([samples[:0]], 16_000, 4.0)) == []
+
+
+def test_times_are_written_as_in_transformers() -> None:
+    from transformers import WhisperTimeStampLogitsProcessor
+
+    class Said:
+        no_timestamps_token_id, eos_token_id, bos_token_id = 40, 30, 30
+        max_initial_timestamp_index = 5
+
+    theirs = WhisperTimeStampLogitsProcessor(Said(), begin_index=2)
+    ours = TimestampRule(41, 30, never=(40, 3), most_initial=5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        ids: list[int] = []
+        for _ in range(6):
+            logits = torch.randn(80, generator=generator) * 3
+            edited = logits.clone()
+            edited[3] = -torch.inf
+            expected = theirs(torch.tensor([[1, 2, *ids]]), edited[None])[0]
+            made = ours(ids, logits.clone())
+            assert torch.equal(made, expected)
+            ids.append(int(torch.multinomial(made.softmax(0), 1, generator=generator)))
+
+
+def test_segments_are_what_stands_between_times() -> None:
+    ids = [FIRST_TIME + 1, 7, 8, FIRST_TIME + 10, FIRST_TIME + 12, 9, FIRST_TIME + 20, 5, END]
+    made = TOKENS.segments(ids, 0.9, lambda some: " ".join(map(str, some)))
+    assert made == [Segment(0.02, 0.2, "7 8"), Segment(0.24, 0.4, "9"), Segment(0.4, 0.9, "5")]
+    assert TOKENS.segments([7, END], 0.5, lambda some: "a" if some else "") == [
+        Segment(0.0, 0.5, "a")
+    ]
+    with pytest.raises(InvalidOption, match="the model knows de, en"):
+        TOKENS.check("xx", "transcribe")
+
+
+def test_subtitles_and_text() -> None:
+    made = Transcript("a.wav")
+    rows = [
+        ({"start": 0.0, "end": 9.5}, [[0.0, 2.5, "One --> two"], [2.5, 9.0, "a\n\nb"]]),
+        ({"start": 3700.0, "end": 3705.0}, [[1.25, 4.0, "late"]]),
+    ]
+    for number, (row, segments) in enumerate(rows):
+        extra = {"transcript": {"language": "en", "segments": segments}}
+        made.add(row, ResultRecord(number, "", "", 0, ("",), ("stop",), extra=extra))
+    failed = ResultRecord(2, "", "", 0, error="x", error_type="y")
+    made.add({"start": 3705.0, "end": 3706.0}, failed)
+    assert _as_text(made, "text") == "One --> two a\n\nb late\n"
+    assert _as_text(made, "srt").split("\n\n") == [
+        "1\n00:00:00,000 --> 00:00:02,500\nOne -> two",
+        "2\n00:00:02,500 --> 00:00:09,000\na\nb",
+        "3\n01:01:41,250 --> 01:01:44,000\nlate\n",
+    ]
+    assert _as_text(made, "vtt").startswith("WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\n")
+    line = json.loads(made.line())
+    assert (line["error"], line["error_type"]) == ("from 3705 s to 3706 s: x", "y")
+    assert line["seconds"] == 3706.0 and line["language"] == "en"
+
+
+def test_options_that_make_no_sense(tmp_path: Path) -> None:
+    save(tmp_path / "a.wav", tone(800))
+    inputs = [str(tmp_path)]
+    for given, match in (
+        ({"seconds": 90.0}, "pieces last from 1 to 30"),
+        ({"task": "sing"}, "task is transcribe or translate"),
+        ({"output": "a.mp4"}, "ends in one of"),
+        ({"system": "x"}, "is for jobs that generate text, and this is transcribe"),
+    ):
+        options: dict[str, Any] = {"output": "out.jsonl", "transcribe": True, **given}
+        with pytest.raises(InvalidOption, match=match):
+            make_options(inputs, options.pop("output"), "m", options)
+    with pytest.raises(InvalidOption, match="no sound among"):
+        sound_files([str(EXAMPLE.parent)])
+    save(tmp_path / "b.wav", tone(800))
+    with pytest.raises(InvalidOption, match=r"ends in .jsonl where there are 2 files"):
+        make_options(inputs, "out.srt", "m", {"transcribe": True})
+
+
+def test_a_folder_is_transcribed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example: two pieces, a short one, and a file that is no sound."""
+    pytest.importorskip("soundfile")
+    model = make_whisper(tmp_path / "model")
+    sounds = tmp_path / "sounds"
+    sounds.mkdir()
+    first = save(sounds / "a.wav", tone(28_000, 1))
+    save(sounds / "b.wav", tone(9_000, 2))
+    (sounds / "c.wav").write_bytes(b"RIFF....WAVE")
+    output = tmp_path / "out.jsonl"
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    how = {"seconds": 1.0, "options": {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}}
+    main(str(sounds), str(output), str(model.path), **how)
+    bytes_then = output.read_bytes()
+    rows = [json.loads(line) for line in bytes_then.splitlines()]
+    assert [Path(row["file"]).name for row in rows] == ["a.wav", "b.wav", "c.wav"]
+    assert [row["error_type"] for row in rows] == [None, None, "invalid_prompt"]
+    assert rows[0]["seconds"] == 1.75 and rows[0]["segments"][-1][1] <= 1.75
+    assert rows[0]["segments"][0][2] == heard(model, first, sounds / "a.wav")
+    main(str(sounds), str(output), str(model.path), **how)  # there is nothing left to do
+    assert output.read_bytes() == bytes_then
+    assert "4 pieces" in capsys.readouterr().out
+
+
+def heard(model: TinyModel, samples: Any, path: Path) -> str:
+    """The first segment of the first piece, as Transformers makes it: the language, then what is
+    said, with its own rule for times."""
+    from transformers import WhisperTimeStampLogitsProcessor
+
+    class Said:
+        no_timestamps_token_id, eos_token_id, bos_token_id = NO_TIMES, END, END
+        max_initial_timestamp_index = 20
+
+    [piece, *_] = list(sound_rows([path], 1.0))
+    samples = samples[: round(piece["end"] * 16_000)]
+    with torch.no_grad():
+        encoded = model.module.model.encoder(features(samples)).last_hidden_state
+        given = torch.tensor([[START]])
+        logits = model.module(encoder_outputs=(encoded,), decoder_input_ids=given).logits[0, -1]
+    language = EN if logits[EN] > logits[DE] else DE
+    asked = [START, language, TRANSCRIBE]
+    rule = WhisperTimeStampLogitsProcessor(Said(), begin_index=len(asked))
+    ids, _ = written(model.module, samples, asked, 64 - len(asked), rule)
+    assert NO_TIMES not in ids and not set(ids) & set(SUPPRESSED)
+    decode = load_gguf_tokenizer(locate("smollm2").gguf.metadata).decode
+    words = lambda some: decode([token for token in some if token < START])  # noqa: E731
+    return TOKENS.segments(ids, piece["end"], words)[0].text
