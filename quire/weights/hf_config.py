@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import ModelNotFound, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.media.registry import media_family
+from quire.families.media.registry import FAMILIES, media_family
 from quire.families.registry import BY_ARCHITECTURE, BY_MODEL_TYPE, UNSAID_TEXT, family_of
 from quire.families.rope_config import overridden
 from quire.spec import ModelSpec
@@ -148,6 +148,13 @@ def _family(fields: Fields) -> Family:
 
 def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedModel:
     found = ", ".join(str(name) for name in named)[:200] or model_type or "no architecture"
+    towers = [name for name in ("vision_config", "audio_config") if fields.values.get(name)]
+    if towers:
+        known = dict.fromkeys(name for family in FAMILIES for name in family.architectures)
+        return UnsupportedModel(
+            f"{fields.source}: {found} is not supported: no family of quire's has its tower "
+            f"({towers[0]}). Models that see or hear: {', '.join(known)}"
+        )
     return UnsupportedModel(
         f"{fields.source}: {found} is not supported; quire runs {', '.join(ARCHITECTURES)}"
     )

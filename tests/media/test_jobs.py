@@ -1,20 +1,25 @@
 """`quire run --image` and `--audio` over tables: paths, bytes, data: text, lists and structs; bad
-ones cost their own row, and a changed image is another job's row."""
+ones cost their own row, and a changed file is asked again with --reuse."""
 
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
-from quire.errors import JobChanged
 from quire.jobs.job import Job
+from quire.jobs.output.results import StoredRun
+from quire.report.page import report
+from quire.report.thumbnails import SIDE, Thumbnails
 from tests.media.families import SEEING
 from tests.media.hearing import EARS, HEARING, tone, wav
 from tests.media.tiny import TinyModel, picture, save_tiny
@@ -74,6 +79,47 @@ def test_cells_of_every_kind(model: TinyModel, tmp_path: Path) -> None:
     assert len({row["output"] for row in found[:4]}) == 1
     assert len({row["prompt_tokens"] for row in found[:5]}) == 1
     assert {row["error_type"] for row in found[5:8]} == {"invalid_prompt"}
+    check_reuse(model, source, found)
+    check_pictures(tmp_path / "out.jsonl")
+
+
+def check_reuse(model: TinyModel, source: Path, before: list[dict[str, Any]]) -> None:
+    """A finished job is left as it is; with `reuse`, rows whose files changed are asked again."""
+    folder, output = source.parent, source.parent / "out.jsonl"
+    asked = contents_of(output)
+    (folder / "1.png").write_bytes(png(7))
+    (folder / "absent.png").write_bytes(png(8))
+    assert run(model, source, output) == before and contents_of(output) == asked
+    after = run(model, source, output, reuse=True)
+    changed = [old != new for old, new in zip(asked, contents_of(output), strict=True)]
+    assert changed == [False] * 4 + [True] * 2 + [False] * 4
+    assert after[:4] == before[:4] and after[5]["error"] is None
+    assert after[6:] == before[6:]
+
+
+def contents_of(output: Path) -> list[str]:
+    """What each row of a job was asked, as hashes."""
+    return [row.record.content for row in StoredRun.open(output).rows()]
+
+
+def check_pictures(output: Path) -> None:
+    """The page of the job has small pictures of what its rows were asked about."""
+    stored = StoredRun.open(output)
+    thumbnails = Thumbnails(stored)
+    made = [thumbnails.of(row.columns) for row in stored.rows()]
+    assert [len(pictures) for pictures in made] == [1] * 6 + [0] * 4
+    small = Image.open(io.BytesIO(base64.b64decode(made[0][0])))
+    assert small.format == "JPEG" and max(small.size) <= SIDE
+    html = report([stored])
+    assert "img-src data:;" in html
+    data = re.search(r'id="quire-data"[^>]*>(.*?)</script>', html, re.S)
+    assert data is not None
+    chunk = json.loads(data[1])["rows"]["chunks"][0]
+    table = json.loads(gzip.decompress(base64.b64decode(chunk)))
+    assert table["pictures"] == [list(pictures) for pictures in made]
+    full = Thumbnails(stored)
+    full._room = 1
+    assert [len(full.of(row.columns)) for row in stored.rows()] == [1] + [0] * 9  # no more room
 
 
 @pytest.mark.long
@@ -85,16 +131,6 @@ def test_bytes_of_a_dataset(model: TinyModel, tmp_path: Path) -> None:
     found = run(model, tmp_path / "in.parquet", tmp_path / "out.jsonl")
     assert [row["error"] is None for row in found] == [True, True, True, False]
     assert found[0]["output"] == found[2]["output"]
-
-
-@pytest.mark.long
-def test_an_image_that_changed_is_asked_again(model: TinyModel, tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"ask": "what?", "image": "0.png"}\n')
-    (tmp_path / "0.png").write_bytes(png(0))
-    run(model, source, tmp_path / "out.jsonl")
-    with pytest.raises(JobChanged):
-        run(model, source, tmp_path / "out.jsonl", prompt=f"{HERE} other {{{{ ask }}}}")
 
 
 def test_cells_with_sounds(tmp_path: Path, tmp_path_factory: Any) -> None:

@@ -296,3 +296,14 @@ def test_a_config_that_is_a_link_out_of_the_directory_is_refused(tmp_path: Path)
     (model / "config.json").symlink_to(tmp_path / "outside.json")
     with pytest.raises(CorruptModel, match="outside"):
         read_config(model)
+
+
+def test_a_tower_that_no_family_has_is_named() -> None:
+    config = {
+        "architectures": ["PaliGemmaForConditionalGeneration"],
+        "model_type": "paligemma",
+        "vision_config": {"model_type": "siglip_vision_model"},
+        "text_config": {"model_type": "gemma"},
+    }
+    with pytest.raises(UnsupportedModel, match=r"its tower \(vision_config\).*Gemma3ForCond"):
+        spec_from_hf(config)
