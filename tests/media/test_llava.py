@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported, PromptTooLong
 from quire.families.media.family import MediaConfig
 from quire.families.media.llava import read
+from quire.plan.plan import MediaCounts
 from tests.media.tiny import FIRST_ADDED, TEXT, TinyModel, picture, save_tiny
 
 PROCESSOR = {
@@ -141,6 +142,17 @@ def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -
     with model.llm(enable_prefix_caching=False) as llm:  # where no KV stands in for an image
         llm.generate(few, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
         assert llm._session.model.executor.shelf.num_encoded == 8
+
+
+def test_a_plan_counts_media(llm: LLM) -> None:
+    prompts: list[Any] = [
+        {"prompt": f"<image> {word}", "multi_modal_data": {"image": image}}
+        for word, image in (("one", IMAGES[0]), ("two", IMAGES[0]), ("three", IMAGES[1]))
+    ]
+    plan = llm.plan(prompts, GREEDY)
+    assert plan.media == MediaCounts(3, 2, 48, 32)
+    assert "3 items of 48 tokens; 2 different to encode, of 32 tokens" in plan.explain()
+    assert llm.plan("text alone", GREEDY).media is None
 
 
 def test_what_was_encoded_can_be_forgotten(model: TinyModel) -> None:

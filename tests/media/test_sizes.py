@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.families.media import idefics3, llava_next
+from quire.families.media import idefics3, internvl, llava_next, pixtral
 from quire.families.media.family import MediaConfig
-from tests.media.families import NEXT, TILES
+from tests.media.families import LINED, MERGED, NEXT, ONE, STRETCHED, TILES
 from tests.media.tiny import picture
 
 
@@ -68,4 +68,64 @@ def test_grids_of_llava_next() -> None:
             image = picture(width, height)
             ours = rules.prepare(image, together=1)["pixels"]
             made = theirs([image], return_tensors="np")["pixel_values"][0]
+            assert np.abs(normalised(rules, ours) - made).max() < 1e-5
+
+
+def test_grids_of_llava_onevision() -> None:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+        LlavaOnevisionImageProcessorPil,
+    )
+    from transformers.models.llava_onevision.processing_llava_onevision import (
+        LlavaOnevisionProcessor,
+    )
+
+    theirs: Any = LlavaOnevisionImageProcessorPil(**ONE)
+    counting: Any = object.__new__(LlavaOnevisionProcessor)
+    counting.image_processor, counting.num_image_tokens = theirs, 16
+    counting.vision_aspect_ratio = "anyres_max_2"
+    about = {"patch_size": 14}
+    said = config(ONE, vision_config=about, vision_aspect_ratio="anyres_max_2")
+    rules = llava_next.read_onevision(said)
+    for number, (width, height) in enumerate(sizes(500, 600)):
+        count = counting._get_number_of_features(height, width, 56, 56)
+        assert rules.place(width, height, together=1).count == count
+        assert rules.place(width, height, together=2).count == 17
+        if number < 12:
+            image = picture(width, height)
+            for together in (1, 2):
+                ours = rules.prepare(image, together=together)["pixels"]
+                made = theirs([[image] * together], return_tensors="np")["pixel_values"][0]
+                assert np.abs(normalised(rules, ours) - made).max() < 1e-5
+
+
+def test_lines_of_pixtral() -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    theirs = PixtralImageProcessorPil(**MERGED)
+    rules = pixtral.read_mistral3(config(LINED, vision_config={"patch_size": 7}))
+    for width, height in sizes(60, 300):
+        image = picture(width, height)
+        made = theirs([image], return_tensors="np")
+        ours = rules.prepare(image, together=1)
+        assert ours["size"].tolist() == list(made["image_sizes"][0])
+        assert np.abs(normalised(rules, ours["pixels"]) - made["pixel_values"]).max() < 1e-5
+        lines, columns = (side // 14 for side in ours["size"].tolist())
+        placed = rules.place(width, height, together=1)
+        assert placed.runs == (columns,) * lines
+        assert placed.text == "[IMG][IMG_BREAK]" * (lines - 1) + "[IMG][IMG_END]"
+
+
+def test_tiles_of_internvl() -> None:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    theirs: Any = GotOcr2ImageProcessorPil(**STRETCHED, crop_to_patches=True)
+    about = {"image_size": [28, 28], "patch_size": [7, 7]}
+    rules = internvl.read(config(STRETCHED, vision_config=about))
+    for number, (width, height) in enumerate(sizes(500, 300)):
+        count = theirs.get_number_of_image_patches(height, width)
+        assert rules.place(width, height, together=1).runs == (4 * count,)
+        if number < 40:
+            image = picture(width, height)
+            ours = rules.prepare(image, together=1)["pixels"]
+            made = theirs([image], return_tensors="np")["pixel_values"]
             assert np.abs(normalised(rules, ours) - made).max() < 1e-5
