@@ -8,6 +8,7 @@ the rule, the value and the way out.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
@@ -34,6 +35,11 @@ def code_of(error: QuireError) -> int:
 
 def fail(message: str, code: int) -> NoReturn:
     say(f"quire: {message}", err=True)
+    cluster = sys.modules.get("quire.replicas.ray_engine")
+    if cluster is not None and cluster.head_is_lost():
+        # Ray's farewell waits for the head, and then ends the process with a code of its own.
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -130,6 +130,7 @@ def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], .
         (layer.attention, (AttentionPlan,)),
         (layer.mlp, (MlpPlan, ExpertsPlan)),
         (layer.cross, (type(None),)),
+        (layer.state, (type(None),)),
     )
 
 

@@ -20,11 +20,14 @@ from quire.base.version import __version__
 from quire.errors import InvalidOption, NotSupported
 from quire.replicas.engine_process import EngineProcess
 from quire.replicas.places import stripped
+from quire.replicas.replica_set import ReplicasLost
 from quire.replicas.wire import Message
 
 SILENCE = 40.0  # seconds without an answer of the actor, after it has begun
 CALL_SECONDS = 0.5  # that one call waits for something to happen
+HEAD_SECONDS, HEAD_LOOKS = 3.0, 3  # between two looks at the head, and how many may fail
 _CONNECT_SECONDS = 5.0
+_lost: list[str] = []  # heads that are gone
 
 
 def connect(address: str) -> None:
@@ -47,6 +50,28 @@ def connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise _unreachable(address, error) from None
+    head = str(ray.get_runtime_context().gcs_address)
+    threading.Thread(target=_watch, args=(head,), name="quire-ray-head", daemon=True).start()
+
+
+def _watch(head: str) -> None:
+    """Notice that the head is gone. Ray ends this whole process a minute after that, whatever it is
+    doing: the job has to be stopped, with what it has on disk, before."""
+    host, _, port = head.rpartition(":")
+    failures = 0
+    while failures < HEAD_LOOKS:
+        time.sleep(HEAD_SECONDS)
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+            failures = 0
+        except OSError:
+            failures += 1
+    _lost.append(head)
+
+
+def head_is_lost() -> bool:
+    """Whether this process has a cluster whose head is gone."""
+    return bool(_lost)
 
 
 def cluster_gpus() -> float:
@@ -197,6 +222,8 @@ class RayEngine:
         self._outgoing.put(message)
 
     def poll(self, timeout: float) -> list[Message]:
+        if _lost:
+            raise ReplicasLost(f"the head of the Ray cluster, {_lost[-1]}, does not answer")
         messages: list[Message] = []
         with suppress(BlockingIOError):
             os.read(self._read_end, 1 << 12)
@@ -230,7 +257,7 @@ class RayEngine:
         if not self._closing:
             self._closing = True
             with suppress(Exception):  # Ray may be gone with its cluster
-                if self._actor is not None:
+                if self._actor is not None and not _lost:
                     _ray().kill(self._actor, no_restart=True)
         return self._code
 

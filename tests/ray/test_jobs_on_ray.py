@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.jobs.driving import (
 from tests.jobs.test_supervisor import make_job
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
+DEATHS = 20
 
 
 @pytest.fixture
@@ -50,8 +52,15 @@ def engines() -> list[int]:
             except OSError:
                 continue
             if b"quire.jobs.child" in words and os.fsencode("--board") in words:
-                found.append(int(entry.name))
+                with suppress(OSError):
+                    if b"RAY_JOB_ID=" in (entry / "environ").read_bytes():
+                        found.append(int(entry.name))
     return found
+
+
+def on_ray(source: Path, output: Path, address: str) -> list[str]:
+    cluster = ("--ray", address, "--replicas", 3)
+    return run_command(source, output, *SAMPLED, *cluster, model="fake:delay=0.05:rows=8")
 
 
 def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
@@ -62,11 +71,7 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
     job_dir = tmp_path / "out.jsonl.quire"
     before = set(engines())
-    arguments = run_command(
-        source, output, *SAMPLED, "--ray", cluster.address, "--replicas", 3,
-        model="fake:delay=0.05:rows=8",
-    )  # fmt: skip
-    with started(arguments) as process:
+    with started(on_ray(source, output, cluster.address)) as process:
         for round in range(kills):
             size = journal_bytes(job_dir)
             assert wait_until(lambda: journal_bytes(job_dir) > size or process.poll() is not None)  # noqa: B023
@@ -92,3 +97,46 @@ def test_no_cluster_and_clients_are_refused_before_any_work(tmp_path: Path) -> N
     with pytest.raises(InvalidOption, match="--replicas instead"):
         make_job(source, tmp_path / "out.jsonl", ray="auto", gpus="0").run(progress=False)
     assert not (tmp_path / "out.jsonl.quire").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("who", ["driver", "head"])
+def test_after_the_driver_or_the_head_died_the_same_command_goes_on(
+    who: str, tmp_path: Path
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    source, output = write_rows(tmp_path / "in.jsonl", 600), tmp_path / "out.jsonl"
+    calm, job_dir = undisturbed(tmp_path, source), tmp_path / "out.jsonl.quire"
+    rng, before, deaths = random.Random(5), set(engines()), 0
+
+    def here() -> list[int]:
+        return [pid for pid in engines() if pid not in before and is_alive(pid)]
+
+    while not output.exists():
+        head = {"num_cpus": 1, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(num_cpus=2)
+        try:
+            size = journal_bytes(job_dir) if job_dir.exists() else 0
+            with started(on_ray(source, output, cluster.address)) as process:
+                assert wait_until(
+                    lambda: journal_bytes(job_dir) > size or process.poll() is not None  # noqa: B023
+                )
+                time.sleep(rng.uniform(0, 0.3))
+                if deaths < DEATHS and process.poll() is None:
+                    deaths += 1
+                    if who == "driver":
+                        process.kill()
+                    else:
+                        cluster.remove_node(cluster.head_node, allow_graceful=False)
+                _, said = process.communicate(timeout=200)
+                codes = {"driver": (-signal.SIGKILL, 0), "head": (75, 0)}
+                assert process.returncode in codes[who], said
+            if who == "driver":
+                assert wait_until(lambda: not here(), 10)
+        finally:
+            cluster.shutdown()
+        assert wait_until(lambda: not here(), 10)
+    assert deaths == DEATHS
+    assert output.read_bytes() == calm
