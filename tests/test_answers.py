@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from quire import LLM, SamplingParams
 from quire.inputs.answers import AnswerOptions, read_answer
 from quire.outputs import AnswerReading, CompletionOutput, ToolCall
+from quire.server.child.preparing import Preparing
 from tests.tiny_llm import tiny_llm
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
@@ -121,3 +124,42 @@ def test_what_was_asked_decides_how_an_answer_is_read() -> None:
     assert AnswerOptions().for_chat("... <think>\n", with_tools=False).began_in_prompt
     named = AnswerOptions("[THINK]")
     assert not named.for_chat("<think>", with_tools=False).began_in_prompt
+
+
+MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|call|>")
+HIDDEN = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+
+
+def with_channels(llm: LLM) -> Any:
+    """The tokenizer with other words for some of its special tokens."""
+    written = llm.get_tokenizer().backend_tokenizer.to_str()
+    others = ("<repo_name>", "<reponame>", "<file_sep>", "<filename>", "<gh_stars>")
+    for other, mark in zip((*others, "<issue_start>"), MARKS, strict=True):
+        written = written.replace(other, mark)
+    backend = Backend.from_str(written)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=PLAIN)
+
+
+def test_channels_are_read_though_the_text_leaves_their_marks_out(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path, chat_template=PLAIN) as llm:
+        session = llm._session
+        row = {"messages": CHAT, "params": {}}
+        assert Preparing(session).prepare(row).params.skip_special_tokens  # type: ignore[union-attr]
+        llm.set_tokenizer(with_channels(llm))
+
+        def ask(text: str, **options: Any) -> CompletionOutput:
+            return llm.chat(CHAT, saying(llm, text), use_tqdm=False, **options)[0].outputs[0]
+
+        answer = ask(f"{HIDDEN}<|channel|>final<|message|>Yes.")
+        assert answer.text == "analysisHm.assistantfinalYes."
+        assert (answer.reasoning, answer.content) == ("Hm.", "Yes.")
+        answer = ask("<|channel|>final<|message|>Yes.")
+        assert (answer.reasoning, answer.content) == (None, "Yes.")
+        call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        answer = ask(f'{HIDDEN}{call}{{"city": "Oslo"}}', tools=TOOLS)
+        assert (answer.reasoning, answer.content, answer.tool_calls) == ("Hm.", "", (WEATHER,))
+        # A server shows parts while they are written, and sees them by their marks.
+        made = Preparing(session).prepare(row).params
+        assert not made.skip_special_tokens  # type: ignore[union-attr]
+        row["params"] = {"skip_special_tokens": True}
+        assert Preparing(session).prepare(row).params.skip_special_tokens  # type: ignore[union-attr]

@@ -1,9 +1,12 @@
 """Reasoning: what a model thought aloud before its answer, apart from the answer.
 
-One search per kind of tag, so the time is linear in the text.
+One search per kind of tag, so the time is linear in the text. Reasoning in channels is read by
+channels.py.
 """
 
 from __future__ import annotations
+
+from quire.inputs.channels import AFTER_REASONING, CHANNEL
 
 TAGS = (
     ("<think>", "</think>"),
@@ -45,7 +48,8 @@ def opens_reasoning(prompt: str, tag: str = "") -> bool:
 
 def closings(tag: str = "") -> tuple[str, ...]:
     """What may end reasoning."""
-    return tuple(closing for _, closing in _pairs(tag))
+    channels = AFTER_REASONING if tag in ("", CHANNEL) else ()
+    return (*(closing for _, closing in _pairs(tag)), *channels)
 
 
 def _pairs(tag: str) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.base.boundary import refusing
 from quire.errors import InvalidPrompt, ModelError, PromptTooLong
+from quire.inputs.channels import CHANNEL
 from quire.inputs.literal import LiteralEncoder
 from quire.inputs.quoting import ChatText, SpecialTokens
 from quire.inputs.token_bytes import TokenBytes, not_decoded
@@ -153,6 +154,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Tokens that `skip_special_tokens` leaves out of a text."""
         return self.token_bytes.special_ids
+
+    @property
+    def marks_channels(self) -> bool:
+        """Whether special tokens say what the messages of an answer are for (channels.py)."""
+        return self.backend.token_to_id(CHANNEL) in self.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
         return self.encode_batch([text], add_special_tokens)[0]

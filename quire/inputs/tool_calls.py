@@ -6,6 +6,7 @@ Formats, each read by a scanner that goes over the text once:
   llama3    <|python_tag|>{"name": "f", "parameters": {"x": 1}}; {...}    (or without the tag)
   mistral   [TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]  or  [TOOL_CALLS]f[ARGS]{"x": 1}
   pythonic  [f(x=1), g(y="a")]                                            (Llama 4, Gemma)
+  channels  <|channel|>commentary to=functions.f<|message|>{"x": 1}<|call|>   (gpt-oss)
 
 What does not read as a call stays in the text as it is. Nothing is ever evaluated, no regex
 backtracks, and no text is scanned twice, so a hostile answer costs time linear in its length.
@@ -19,12 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.errors import InvalidParams
+from quire.inputs.channels import CHANNEL, is_in_channels, messages_of
 from quire.inputs.pythonic import read_pythonic_calls
 from quire.inputs.reasoning import split_reasoning
 from quire.outputs import ToolCall
 from quire.params.rules import fail
 
-Format = Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic"]
+Format = Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic", "channels"]
 
 _HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _LLAMA3 = "<|python_tag|>"
@@ -55,15 +57,35 @@ def parse_tool_calls(
     `began_in_prompt`: the prompt ended inside the reasoning. `tag`: what opens reasoning, if
     only that does.
     """
+    if tag in ("", CHANNEL) and is_in_channels(text):
+        return _read_channels(text, with_calls=format in ("auto", "channels"))
     reasoning, content = split_reasoning(text, began_in_prompt=began_in_prompt, tag=tag)
     chosen = _recognised(content) if format == "auto" else format
-    if chosen == "none":
+    if chosen in ("none", "channels"):
         return ParsedAnswer(reasoning, content)
     if chosen not in _READERS:
-        known = ", ".join(("auto", "none", *_READERS))
+        known = ", ".join(("auto", "none", "channels", *_READERS))
         fail(InvalidParams, "format", f"one of {known}", format)
     rest, calls = _READERS[chosen](content)
     return ParsedAnswer(reasoning, rest.strip() if calls else content, tuple(calls))
+
+
+def _read_channels(text: str, *, with_calls: bool) -> ParsedAnswer:
+    """The messages of an answer by what they are for."""
+    reasoning, content, calls = list[str](), list[str](), list[ToolCall]()
+    for message in messages_of(text):
+        if message.kind == "reasoning":
+            reasoning.append(message.text.strip())
+            continue
+        arguments = message.text.strip() or "{}"
+        is_call = with_calls and message.kind == "call"
+        call = _call({"name": message.name, "arguments": arguments}) if is_call else None
+        if call is None:
+            content.append(message.text.strip())
+        else:
+            calls.append(call)
+    thought = "\n".join(filter(None, reasoning)) if reasoning else None
+    return ParsedAnswer(thought, "\n".join(filter(None, content)), tuple(calls))
 
 
 def _recognised(text: str) -> str:

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.inputs.channels import (
+    ChannelReader,
+    Piece,
+    is_in_channels,
+    may_become_channels,
+    num_open,
+)
 from quire.inputs.reasoning import TAGS
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.outputs import Answer, Call, calls_of
@@ -26,6 +33,59 @@ class Parts:
     calls: tuple[Call, ...] = ()
 
 
+class _Lines:
+    """Messages of one kind as they are shown: each without white space around it, one behind the
+    other with a line's end between them."""
+
+    def __init__(self) -> None:
+        self._message, self._began, self._blank = -1, False, ""
+        self.shown: list[str] = []
+
+    def add(self, piece: Piece) -> str:
+        """What can be shown of it now."""
+        if piece.message != self._message:
+            self._message, self._began, self._blank = piece.message, False, ""
+        text = self._blank + piece.text
+        if not self._began:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._blank = text[len(body) :]  # at a message's end it is dropped
+        if not body:
+            return ""
+        if not self._began and self.shown:
+            body = "\n" + body
+        self._began = True
+        self.shown.append(body)
+        return body
+
+
+class ChannelSplit:
+    """The same of an answer in channels. A call ends it, so that the engine has read it then."""
+
+    def __init__(self, *, tools: bool) -> None:
+        self._tools, self._reader = tools, ChannelReader()
+        self._reasoning, self._content = _Lines(), _Lines()
+
+    def feed(self, text: str) -> Parts:
+        return self._shown(self._reader.feed(text))
+
+    def end(self, answer: Answer, at_most: int | None) -> Parts:
+        """What is left; a call that did not read as one is content."""
+        parts = self._shown(self._reader.finish())
+        shown, whole = "".join(self._content.shown), answer.content or ""
+        rest = whole[len(shown) :] if whole.startswith(shown) else ""
+        return Parts(parts.content + rest, parts.reasoning, answer.calls[:at_most])
+
+    def _shown(self, pieces: list[Piece]) -> Parts:
+        reasoning = content = ""
+        for piece in pieces:
+            if piece.kind == "reasoning":
+                reasoning += self._reasoning.add(piece)
+            elif piece.kind == "content" or not self._tools:
+                content += self._content.add(piece)
+        return Parts(content, reasoning)
+
+
 class SplitStream:
     """One answer of a chat, fed with its pieces of text."""
 
@@ -37,14 +97,19 @@ class SplitStream:
         self._state = "start"
         self._after_reasoning = False
         self._content: list[str] = []
+        self._channels: ChannelSplit | None = None
         self.num_calls = 0
 
     def feed(self, text: str) -> Parts:
+        if self._channels is not None:
+            return self._channels.feed(text)
         self._held += text
         reasoning = content = ""
         calls: tuple[Call, ...] = ()
         if self._state == "start":
             self._begin()
+        if self._channels is not None:
+            return self._channels.feed(self._held)
         if self._state == "reasoning":
             reasoning = self._reason()
         if self._state == "content":
@@ -55,6 +120,8 @@ class SplitStream:
 
     def end(self, answer: Answer, at_most: int | None) -> Parts:
         """What is left when the answer is finished, whose parts the engine has read."""
+        if self._channels is not None:
+            return self._channels.end(answer, at_most)
         calls = answer.calls[self.num_calls : at_most]
         self.num_calls += len(calls)
         held, self._held = self._held, ""
@@ -73,12 +140,18 @@ class SplitStream:
     def _begin(self) -> None:
         """Whether the answer begins with reasoning, once that is known."""
         body = self._held.lstrip()
+        if is_in_channels(body):
+            self._channels = ChannelSplit(tools=self._tools)
+            return
         for opening, closing in TAGS:
             if body.startswith(opening):
                 self._held, self._closings = body[len(opening) :].lstrip(), [closing]
                 self._state = "reasoning"
                 return
-        if body and not any(opening.startswith(body) for opening, _ in TAGS):
+        undecided = may_become_channels(body) or any(
+            opening.startswith(body) for opening, _ in TAGS
+        )
+        if body and not undecided:
             self._state = "reasoning" if self._began_in_prompt else "content"
 
     def _reason(self) -> str:
@@ -89,7 +162,7 @@ class SplitStream:
             shown, self._held = self._held[:at].rstrip(), self._held[at + len(closing) :]
             self._state, self._after_reasoning = "content", True
             return shown
-        keep = _num_open(self._held, closings)
+        keep = num_open(self._held, closings)
         # White space at the end belongs to nothing yet: before a closing it is dropped.
         shown = self._held[: len(self._held) - keep].rstrip()
         self._held = self._held[len(shown) :]
@@ -103,7 +176,7 @@ class SplitStream:
             return ""
         marks = _MARKS if self._tools else ()
         found = [self._held.find(mark) for mark in marks if mark in self._held]
-        end = min(found) if found else len(self._held) - _num_open(self._held, marks)
+        end = min(found) if found else len(self._held) - num_open(self._held, marks)
         shown, self._held = self._held[:end], self._held[end:]
         if found:
             self._state = "calls"
@@ -124,16 +197,3 @@ class SplitStream:
         self._held = self._held[end:].lstrip()
         self.num_calls += len(calls)
         return calls
-
-
-def _num_open(text: str, marks: tuple[str, ...] | list[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
-    return max(
-        (
-            size
-            for mark in marks
-            for size in range(min(len(mark) - 1, len(text)), 0, -1)
-            if text.endswith(mark[:size])
-        ),
-        default=0,
-    )

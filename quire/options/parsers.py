@@ -15,6 +15,7 @@ _REASONING = {
     "mistral": "[THINK]",
     "seed_oss": "<seed:think>",
     "cohere_command3": "<|START_THINKING|>",
+    "openai_gptoss": "<|channel|>",
 }
 # How calls are written: the formats of inputs/tool_calls.py.
 _TOOL_CALLS = {
@@ -26,12 +27,13 @@ _TOOL_CALLS = {
     "mistral": "mistral",
     "pythonic": "pythonic",
     "llama4_pythonic": "pythonic",
+    "openai": "channels",
 }
-_OTHER_REASONING = ("granite", "hunyuan_a13b", "openai_gptoss", "identity")
+_OTHER_REASONING = ("granite", "hunyuan_a13b", "identity")
 _OTHER_TOOL_CALLS = (
     *("deepseek_v3", "deepseek_v31", "ernie45", "gigachat3", "glm45", "glm47", "granite"),
     *("granite-20b-fc", "hunyuan_a13b", "internlm", "jamba", "kimi_k2", "longcat", "minimax"),
-    *("minimax_m2", "olmo3", "openai", "phi4_mini_json", "qwen3_coder", "qwen3_xml"),
+    *("minimax_m2", "olmo3", "phi4_mini_json", "qwen3_coder", "qwen3_xml"),
     *("seed_oss", "step3", "xlam"),
 )
 _known_reasoning = choice(

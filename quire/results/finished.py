@@ -199,7 +199,7 @@ class Results:
                 spaces_between_special_tokens=False,
             )
             parts = read_answer(marked, reading)
-            if parts.tool_calls or parts.reasoning is not None:
+            if parts.content != marked:  # something was taken off it
                 return parts
         return read_answer(text, reading)
 

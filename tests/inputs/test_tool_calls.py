@@ -108,12 +108,44 @@ def test_a_broken_call_beside_a_good_one_stays_in_the_text() -> None:
     assert parse_tool_calls(text) == ParsedAnswer(None, "a<tool_call>oops</tool_call>bc", (ADD,))
 
 
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CHANNELS = {
+    f"{THOUGHT}<|channel|>final<|message|>So.<|return|>": ParsedAnswer("Hm.", "So."),
+    "<|channel|>final<|message|>So.": ParsedAnswer(None, "So."),
+    "<|channel|>analysis<|message|>cut o": ParsedAnswer("cut o", ""),
+    f"{THOUGHT}<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+    '{"a": 1}<|call|>': ParsedAnswer("Hm.", "", (ToolCall("add", {"a": 1}),)),
+    ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}': ParsedAnswer(
+        None, "", (ToolCall("add", {"a": 1}),)
+    ),
+    f"{THOUGHT}<|channel|>analysis to=python<|message|>1 + 1<|call|>": ParsedAnswer(
+        "Hm.\n1 + 1", ""
+    ),
+    "<|channel|>commentary<|message|>I add.<|end|><|start|>assistant<|channel|>commentary "
+    "to=functions.add<|message|>{oops<|call|>": ParsedAnswer(None, "I add.\n{oops"),
+    "<|channel|>commentary to=functions.now<|message|><|call|>": ParsedAnswer(
+        None, "", (ToolCall("now", {}),)
+    ),
+    "It wrote <|channel|>final<|message|>x": ParsedAnswer(
+        None, "It wrote <|channel|>final<|message|>x"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", CHANNELS)
+def test_channels_say_what_messages_are_for(text: str) -> None:
+    assert parse_tool_calls(text) == CHANNELS[text]
+    assert parse_tool_calls(text, "channels", tag="<|channel|>") == CHANNELS[text]
+    assert parse_tool_calls(text, tag="<think>") == ParsedAnswer(None, text)
+    assert parse_tool_calls(text, "none").tool_calls == ()
+
+
 def test_a_format_can_be_named() -> None:
     text = f"<tool_call>{ADD_JSON}</tool_call>"
     assert parse_tool_calls(text, "hermes").tool_calls == (ADD,)
     for other in ("none", "mistral", "pythonic"):
         assert parse_tool_calls(text, other) == ParsedAnswer(None, text)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParams, match="one of auto, none, hermes"):
+    with pytest.raises(InvalidParams, match="one of auto, none, channels, hermes"):
         parse_tool_calls(text, "hermez")  # type: ignore[arg-type]
 
 
@@ -134,6 +166,9 @@ def test_an_answer_without_reasoning_is_left_alone() -> None:
 
 HOSTILE: dict[str, Any] = {
     "open tags": lambda n: "<tool_call>" * (n // 11),
+    "channels": lambda n: "<|channel|>" * (n // 11),
+    "messages": lambda n: "<|channel|>analysis<|message|>" * (n // 30),
+    "headers": lambda n: "<|channel|>analysis<|message|>a<|end|>" + "to=x<|" * (n // 6),
     "open objects": lambda n: '<tool_call>{"name":' * (n // 19),
     "open strings": lambda n: '<tool_call>{"name":"' * (n // 20),
     "close tags": lambda n: "</tool_call>" * (n // 12) + "<tool_call>",

@@ -12,6 +12,9 @@ from quire.openai_api.outputs import Answer, calls_of
 from quire.openai_api.split_stream import SplitStream
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+THOUGHT = "<|channel|>analysis<|message|> Hm, <|x|> or\n<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+TO_F = "<|start|>assistant<|channel|>commentary to=functions.f "
 TEXTS = [
     "Hello there.",
     "a < b and <too much",
@@ -29,6 +32,17 @@ TEXTS = [
     "[f(x=1), g()]",
     "[1, 2, 3] is a list",
     '<|python_tag|>{"name": "f", "parameters": {}}',
+    THOUGHT + FINAL + "So.\n\nYes <b>.<|return|>",
+    THOUGHT + " a<|channel|>analysis<|message|>more\n<|end|>" + FINAL + " So ",
+    "<|channel|>analysis<|message|>never ends <|",
+    FINAL + "a <|en of b",
+    THOUGHT + TO_F + '<|constrain|>json<|message|>{"x": 1}<|call|>',
+    TO_F + "<|message|><|call|>",
+    "<|channel|>commentary<|message|>I look it up.<|end|>" + TO_F + "<|message|>{broken<|call|>",
+    " to=functions.f<|channel|>commentary json<|message|>{}",
+    "<|channel|>analysis to=python<|message|>1 + 1<|call|>",
+    "<|chann",
+    "<|channel|>final",
     "",
     "   ",
 ]

@@ -61,6 +61,9 @@ class Preparing:
         params.output_kind = (
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
         )
+        if "messages" in row and "skip_special_tokens" not in row["params"]:
+            # What is told apart by special tokens must show them.
+            params.skip_special_tokens = not self.tokenizer.marks_channels
         search = None
         if "beam" in row:
             search, params = self._searching(params, row["beam"])
