@@ -116,7 +116,6 @@ def leave(
     head: tl.tensor,
     first: tl.tensor,
     count: tl.tensor,
-    num_items: tl.tensor,
     parts: tl.tensor,
     sums: tl.tensor,
     counters: tl.tensor,
@@ -130,8 +129,7 @@ def leave(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ) -> None:
-    """What an item found goes where it is wanted, as part number `item`. The row has `count` parts
-    from `first` on, of which `num_items` are made by items."""
+    """What an item found goes where it is wanted; the row has `count` items from `first` on."""
     query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query
@@ -145,7 +143,7 @@ def leave(
         if MERGES:
             tl.debug_barrier()
             counter = counters + row * KV_HEADS + head
-            if tl.atomic_add(counter, 1, sem="acq_rel") == num_items - 1:
+            if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 tl.store(counter, 0)
                 merge_row(
                     *(parts, sums, first, count, out, row, head),
@@ -209,7 +207,7 @@ def attend_items(
             sink = tl.load(sinks + heads, mask=query < GROUP, other=0.0)
             mean, log_sum = with_sinks(mean, log_sum, sink)
         leave(
-            *(mean, log_sum, item, row, head, first, count, count, parts, sums, counters, out),
+            *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),
             *(KV_HEADS, GROUP, QUERIES, WIDTH, PADDED, MERGES, MERGED, GROUP_ROWS),
         )
     elif MERGES and row >= 0:

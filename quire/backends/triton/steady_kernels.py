@@ -11,7 +11,7 @@ from typing import Any
 import triton.language as tl
 
 from quire.backends import pieces
-from quire.backends.triton.decode_kernels import leave
+from quire.backends.triton.decode_kernels import merge_row
 from quire.backends.triton.jit import kernel, part
 from quire.backends.triton.softmax import attend_stretch, finished, nothing_yet
 
@@ -139,6 +139,7 @@ def attend_steady_items(
     query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query
+    all_heads: tl.constexpr = KV_HEADS * GROUP
     for number in range(tl.program_id(1), tl.load(total), tl.num_programs(1)):
         item = items + number * FIELDS
         row = tl.load(item).to(tl.int64)
@@ -153,11 +154,21 @@ def attend_steady_items(
             *(False, False, True, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         mean, log_sum = finished(m, mass, acc)
-        leave(
-            *(mean, log_sum, row * most + tl.load(item + 4), row, head, row * most, pieces, count),
-            *(parts, sums, counters, out),
-            *(KV_HEADS, GROUP, QUERIES, WIDTH, PADDED, True, 1, GROUP_ROWS),
-        )
+        if pieces == 1:
+            own = out + (row * all_heads + heads[:, None]) * WIDTH + at[None, :]
+            tl.store(own, mean.to(out.dtype.element_ty), mask=inside)
+        else:
+            spot = (row * most + tl.load(item + 4)) * all_heads + heads
+            tl.store(parts + spot[:, None] * WIDTH + at[None, :], mean, mask=inside)
+            tl.store(sums + spot, log_sum, mask=query < GROUP)
+            tl.debug_barrier()
+            counter = counters + row * KV_HEADS + head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
+                tl.store(counter, 0)
+                merge_row(
+                    *(parts, sums, row * most, pieces, out, row, head),
+                    *(KV_HEADS, GROUP, WIDTH, PADDED, 1, GROUP_ROWS),
+                )
 
 
 @kernel("most")
