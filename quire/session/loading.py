@@ -242,9 +242,7 @@ def _gpu_executor(
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     if spec.heard_rows:
-        raise NotSupported(
-            "attention to sounds is not built for a GPU: pass device='cpu' for a Whisper."
-        )
+        raise NotSupported("attention to sounds is not built for a GPU: pass device='cpu'.")
     config = resolve(options, spec, facts, stored=stored_method(files))
     hashing = hash_triton()
     from quire.executor.cuda.executor import CudaExecutor, check_fp8
