@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -134,9 +135,12 @@ class Latent(AttentionPlan):
     """A kind of attention that nothing here knows how to divide."""
 
 
-def test_layers_of_another_kind_are_refused_by_name() -> None:
+@pytest.mark.parametrize("field", ["attention", "cross", "state"])
+def test_layers_of_another_kind_are_refused_by_name(field: str) -> None:
+    """A part that ranks do not know must not be every rank's by mistake."""
     spec = plain_decoder("llama", 100, 32, 64, 1, 4, 2, 8, 512, 1e-5, 10000.0)
-    layer = replace(spec.layers[0], attention=Latent(4, 2, 16, 0.25, Rope(100.0, 16)))
+    strange: dict[str, Any] = {field: Latent(4, 2, 16, 0.25, Rope(100.0, 16))}
+    layer = replace(spec.layers[0], **strange)
     with pytest.raises(NotSupported, match=r"=2: a layer with a Latent is not divided"):
         of_rank(replace(spec, layers=(layer,)), RankShare(0, 2))
 
