@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,3 +120,31 @@ def test_more_ranks_than_gpus_are_refused(folder: Path, monkeypatch: pytest.Monk
         InvalidOption, match=f"needs as many GPUs, and this process may use {count}"
     ):
         opened(folder, count + 1)
+
+
+MEETING = """
+import sys
+from pathlib import Path
+import torch
+from quire.executor.ranks.gloo import GlooExchange
+from quire.executor.ranks.nccl import NcclExchange
+from quire.layers.tp import added
+from quire.ranks.shares import RankShare
+
+rank, meeting = int(sys.argv[1]), Path(sys.argv[2])
+torch.cuda.set_device(rank)
+share = RankShare(rank, 2)
+exchange = NcclExchange(share, meeting, GlooExchange(share, meeting))
+made = torch.Generator().manual_seed(1)
+parts = [torch.randn(2, 7, 256, generator=made).to("cuda", torch.bfloat16) for _ in range(5)]
+for both in parts:
+    assert torch.equal(exchange.sum(both[rank]), added(both.unbind()))
+    assert all(map(torch.equal, exchange.gather(both[rank]), both.unbind()))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_nccl_adds_parts_in_the_order_of_ranks(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", MEETING]
+    ranks = [subprocess.Popen([*arguments, str(i), str(tmp_path / "meeting")]) for i in range(2)]
+    assert [one.wait(timeout=120) for one in ranks] == [0, 0]
