@@ -143,7 +143,7 @@ def with_channels(llm: LLM) -> Any:
 def test_channels_are_read_though_the_text_leaves_their_marks_out(tmp_path: Path) -> None:
     with tiny_llm(tmp_path, chat_template=PLAIN) as llm:
         session = llm._session
-        row = {"messages": CHAT, "params": {}}
+        row: dict[str, Any] = {"messages": CHAT, "params": {}}
         assert Preparing(session).prepare(row).params.skip_special_tokens  # type: ignore[union-attr]
         llm.set_tokenizer(with_channels(llm))
 
