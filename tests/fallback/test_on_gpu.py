@@ -23,12 +23,14 @@ from tests.executor.harness import small_config
 from tests.fallback.judging import OPTIONS, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 
-# A window in some layers; a softcap in all; latent heads; experts.
+# A window in some layers; a softcap in all; latent heads; experts; latent heads and experts, which
+# are a family of quire's own on a CPU alone.
 SIDE_BY_SIDE = (
     "Gemma3ForCausalLM",
     "Gemma2ForCausalLM",
     "MiniCPM3ForCausalLM",
     "GraniteMoeForCausalLM",
+    "DeepseekV3ForCausalLM",
 )
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
