@@ -35,7 +35,9 @@ class TranscriptEngine:
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
         model, how = session.model, transcript_params(opening.get("settings", ({},))[0])
         if session.sound_rate is None or model.tokenizer is None:
-            raise NotSupported("this model transcribes nothing: quire transcribe takes a Whisper.")
+            raise NotSupported(
+                "this model transcribes nothing: quire transcribe takes a model that attends to sounds."
+            )
         self._session, self._files, self._tokenizer = session, files, model.tokenizer
         self._rate: int = session.sound_rate
         self._tokens = TranscriptTokens.of(model.tokenizer, model.generation_config)
