@@ -144,3 +144,21 @@ def test_pieces_are_those_of_transformers() -> None:
             np.abs((ours * rules.normalised.factor - mean) / std - made["pixel_values"]).max()
             < 1e-5
         )
+
+
+def test_line_breaks_meet_in_ids_as_they_do_in_text(model: TinyModel) -> None:
+    """Chats of jobs and of the server come as ids, with one placeholder for an image."""
+    texts = [
+        f"user\n{HERE} what",
+        f"{HERE}\n\n first{HERE}",
+        f"a\n{HERE}\n{HERE}\n\n\n b",
+        f"x{HERE} y",
+    ]
+    with model.llm() as llm:
+        tokenizer = llm.get_tokenizer()
+        for text in texts:
+            media = {"multi_modal_data": {"image": [picture(40, 40)] * text.count(HERE)}}
+            ids = tokenizer.encode(text)
+            asked = [{"prompt": text, **media}, {"prompt_token_ids": ids, **media}]
+            one, other = llm.generate(asked, SamplingParams(max_tokens=1), use_tqdm=False)
+            assert one.prompt_token_ids == other.prompt_token_ids, text

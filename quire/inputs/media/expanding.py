@@ -103,7 +103,7 @@ def grow_ids(
             num_holders = int((ids == holder).sum()) if holder is not None else 0
             if num_holders != len(mine):
                 raise _mismatch(kind, rules[kind].placeholder, num_holders, len(mine))
-            ids = _with_texts(ids, int(holder or 0), [encode(one.placed.text) for one in mine])
+            ids = _with_texts(ids, int(holder or 0), [one.placed.text for one in mine], encode)
         elif num_pads != len(runs):  # the text has some of its own
             places = num_pads - len(runs) + len(mine)
             raise _mismatch(kind, rules[kind].placeholder, places, len(mine))
@@ -119,14 +119,35 @@ def _by_kind(rules: Rules, items: Sequence[PlacedItem]) -> Iterator[tuple[str, l
         yield kind, [one for one in items if one.item.kind == kind]
 
 
-def _with_texts(ids: Ints, holder: int, texts: Sequence[Ints]) -> Ints:
-    """[1 H 2], H, [[5 6]] -> [1 5 6 2]"""
-    pieces: list[Any] = []
-    for piece, text in zip(
-        np.split(ids, np.flatnonzero(ids == holder)), [None, *texts], strict=True
-    ):
-        pieces += [piece] if text is None else [text, piece[1:]]
-    return np.concatenate(pieces).astype(np.int32)
+def _with_texts(
+    ids: Ints, holder: int, texts: Sequence[str], encode: Callable[[str], Ints]
+) -> Ints:
+    """[1 H 2], H, ["a b"] -> [1 5 6 2]; line breaks that meet are encoded together, as they are
+    where the text was grown before it was encoded."""
+    breaks = {int(line[0]): n for n in range(1, 9) if len(line := encode("\n" * n)) == 1}
+    made: list[int] = []
+    pieces: Any = np.split(ids, np.flatnonzero(ids == holder))
+    for piece, text in zip(pieces, [None, *texts], strict=True):
+        if text is None:
+            made += piece.tolist()
+            continue
+        for part in (encode(text).tolist(), piece[1:].tolist()):
+            made = _joined(made, part, breaks, encode)
+    return np.array(made, np.int32)
+
+
+def _joined(
+    before: list[int], behind: list[int], breaks: Mapping[int, int], encode: Callable[[str], Ints]
+) -> list[int]:
+    first, last = len(before), 0
+    while first and before[first - 1] in breaks:
+        first -= 1
+    while last < len(behind) and behind[last] in breaks:
+        last += 1
+    if first == len(before) or not last:
+        return before + behind
+    count = sum(breaks[token] for token in before[first:] + behind[:last])
+    return [*before[:first], *encode("\n" * count).tolist(), *behind[last:]]
 
 
 def _spans(
