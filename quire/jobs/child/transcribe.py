@@ -36,7 +36,7 @@ class TranscriptEngine:
         model, how = session.model, transcript_params(opening.get("settings", ({},))[0])
         if session.sound_rate is None or model.tokenizer is None:
             raise NotSupported(
-                "this model transcribes nothing: quire transcribe takes a model that attends to sounds."
+                "this model transcribes nothing: quire transcribe takes one that attends to sounds."
             )
         self._session, self._files, self._tokenizer = session, files, model.tokenizer
         self._rate: int = session.sound_rate
