@@ -155,17 +155,6 @@ def test_a_plan_counts_media(llm: LLM) -> None:
     assert llm.plan("text alone", GREEDY).media is None
 
 
-def test_a_plan_counts_media(llm: LLM) -> None:
-    prompts: list[Any] = [
-        {"prompt": f"<image> {word}", "multi_modal_data": {"image": image}}
-        for word, image in (("one", IMAGES[0]), ("two", IMAGES[0]), ("three", IMAGES[1]))
-    ]
-    plan = llm.plan(prompts, GREEDY)
-    assert plan.media == MediaCounts(3, 2, 48, 32)
-    assert "3 items of 48 tokens; 2 different to encode, of 32 tokens" in plan.explain()
-    assert llm.plan("text alone", GREEDY).media is None
-
-
 def test_what_was_encoded_can_be_forgotten(model: TinyModel) -> None:
     with model.llm(enable_prefix_caching=False) as llm:
         shelf = llm._session.model.executor.shelf
