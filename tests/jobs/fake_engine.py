@@ -165,6 +165,19 @@ class StubEngine:
         return f"{len(rows)} rows"
 
 
+class OtherFiles(StubEngine):
+    """Each finds other bytes in a model's file, as machines do whose copies differ, and answers
+    nothing before another one is ready."""
+
+    def facts(self) -> Message:
+        own = str(os.getpid())
+        file = {"path": "/m/model.safetensors", "size": 8, "stamp": own, "sha256": own}
+        return {**super().facts(), "model_files": [file]}
+
+    def run(self, feed: Feed, send: Send) -> None:
+        time.sleep(3600)
+
+
 def _spec() -> ModelSpec:
     return plain_decoder(
         family="llama",

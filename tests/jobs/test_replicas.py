@@ -15,6 +15,7 @@ from quire.replicas import engine_process
 from tests.jobs.driving import (
     SAMPLED,
     children_of,
+    command,
     is_alive,
     journal_bytes,
     read_lines,
@@ -123,3 +124,11 @@ def test_more_gpus_than_there_are_is_refused_before_any_work(
     assert not (tmp_path / "out.jsonl.quire").exists()
     with pytest.raises(InvalidOption, match="replicas is a whole number of at least 1"):
         make_job(source, tmp_path / "out.jsonl", replicas=0)
+
+
+def test_replicas_with_other_model_files_are_refused_by_name(tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    given = ("-o", output, "-m", "fake", "-p", "{{ text }}", "--quiet", "--replicas", 2)
+    done = run(command("run", source, *given, engine="tests.jobs.fake_engine:OtherFiles"))
+    assert done.returncode == 2
+    assert "model_files: /m/model.safetensors is not what it was" in done.stderr
