@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from quire.families.registry import family_named
 from quire.models.fallback.loaded import Product
 from quire.spec import ModelSpec
-from quire.weights.names import Part, weights_of
+from quire.weights.names import weights_of
+from quire.weights.parts import Part
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import own_name
 from quire.weights.within import Within

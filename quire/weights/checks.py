@@ -15,7 +15,7 @@ from quire.families.registry import family_named
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
-from quire.weights.names import Part, Weight
+from quire.weights.parts import Part, Weight
 from quire.weights.quantised.stored import LEADS, Source, StoredMatrix, beside, stored_matrix
 from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles

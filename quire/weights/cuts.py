@@ -14,7 +14,7 @@ from quire.errors import NotSupported
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LatentPlan, LayerPlan, MlpPlan
 from quire.ranks.shares import OPTION, RankShare
 from quire.spec import ModelSpec
-from quire.weights.names import Weight
+from quire.weights.parts import Weight
 from quire.weights.quantised.stored import Source
 from quire.weights.row_order import RowOrder
 

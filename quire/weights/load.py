@@ -24,7 +24,8 @@ from quire.weights.checks import check_memory, check_unused, sources_of
 from quire.weights.cuts import Cut, Piece, cut_of, pieces_of
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import StoredTensor
-from quire.weights.names import Part, Weight, weights_of
+from quire.weights.names import weights_of
+from quire.weights.parts import Part, Weight
 from quire.weights.quantised.stored import Source, StoredMatrix
 from quire.weights.quantised.unpack import dequantised_rows
 from quire.weights.read_rows import read_exactly, stored_rows, turned_blocks, unpack

@@ -11,7 +11,8 @@ from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 from quire.weights.cuts import Piece
 from quire.weights.load import Pieces, dummy, fill_all, fill_rows
-from quire.weights.names import Weight, weights_of
+from quire.weights.names import weights_of
+from quire.weights.parts import Weight
 from quire.weights.quantised.kept import are_kept, may_be_kept, random_matrix, read_kept, stack
 from quire.weights.quantised.layout import Quantisation
 from quire.weights.quantised.stored import Source

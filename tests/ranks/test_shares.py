@@ -23,7 +23,8 @@ from quire.spec import ModelSpec, plain_decoder
 from quire.weights.cuts import cut_of
 from quire.weights.hf_config import spec_from_hf
 from quire.weights.load import cut_tensor, rank_weights
-from quire.weights.names import Weight, weights_of
+from quire.weights.names import weights_of
+from quire.weights.parts import Weight
 from tests.parity.families import FAMILIES as TINY
 from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks

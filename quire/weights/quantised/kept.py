@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.backends.quantised.fp8_matrix import Fp8Matrix, stacked_fp8
 from quire.backends.quantised.grouped import GroupedMatrix, stacked
 from quire.weights.cuts import Piece
-from quire.weights.names import Weight
+from quire.weights.parts import Weight
 from quire.weights.quantised.gguf_blocks import gguf_matrix, is_kept_format
 from quire.weights.quantised.layout import Layout, Quantisation
 from quire.weights.quantised.stored import Source, StoredMatrix

@@ -1,0 +1,155 @@
+"""The weights of a layer's attention, of every kind that a plan can ask for. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from quire.families.family import Name
+from quire.layer_plan import AttentionPlan, DeltaNetPlan, LatentPlan
+from quire.weights.parts import LayerParts, Part, Stored, Weight, normed, single
+from quire.weights.row_order import deinterleaved, ordered_by, turned_at_the_end
+from quire.weights.within import latent_pairs
+
+
+def attention_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight]:
+    if plan.latent is not None:
+        yield from _latent(layer, plan, plan.latent)
+        return
+    names, size = layer.names, plan.head_dim
+    for weight in layer.linear("attn.qkv", layer.hidden, _qkv(layer, plan), bias=plan.qkv_bias):
+        is_whole = plan.k_bias or len(weight.shape) > 1
+        yield weight if is_whole else _without_second(weight)
+    if plan.qk_norm is not None:
+        for ours, stored, count in (
+            ("attn.q_norm", names.q_norm, plan.num_heads),
+            ("attn.k_norm", names.k_norm, plan.num_kv_heads),
+        ):
+            count = count if plan.qk_norm_over == "width" else 1
+            order = ordered_by(plan.rope, count, size)
+            named = (layer.ours(ours), layer.stored(stored), count * size)
+            yield from normed(*named, plan.qk_norm, order)
+    if plan.sinks:
+        sinks = layer.ours("attn.sinks"), (plan.num_heads,), layer.stored(names.sinks)
+        yield replace(single(*sinks), is_wide=True)
+    if plan.output_gate:
+        _, gates = _gated_queries(layer, plan)
+        yield from layer.linear("attn.gate", layer.hidden, gates, bias=plan.qkv_bias)
+    out = layer.parts((names.o,), (layer.hidden,))
+    yield from layer.linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
+
+
+def state_weights(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
+    names, heads, width = layer.names, plan.num_heads, plan.value_width
+    if names.qkvz[0].hf != names.qkvz[1].hf:
+        qkvz = layer.parts(names.qkvz, (plan.channels, width))
+        rates = layer.parts(names.rates, (heads, heads))
+    else:
+        qkvz, rates = _by_key_head(layer, plan)
+    yield from layer.linear("attn.qkvz", layer.hidden, qkvz, bias=False)
+    for weight in layer.linear("attn.rates", layer.hidden, rates, bias=False):
+        yield replace(weight, is_wide=True)
+    for ours, stored, shape, kind in (
+        ("attn.convolution", names.convolution, (plan.channels, 1, plan.reach), "weight"),
+        ("attn.log_slopes", names.log_slopes, (heads,), "weight"),
+        ("attn.shifts", names.shifts, (heads,), "bias"),
+    ):
+        weight = single(layer.ours(ours), shape, layer.stored(stored), kind=kind)
+        part = replace(weight.parts[0], gguf_minus_exp=stored is names.log_slopes)
+        yield replace(weight, parts=(part,), is_wide=True)
+    yield from layer.norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
+    out = layer.parts((names.state_out,), (layer.hidden,))
+    yield from layer.linear("attn.o", width, out, bias=False)
+
+
+def cross_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight]:
+    """Keys and values are the encoder's (models/towers)."""
+    width = plan.num_heads * plan.head_dim
+    for name, stored, rows, columns, bias in (
+        ("cross.q", layer.names.cross_q, width, layer.hidden, plan.qkv_bias),
+        ("cross.o", layer.names.cross_o, layer.hidden, width, plan.o_bias),
+    ):
+        yield from layer.linear(name, columns, layer.parts((stored,), (rows,)), bias=bias)
+
+
+def _latent(layer: LayerParts, plan: AttentionPlan, latent: LatentPlan) -> Iterator[Weight]:
+    names, hidden, heads, rope = layer.names.latent, layer.hidden, plan.num_heads, plan.rope
+    biased, queries, inner = plan.qkv_bias, heads * latent.query_dims, latent.q_rank
+    order = turned_at_the_end(rope, heads, latent.query_dims)
+    if inner is None:
+        yield from layer.linear("attn.q", hidden, layer.ordered(names.q, queries, order))
+    else:
+        yield from layer.linear("attn.q_a", hidden, layer.parts((names.q_a,), (inner,)), biased)
+        yield from layer.norm("attn.q_a_norm", names.q_a_norm, latent.norm, inner)
+        yield from layer.linear("attn.q_b", inner, layer.ordered(names.q_b, queries, order))
+    rows = latent.kv_rank + latent.rope_dims
+    kept = layer.ordered(names.kv_a, rows, turned_at_the_end(rope, 1, rows))
+    yield from layer.linear("attn.kv_a", hidden, kept, biased)
+    yield from layer.norm("attn.kv_a_norm", names.kv_a_norm, latent.norm, latent.kv_rank)
+    pairs = tuple(
+        Stored(layer.stored(name), Part("", "", count, hf_within=hf, gguf_within=gguf))
+        for name, count, hf, gguf in latent_pairs((names.k_b, names.v_b), heads, latent)
+    )
+    for weight in layer.linear("attn.kv_b", latent.kv_rank, pairs):
+        yield replace(weight, is_plain=True)
+    out = layer.parts((layer.names.o,), (hidden,))
+    yield from layer.linear("attn.o", heads * latent.value_dims, out, bias=plan.o_bias)
+
+
+def _by_key_head(
+    layer: LayerParts, plan: DeltaNetPlan
+) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+    """q, k, v and the gate, and rates with decays, each of one tensor that has them by head of
+    k. A GGUF file has q, k and v in one, the gate in another."""
+    names, keys, per_key = layer.names, plan.num_key_heads, plan.num_heads // plan.num_key_heads
+    sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
+    q, k, v, gate = layer.by_head(names.qkvz[0], keys, sizes)
+    qkv = layer.in_gguf((*q, *k, *v), names.qkvz[0])
+    rates = layer.by_head(names.rates[0], keys, (per_key, per_key))
+    return (*qkv, *layer.in_gguf(gate, names.qkvz[1])), (*rates[0], *rates[1])
+
+
+def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:
+    names, size = layer.names, plan.head_dim
+    heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
+    if names.qkv_by_group:
+        return tuple(_by_group(layer, names.qkv[0], plan))
+    qkv = layer.parts(names.qkv, tuple(count * size for count in heads))
+    if plan.output_gate:
+        queries, _ = _gated_queries(layer, plan)
+        ordered = tuple(_turned(layer, one, 1, plan) for one in queries)
+        return (*ordered, _turned(layer, qkv[1], heads[1], plan), qkv[2])
+    # v is not turned, so its rows stay.
+    turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
+    ordered = tuple(_turned(layer, *pair, plan) for pair in zip(qkv, turned, strict=False))
+    return (*ordered, *qkv[len(ordered) :])
+
+
+def _gated_queries(layer: LayerParts, plan: AttentionPlan) -> list[tuple[Stored, ...]]:
+    """q, and the gate of what it attends to, which q's tensor has by head."""
+    return layer.by_head(layer.names.qkv[0], plan.num_heads, (plan.head_dim, plan.head_dim))
+
+
+def _by_group(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[Stored]:
+    """q, k and v, cut out of a tensor that has them by KV head in files of Hugging Face, and in
+    this order in GGUF files."""
+    queries, size = plan.num_heads // plan.num_kv_heads, plan.head_dim
+    q, k, v = layer.by_head(name, plan.num_kv_heads, (queries * size, size, size))
+    q = tuple(_turned(layer, one, queries, plan) for one in q)
+    k = tuple(_turned(layer, one, 1, plan) for one in k)
+    yield from layer.in_gguf((*q, *k, *v), name)
+
+
+def _turned(layer: LayerParts, stored: Stored, heads: int, plan: AttentionPlan) -> Stored:
+    """The part with the order of its first `heads` heads, which are turned."""
+    size, rope = plan.head_dim, plan.rope
+    dims = size if rope is None else rope.dims
+    order = deinterleaved(heads, size, dims) if layer.family.gguf_interleaved else None
+    ordered = replace(stored.part, gguf_order=order, order=ordered_by(rope, heads, size))
+    return replace(stored, part=ordered)
+
+
+def _without_second(weight: Weight) -> Weight:
+    """The same where files have no second part: it is zeros."""
+    first, second, third = weight.parts
+    return replace(weight, parts=(first, replace(third, zeros=second.rows)))

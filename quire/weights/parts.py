@@ -1,0 +1,164 @@
+"""Weights and the stored parts that fill them, and how those of a layer are named. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from quire.families.family import Family, LayerNames, Name
+from quire.layer_plan import NormPlan
+from quire.weights.row_order import RowOrder
+from quire.weights.within import WHOLE, Within
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
+    in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
+    is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
+    some of a stored tensor, `within` says which. `zeros`: so many rows of those before it are
+    stored nowhere. `hf_else`: where else files of Hugging Face may have it. `gguf_minus_exp`: a
+    GGUF file has -exp of it."""
+
+    hf: str
+    gguf: str
+    rows: int
+    gguf_order: RowOrder | None = None
+    order: RowOrder | None = None
+    hf_less: float = 0.0
+    hf_within: Within = WHOLE
+    gguf_within: Within = WHOLE
+    zeros: int = 0
+    hf_else: tuple[str, Within] | None = None
+    gguf_minus_exp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One final tensor and the stored ones that fill it from the top; `is_wide`: it is kept in
+    float32 whatever the others are; `is_plain`: it is kept as plain numbers, since others are made
+    of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    is_wide: bool = False
+    is_plain: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is multiplied with as it is, so that it may be rounded to fewer bits."""
+        return len(self.shape) == 2 and not self.is_wide and not self.is_plain
+
+    @property
+    def has_zeros(self) -> bool:
+        return any(part.zeros for part in self.parts)
+
+
+def single(name: str, shape: tuple[int, ...], stored: Name, *, kind: str = "weight") -> Weight:
+    part = Part(*stored.stored(kind), shape[0])
+    return Weight(f"{name}.{kind}", shape, (part,))
+
+
+def normed(
+    name: str, stored: Name, size: int, plan: NormPlan, order: RowOrder | None = None
+) -> Iterator[Weight]:
+    """The weights of a norm, which stand in the order of what is normed."""
+    for kind in ("weight", "bias") if plan.bias else ("weight",):
+        made = single(name, (size,), stored, kind=kind)
+        less = 1.0 if plan.one_plus and kind == "weight" else 0.0
+        part = replace(made.parts[0], order=order, hf_less=less)
+        yield replace(made, parts=(part,), is_wide=plan.is_wide)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A part of a matrix and of its bias, under the name that both begin with."""
+
+    name: Name
+    part: Part
+
+    def named(self, kind: str) -> Part:
+        hf, gguf = self.name.stored(kind)
+        within = (
+            self.part.hf_within if kind == "weight" else replace(self.part.hf_within, turned=False)
+        )
+        return replace(self.part, hf=hf, gguf=gguf, hf_within=within)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """One layer: ours and the files' names of its weights, and the parts they are made of."""
+
+    index: int
+    hidden: int
+    family: Family
+    names: LayerNames
+
+    def norm(self, name: str, stored: Name, plan: NormPlan, size: int = 0) -> Iterator[Weight]:
+        yield from normed(self.ours(name), self.stored(stored), size or self.hidden, plan)
+
+    def linear(
+        self, name: str, columns: int, parts: tuple[Stored, ...], bias: bool = False
+    ) -> Iterator[Weight]:
+        """A matrix and, if the model has it, its bias; both are cut into the same parts."""
+        rows = sum(one.part.rows for one in parts)
+        for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
+            if kind == "weight" or bias:
+                named = tuple(one.named(kind) for one in parts)
+                yield Weight(f"{self.ours(name)}.{kind}", shape, named)
+
+    def parts(
+        self, names: tuple[Name, ...], rows: tuple[int, ...], *, expert: int | None = None
+    ) -> tuple[Stored, ...]:
+        """The stored tensors of so many rows each, or the one that has all of them. Those of a GGUF
+        file are by expert, if they are."""
+        if len(names) == 1:
+            rows = (sum(rows),)
+        made = []
+        in_one = len({name.hf for name in names}) < len(names)  # of Hugging Face
+        for number, (name, count) in enumerate(zip(names, rows, strict=True)):
+            within = Within(expert=expert if name.stacked else None, turned=name.turned)
+            if in_one and name.alternating:
+                within = replace(within, first=number, step=len(names), of=sum(rows))
+            elif in_one:
+                within = replace(within, first=sum(rows[:number]), of=sum(rows))
+            stored = self.stored(replace(name, hf=name.hf.format(expert)))
+            part = Part("", "", count, hf_within=within, gguf_within=Within(expert=expert))
+            if expert is not None and self.names.expert_stacks is not None:
+                stack = self.stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
+                place = Within(expert=expert, first=sum(rows[:number]), of=sum(rows))
+                part = replace(part, hf_else=(stack, place))
+            made.append(Stored(stored, part))
+        return tuple(made)
+
+    def ordered(self, name: Name, rows: int, order: RowOrder | None) -> tuple[Stored, ...]:
+        return (Stored(self.stored(name), Part("", "", rows, order=order)),)
+
+    def by_head(self, name: Name, heads: int, sizes: tuple[int, ...]) -> list[tuple[Stored, ...]]:
+        """For each of `sizes` its parts, head by head, cut out of a tensor that has all of a head
+        one after the other, then those of the next."""
+        each, stored = sum(sizes), self.stored(name)
+        made = []
+        for number, rows in enumerate(sizes):
+            firsts = (head * each + sum(sizes[:number]) for head in range(heads))
+            places = (Within(first=first, of=heads * each) for first in firsts)
+            parts = (Part("", "", rows, hf_within=one, gguf_within=one) for one in places)
+            made.append(tuple(Stored(stored, part) for part in parts))
+        return made
+
+    def in_gguf(self, parts: tuple[Stored, ...], name: Name) -> Iterator[Stored]:
+        """Parts that a GGUF file has one after the other, in a tensor of this name."""
+        at, total = 0, sum(one.part.rows for one in parts)
+        for one in parts:
+            part = replace(one.part, gguf_within=Within(first=at, of=total))
+            yield Stored(replace(one.name, gguf=self.stored(name).gguf), part)
+            at += part.rows
+
+    def stored(self, name: Name) -> Name:
+        layer = self.family.outer_names.layer
+        hf, gguf = (one.format(self.index) for one in (layer.hf, layer.gguf))
+        return replace(name, hf=f"{hf}.{name.hf}", gguf=f"{gguf}.{name.gguf}")
+
+    def ours(self, name: str) -> str:
+        return f"layers.{self.index}.{name}"
