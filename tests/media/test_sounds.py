@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 import resource
 import struct
 import sys
@@ -70,6 +71,9 @@ def refused() -> dict[str, bytes]:
     made |= {f"{kind} header alone": data[:40] for kind, data in whole.items()}
     made |= {f"{kind} first bytes": data[:4] for kind, data in whole.items()}
     nan = np.array([0.1, np.nan] * 4000, np.float32)
+    rubbish = random.Random(5).randbytes(4000)
+    empty = chunk(b"JUNK", b"") * 20_000
+    many = b"WAVE" + empty + riff()[12:]
     made |= {
         "nothing": b"",
         "zeros": bytes(5000),
@@ -83,6 +87,7 @@ def refused() -> dict[str, bytes]:
         "matroska": b"\x1aE\xdf\xa3" + bytes(100),
         "midi": b"MThd\x00\x00\x00\x06\x00\x01\x00\x01\x01\xe0MTrk" + bytes(100),
         "sun": b".snd" + struct.pack(">IIIII", 24, 9000, 3, RATE, 1) + bytes(9000),
+        "20,000 chunks": b"RIFF" + struct.pack("<I", len(many)) + many,
         "no samples": riff(data=b""),
         "no channels": riff(channels=0),
         "60,000 channels": riff(channels=60_000),
@@ -96,9 +101,9 @@ def refused() -> dict[str, bytes]:
         "an hour of silence": encoded("FLAC", np.zeros(3600 * 1000, np.float32), 1000),
         "samples that are none": encoded("WAV", nan, subtype="FLOAT"),
         "samples far too loud": encoded("WAV", np.full(8000, 3e38, np.float32), subtype="FLOAT"),
-        "flac of rubbish": whole["FLAC"][:60] + os.urandom(4000),
-        "ogg of rubbish": whole["OGG"][:300] + os.urandom(4000),
-        "mp3 of rubbish": b"\xff\xfb\x90\x00" + bytes(3) + os.urandom(200),
+        "flac of rubbish": whole["FLAC"][:60] + rubbish,
+        "ogg of rubbish": whole["OGG"][:300] + rubbish,
+        "mp3 of rubbish": b"\xff\xfb\x90\x00" + bytes(3) + rubbish[:200],
         "flac that says more": whole["FLAC"][:21] + b"\x0f\xff\xff\xff\xff" + whole["FLAC"][26:],
     }
     return made

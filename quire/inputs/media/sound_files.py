@@ -31,6 +31,7 @@ MOST_LOUD = float(1 << 31)  # a sample; beyond that a spectrum of them overflows
 _BLOCK = 1 << 16  # samples that are decoded at a time, of all channels together
 # Lengths that a writer puts into a header when it does not know yet.
 _UNKNOWN_LENGTHS = (0, 0x7FFFFFFF, 0xFFFFFFFF)
+_MOST_CHUNKS = 10_000  # of a WAV or AIFF, before the one with the samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +176,15 @@ def _missing(data: bytes | Path) -> int:
         file.seek(0)
         order, wanted = ("<", b"data") if file.read(4) == b"RIFF" else (">", b"SSND")
         at = 12
-        while at + 8 <= size:
+        for _ in range(_MOST_CHUNKS):
+            if at + 8 > size:
+                return 0
             file.seek(at)
             name, length = struct.unpack(f"{order}4sI", file.read(8))
             if name == wanted:
                 return 0 if length in _UNKNOWN_LENGTHS else max(at + 8 + length - size, 0)
             at += 8 + length + length % 2
-    return 0
+    raise bad(f"has more than {_MOST_CHUNKS:,} chunks before its samples")
 
 
 def _mono(file: Any, said: About) -> Iterator[Samples]:
