@@ -21,6 +21,7 @@ from quire.errors import InvalidPrompt, NotSupported
 from quire.families.media.qwen_videos import FAMILIES, ShapedVideos
 from quire.families.media.qwen_vl import ShapedImages
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, VideoShape
+from quire.inputs.media import videos
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.videos import FileVideo
 from quire.request import MediaItem, Span
@@ -174,6 +175,9 @@ def test_frames_in_every_form_are_one_video(llm: LLM) -> None:
         (clip(4), "no times"),
         ((clip(4), {"fps": 0}), "has the fps 0"),
         ((clip(4), {"fps": 2.0, "frames_indices": [0, 1]}), "2 frames_indices for 4"),
+        ((clip(2), {"fps": 2.0, "frames_indices": 5}), "are a list of whole numbers"),
+        ((clip(2), {"fps": 2.0, "frames_indices": ["a", 1]}), "'a' in its frames_indices"),
+        ((clip(2), {"fps": 2.0, "total_num_frames": "many"}), "'many' in its total_num_frames"),
         (([], {"fps": 2.0}), "has 0 frames"),
         (([picture(9, 9), picture(8, 9)], {"fps": 2.0}), "different sizes"),
         ((["a"], {"fps": 2.0}), "a frame that is a str"),
@@ -221,6 +225,12 @@ def test_files_are_decoded_frame_by_frame(llm: LLM, stamping: TinyModel) -> None
     ]
     for output in llm.generate([ask(one) for one in bad], SHORT, on_error="return", use_tqdm=False):
         assert isinstance(output.error, InvalidPrompt) and "video" in str(output.error)
+
+
+def test_frames_that_would_be_decoded_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(videos, "MOST_DECODED", 40 * 64 * 48 - 1)
+    with pytest.raises(InvalidPrompt, match="40 frames of 64 x 48; at most 122,879 pixels"):
+        FileVideo.of(mp4(40))
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ MOST_BYTES = 256 << 20  # of a file
 MOST_FRAMES = 2048  # that are given
 MOST_PIXELS = 1 << 30  # of all frames that are given
 MOST_SECONDS = 3600
+MOST_DECODED = 1 << 38  # pixels of all frames of a file: an hour of 1920 x 1080 at 30 in a second
 MOST_RATE = 1000.0
 # Formats that hold their pictures themselves: a playlist would name other files, and hosts.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,mpeg,flv,asf,gif"
@@ -175,11 +176,20 @@ def _times(
     ):
         raise bad(f"has the fps {rate!r}; it is a number of frames in a second")
     if at is not None:
-        numbers = tuple(int(one) for one in at)
-        if len(numbers) != count or any(b < a for a, b in zip(numbers, numbers[1:], strict=False)):
-            raise bad(f"has {len(numbers)} frames_indices for {count} frames, or some go back")
-        at = numbers
-    return (None if rate is None else float(rate)), at, (None if total is None else int(total))
+        if not isinstance(at, list | tuple | np.ndarray):
+            raise bad(f"has the frames_indices {at!r}; they are a list of whole numbers")
+        at = tuple(_whole("frames_indices", one) for one in at)
+        if len(at) != count or any(b < a for a, b in zip(at, at[1:], strict=False)):
+            raise bad(f"has {len(at)} frames_indices for {count} frames, or some go back")
+    if total is not None:
+        total = _whole("total_num_frames", total)
+    return (None if rate is None else float(rate)), at, total
+
+
+def _whole(name: str, given: Any) -> int:
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
+        raise bad(f"has {given!r} in its {name}; numbers of frames are whole, from 0 on")
+    return int(given)
 
 
 def _opened(raw: bytes) -> Any:
@@ -209,6 +219,11 @@ def _shape(container: Any) -> VideoShape:
     if frames / rate > MOST_SECONDS:
         raise bad(f"lasts {frames / rate:,.0f} s; at most {MOST_SECONDS:,} s are read")
     width, height = checked_size(stream.width, stream.height)
+    if frames * width * height > MOST_DECODED:
+        raise bad(
+            f"has {frames:,} frames of {width} x {height}; at most {MOST_DECODED:,} pixels in all "
+            "are decoded"
+        )
     return VideoShape(frames, width, height, rate, None, frames, sampled=False)
 
 
