@@ -21,7 +21,7 @@ from quire.errors import InvalidPrompt, NotSupported
 from quire.families.media.qwen_videos import FAMILIES, ShapedVideos
 from quire.families.media.qwen_vl import ShapedImages
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, VideoShape
-from quire.inputs.media import videos
+from quire.inputs.media import videos as reading
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.videos import FileVideo
 from quire.request import MediaItem, Span
@@ -228,7 +228,7 @@ def test_files_are_decoded_frame_by_frame(llm: LLM, stamping: TinyModel) -> None
 
 
 def test_frames_that_would_be_decoded_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(videos, "MOST_DECODED", 40 * 64 * 48 - 1)
+    monkeypatch.setattr(reading, "MOST_DECODED", 40 * 64 * 48 - 1)
     with pytest.raises(InvalidPrompt, match="40 frames of 64 x 48; at most 122,879 pixels"):
         FileVideo.of(mp4(40))
 
