@@ -106,10 +106,11 @@ class Engine:
         while self._in_flight:
             self._land()
 
-    def reset(self) -> None:
-        """Forget every sequence, every row and the prefix cache, whatever state they are in."""
+    def reset(self, scheduler: Scheduler | None = None) -> None:
+        """Forget every sequence, every row and the prefix cache, whatever state they are in, and go
+        on with another scheduler: the given one, or a fresh one of the same kind."""
         self._in_flight.clear()
         self.executor.reset()
         self.executor.handles.clear()
-        self.scheduler = self.scheduler.fresh()
+        self.scheduler = self.scheduler.fresh() if scheduler is None else scheduler
         self.scheduler.use(self.executor.handles)

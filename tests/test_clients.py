@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -312,3 +313,17 @@ def test_grammars_follow_another_tokenizer(tmp_path: Path) -> None:
         before = one.generate("x", guided, use_tqdm=False)[0].outputs[0].text
         one.set_tokenizer(one.get_tokenizer())
         assert one.generate("x", guided, use_tqdm=False)[0].outputs[0].text == before != ""
+
+
+def test_slow_processors_go_on_after_another_tokenizer(tmp_path: Path) -> None:
+    """Their rows are held, and found again by the executor's numbers."""
+
+    def slowly(output_ids: list[int], logits: Any) -> Any:
+        time.sleep(0.3)
+        return logits
+
+    with tiny_llm(tmp_path) as one:
+        one.set_tokenizer(one.get_tokenizer())
+        params = [SamplingParams(max_tokens=2, logits_processors=[slowly]), GREEDY]
+        outputs = one.generate(["x", "y"], params, use_tqdm=False)
+        assert [output.error for output in outputs] == [None, None]

@@ -276,7 +276,7 @@ class Session:
             self._guides.close()
             self.model = replace(self.model, tokenizer=made)
             self._guides = self._make_guides()
-            self.engine.scheduler = make_scheduler(self.model, self._lengths, self._guides)
+            self.engine.reset(make_scheduler(self.model, self._lengths, self._guides))
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
             self._media = self._make_media()

@@ -191,7 +191,7 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ({"prompt": "x", "multi_modal_uuids": {"a": 1}}, NotSupported, "multi_modal_uuids"),
     ({"prompt_token_ids": [1], "token_type_ids": [0]}, NotSupported, "token_type_ids"),
     ({"prompt_embeds": np.zeros((2, 2))}, NotSupported, "prompt_embeds"),
-    ({"encoder_prompt": "a", "decoder_prompt": "b"}, NotSupported, "decoder-only"),
+    ({"encoder_prompt": "a", "decoder_prompt": "b"}, NotSupported, "has no encoder"),
     ({"data": 1, "data_format": "x"}, NotSupported, "data"),
 ]
 BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
