@@ -6,7 +6,17 @@ from dataclasses import fields, replace
 
 import pytest
 
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, QueryGrowth, Rope
+from quire.layer_plan import (
+    AttentionPlan,
+    CrossPlan,
+    DeltaNetPlan,
+    LatentPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    QueryGrowth,
+    Rope,
+)
 from quire.session.fingerprint import _facts
 from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, plain_decoder
 
@@ -20,9 +30,17 @@ ATTENTION = {
     "qk_norm_over": "width",
     "query_growth": QueryGrowth(0.1, 8),
     "sinks": True,
+    "output_gate": True,
+    "k_bias": False,
+    "latent": LatentPlan(8, 4, 4, 8, NormPlan(1e-6)),
 }
 MLP = {"activation": "relu"}
-LAYER = {"norms": "after", "branch_scale": 2.0}
+LAYER = {
+    "norms": "after",
+    "branch_scale": 2.0,
+    "state": DeltaNetPlan(4, 2, 8, 8, 4, NormPlan(1e-6)),
+    "cross": CrossPlan(9),
+}
 SPEC_FIELDS = {"embedding_scale": 2.0, "logits": LogitsPlan(scale=2.0)}
 # Sizes and parts show in the weights; lengths, ids and the stored type change no verdict.
 SEEN_IN_WEIGHTS = {
