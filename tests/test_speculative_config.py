@@ -10,7 +10,8 @@ import pytest
 from quire.config import Speculation
 from quire.errors import QuireWarning
 from quire.options import Options, parse_options, resolve
-from tests.test_options import Nudge, cpu, gpu, spec
+from tests.test_decided_config import cpu, gpu, spec
+from tests.test_options import Nudge
 
 
 def test_tokens_are_guessed_by_default_where_no_bit_depends_on_it() -> None:
