@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from quire import LLM, LoRARequest
 def random_model(config: PretrainedConfig) -> Any:
     """A model of Transformers in which no bias is 0 and no norm is 1."""
     torch.manual_seed(0)
-    oracle = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    oracle = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in oracle.parameters():
             if parameter.dim() == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +151,7 @@ def make_pair(name: str, dtype: torch.dtype = torch.float32) -> Pair:
     """The model of that name with the same random weights on both sides."""
     config = FAMILIES[name]
     torch.manual_seed(0)
-    oracle = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    oracle = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in oracle.parameters():
             if parameter.dim() == 1:  # norms start at 1 and biases at 0; here they must matter

@@ -6,6 +6,7 @@ left out.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -322,7 +323,7 @@ LATENTS: dict[str, PretrainedConfig] = {
 
 def random_model(config: PretrainedConfig) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation="eager").eval()
     with torch.no_grad():
         for stored in model.state_dict().values():  # buffers, too
             spread = 0.05 if stored.dim() == 2 else 0.2
