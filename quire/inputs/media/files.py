@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from quire.errors import InvalidPrompt
+from quire.errors import InvalidPrompt, NotSupported
+
+
+@contextmanager
+def reading(bad: Callable[[str], InvalidPrompt]) -> Iterator[None]:
+    """What decoders raise over a broken item, as an error of the prompt, which `bad` words."""
+    try:
+        yield
+    except (InvalidPrompt, NotSupported):
+        raise
+    except MemoryError:
+        raise bad("takes more memory than there is") from None
+    except Exception as error:  # decoders of many authors, over bytes that anyone may have written
+        raise bad(f"cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -7,8 +7,6 @@ EXIF says; one that is a Pillow object or an array is taken as its pixels lie.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import InvalidPrompt, NotSupported
-from quire.inputs.media.files import read_file
+from quire.inputs.media.files import read_file, reading
 from quire.inputs.media.identity import content_hash
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class EncodedImage:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        with _reading():
+        with reading(bad):
             image = _opened(raw)
             turn = _TURNS.get(_orientation(image))
         width, height = image.size
@@ -74,7 +72,7 @@ class EncodedImage:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
         if not isinstance(self.data, bytes) and content_hash(b"encoded", raw) != self.content:
             raise bad(f"{self.data.name} changed while the prompts were computed")
-        with _reading():
+        with reading(bad):
             image = _opened(raw)
             image.load()
             image = rgb(image)
@@ -92,14 +90,14 @@ class OpenImage:
     @classmethod
     def of(cls, image: Image) -> OpenImage:
         checked_size(*image.size)
-        with _reading():
+        with reading(bad):
             palette = image.getpalette("RGBA") if image.mode in ("P", "PA") else None
             clear = image.info.get("transparency")
             about = f"{image.mode} {image.size} {palette} {clear!r}".encode()
             return cls(image, content_hash(about, image.tobytes()), image.size)
 
     def open(self) -> Image:
-        with _reading():
+        with reading(bad):
             return rgb(self.image)
 
 
@@ -206,16 +204,3 @@ def _orientation(image: Image) -> int:
 
 def _transpose(turn: int) -> Any:
     return images().Transpose(turn)
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """What Pillow raises over a broken image, as an error of the prompt."""
-    try:
-        yield
-    except (InvalidPrompt, NotSupported):
-        raise
-    except MemoryError:
-        raise bad("takes more memory than there is") from None
-    except Exception as error:  # decoders of many authors, over bytes that anyone may have written
-        raise bad(f"cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
