@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_check.py [--table] [--out results/gpu-check]
 
-    right, about three minutes: the CUDA executor's tests against the CPU's engine (graphs, plans of
-        many steps, preemption, grammars, sleep), then random rows with every feature of sampling
-        against the sampler that defines them
+    right, about four minutes: every test that has something to say on a GPU (kernels, the CUDA
+        executor against the CPU's engine, ranks, fallback), side by side where pytest-xdist is
+        installed; without pytest the executor's tests as plain functions. Then random rows with
+        every feature of sampling against the sampler that defines them
     table, about ten minutes: the workloads of the 0.6B shape, features and grammars beside plain
         rows, and starts
 
@@ -14,7 +15,9 @@ Ends with 1 if anything was wrong or not run. Every part is also written to the 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +29,44 @@ from benchmarks.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECK_SECONDS, EQUAL_SECONDS = 170.0, 60.0
+TESTS = (
+    "tests/backends/triton",
+    "tests/executor/cuda",
+    "tests/ranks/test_gpu_ranks.py",
+    "tests/fallback/test_on_gpu.py",
+    "tests/sampling/test_cuda.py",
+)
+MOST_WORKERS = 14  # each has a CUDA context and its own kernels in memory
 TABLE = (
     ("gpu.py", "small", "start", "--seconds", "300"),
     ("gpu_features.py", "--seconds", "170"),
     ("gpu_structured.py", "--seconds", "90"),
 )
+
+
+def test_command() -> list[str] | None:
+    """What runs the tests; None where there is no pytest. pytest-benchmark refuses to run beside
+    xdist, and no test here asks for it."""
+    if importlib.util.find_spec("pytest") is None:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:benchmark"]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(min(os.cpu_count() or 1, MOST_WORKERS))]
+    return [*command, *TESTS]
+
+
+def failed_tests(out: Path) -> list[str]:
+    """The tests that failed, by pytest where it is installed; all it said is in the folder."""
+    command = test_command()
+    if command is None:
+        from benchmarks.gpu_checks import check
+
+        check(Budget(CHECK_SECONDS, out), [])
+        return wrong_checks(json.loads((out / "check.json").read_text()))
+    ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    (out / "tests.txt").write_text(ran.stdout + ran.stderr)
+    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed or ([f"pytest ended with {ran.returncode}: tests.txt"] if ran.returncode else [])
 
 
 def wrong_checks(results: dict[str, str]) -> list[str]:
@@ -39,13 +75,11 @@ def wrong_checks(results: dict[str, str]) -> list[str]:
 
 def right(out: Path) -> list[str]:
     """What is wrong."""
-    from benchmarks.gpu_checks import check
     from benchmarks.gpu_features import equal
 
-    check(Budget(CHECK_SECONDS, out), [])
+    wrong = failed_tests(out)
     equal(200, 49_152, Budget(EQUAL_SECONDS, out))
     found = json.loads((out / "equal.json").read_text())
-    wrong = wrong_checks(json.loads((out / "check.json").read_text()))
     return wrong + [f"{name}: {said}" for name, said in found.items() if said != "equal"]
 
 

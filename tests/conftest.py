@@ -1,8 +1,9 @@
-"""What every test may lean on: --long, the gpu mark, the default model, steady hypothesis runs.
+"""What every test may lean on: --long, marks for machines with and without a GPU, the default
+model, steady hypothesis runs.
 
-`long` tests run with --long only; `gpu` tests where there is a CUDA device. Hypothesis is
-derandomised, so that a red run is red again; `--long` (or --hypothesis-profile=explore) looks
-for new examples.
+`long` tests run with --long only; `gpu` tests where there is a CUDA device, `interpreted` tests
+where there is none. Hypothesis is derandomised, so that a red run is red again; `--long` (or
+--hypothesis-profile=explore) looks for new examples.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         _skip(items, "long", "long: run scripts/test --long")
-    if any("gpu" in item.keywords for item in items) and not _has_cuda():
-        _skip(items, "gpu", "gpu: no CUDA device here")
+    if any(item.get_closest_marker(mark) for item in items for mark in ("gpu", "interpreted")):
+        if _has_cuda():
+            _skip(items, "interpreted", "interpreted: kernels are compiled here, for the GPU")
+        else:
+            _skip(items, "gpu", "gpu: no CUDA device here")
 
 
 def _skip(items: list[pytest.Item], mark: str, reason: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from quire import SamplingParams
 from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
 from tests.parity.families import FAMILIES
-from tests.parity.test_more_families import MORE
+from tests.parity.more_families import MORE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]

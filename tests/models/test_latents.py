@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,8 @@ from quire.weights.source import locate
 from tests.parity.more_families import LATENTS, random_model
 from tests.weights.gguf_families import write
 from tests.weights.test_gguf_families import CASES
+
+gguf = pytest.importorskip("gguf")
 
 NAME = "deepseek v3, groups, yarn"
 ROW = 24 + 8  # numbers that a layer keeps of a token

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 from transformers import PretrainedConfig
 
 from tests.weights.tiny import rearranged
+
+gguf = pytest.importorskip("gguf")
 
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 PERMUTED = ("llama", "granite", "granitemoe", "smollm3")

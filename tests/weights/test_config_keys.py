@@ -12,7 +12,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from transformers import (
@@ -36,6 +35,8 @@ from quire.weights.hf_config import spec_from_hf
 from tests.families.test_rope_config import HEADS, LONG, YARN
 from tests.weights.test_hf_config import LLAMA, LLAMA3_SCALING, family
 from tests.weights.tiny import tiny_model, write_gguf
+
+gguf = pytest.importorskip("gguf")
 
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig,

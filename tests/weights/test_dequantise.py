@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 import torch
 
 from quire.weights.dequantise import dequantise_into
 from quire.weights.formats import GGUF_TYPES, READABLE
+
+gguf = pytest.importorskip("gguf")
 
 # Where each format keeps its float16 scales, to be filled with finite numbers.
 HALVES = {

@@ -7,13 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
 from quire.errors import ModelNotFound
 from quire.weights.gguf_file import GgufFile
 from tests.weights.tiny import tiny_model, write_gguf
+
+gguf = pytest.importorskip("gguf")
 
 
 def test_the_default_model_is_read_as_the_gguf_package_reads_it(default_model: Path) -> None:

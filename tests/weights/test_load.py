@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,8 @@ from quire.weights.load import dummy_weights, load_weights
 from quire.weights.names import weights_of
 from quire.weights.source import locate
 from tests.weights.tiny import tiny_model, write_gguf
+
+gguf = pytest.importorskip("gguf")
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

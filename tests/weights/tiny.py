@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+import pytest
 import torch
 from transformers import (
     Gemma3ForCausalLM,
@@ -23,6 +23,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+gguf = pytest.importorskip("gguf")
 
 CLASSES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),

@@ -8,12 +8,10 @@ import torch
 from tests.backends.triton.checks import Place
 
 GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Where kernels run: the GPU, or the interpreter where there is none.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def small_places() -> list[object]:
-    """The interpreter, or the GPU where there is one."""
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device, dtypes = torch.device("cuda"), GPU_DTYPES
-    return [pytest.param(Place(device, dtype), id=str(dtype)[6:]) for dtype in dtypes]
+    dtypes = GPU_DTYPES if DEVICE.type == "cuda" else (torch.float16, torch.float32)
+    return [pytest.param(Place(DEVICE, dtype), id=str(dtype)[6:]) for dtype in dtypes]

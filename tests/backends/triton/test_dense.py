@@ -15,7 +15,7 @@ from tests.backends.triton.dense_checks import (
     check_dense,
     pass_of,
 )
-from tests.backends.triton.places import small_places
+from tests.backends.triton.places import DEVICE, small_places
 
 HALVES = [place for place in small_places() if "32" not in str(getattr(place, "id", ""))]
 
@@ -44,15 +44,15 @@ def test_a_past_in_fp8_is_widened(place: Place) -> None:
 
 def test_short_slices_and_other_heads_stay_with_our_kernel() -> None:
     """Windows, softcaps, float32 and other widths."""
-    cpu, half = torch.device("cpu"), torch.float16
+    half = torch.float16
     plain = HeadShape(2, 1, 64, 16, half)
-    assert serves(plain, None, cpu)
-    assert not serves(plain, 100, cpu)
-    assert not serves(HeadShape(2, 1, 64, 16, half, softcap=30.0), None, cpu)
-    assert not serves(HeadShape(2, 1, 64, 16, half, sinks=True), None, cpu)
-    assert not serves(HeadShape(2, 1, 64, 16, torch.float32), None, cpu)
-    assert not serves(HeadShape(2, 1, 96, 16, half), None, cpu)
-    inputs, _, _ = pass_of(Place(cpu, half), plain, [(29, 0), (20, 90)])
+    assert serves(plain, None, DEVICE)
+    assert not serves(plain, 100, DEVICE)
+    assert not serves(HeadShape(2, 1, 64, 16, half, softcap=30.0), None, DEVICE)
+    assert not serves(HeadShape(2, 1, 64, 16, half, sinks=True), None, DEVICE)
+    assert not serves(HeadShape(2, 1, 64, 16, torch.float32), None, DEVICE)
+    assert not serves(HeadShape(2, 1, 96, 16, half), None, DEVICE)
+    inputs, _, _ = pass_of(Place(DEVICE, half), plain, [(29, 0), (20, 90)])
     assert TritonKernels(plain, SMALL).plan_attention(inputs, None).dense is None
 
 

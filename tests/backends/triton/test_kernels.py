@@ -17,7 +17,7 @@ from tests.backends.two_way_checks import NUM_BLOCKS, attended, meant
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="fp8 needs a GPU")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="inputs on the CPU: for the interpreter")
+@pytest.mark.interpreted
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("shared", [0, 3])
 def test_a_pass_of_slices_and_decode_rows(window: int | None, shared: int) -> None:

@@ -1,4 +1,4 @@
-"""Models of every kind of plan by the kernels of a GPU, in the interpreter."""
+"""Models of every kind of plan by the kernels of a GPU, interpreted where there is none."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.spec import LogitsPlan, ModelSpec
+from tests.backends.triton.places import DEVICE
 from tests.models.plan_oracle import PlanOracle
 from tests.models.test_plans import random_weights
 
@@ -78,10 +79,9 @@ def test_a_plan_is_computed_as_it_says(name: str) -> None:
 
     spec, shape = SPECS[name], head_shape(SPECS[name], 8, torch.float32)
     weights = random_weights(spec)
-    model = build_model(
-        spec, dict(weights), TritonKernels(shape), shape, max_len=64, tp=TensorParallel()
-    )
+    there = {name: weight.to(DEVICE) for name, weight in weights.items()}
+    model = build_model(spec, there, TritonKernels(shape), shape, max_len=64, tp=TensorParallel())
     with torch.inference_mode():
-        logits = model.logits(hidden_states(model, spec, TEXT))
+        logits = model.logits(hidden_states(model, spec, TEXT)).cpu()
     expected = PlanOracle(spec, weights).logits(TEXT)
     assert float((logits - expected).abs().max()) < 1e-4 * float(expected.abs().max())

@@ -8,7 +8,7 @@ import torch
 from quire.backends.triton.jit import waiting
 from quire.backends.triton.small_batch import LEAST_COLUMNS, Product, spread_out, thin_tile
 from tests.backends.triton.checks import Place
-from tests.backends.triton.places import GPU_DTYPES, small_places
+from tests.backends.triton.places import DEVICE, GPU_DTYPES, small_places
 from tests.backends.triton.thin_checks import check_thin
 
 
@@ -59,7 +59,7 @@ def test_kernels_overlap_only_where_the_gpu_can() -> None:
 
 def test_a_layer_whose_products_have_different_tiles() -> None:
     """The stream's squares are written in tiles of 16 and read by a product with tiles of 64."""
-    check_thin(Place(torch.device("cpu"), torch.float32), 3, hidden=48, inner=2_200)
+    check_thin(Place(DEVICE, torch.float32), 3, hidden=48, inner=2_200)
 
 
 @pytest.mark.gpu

@@ -66,6 +66,7 @@ def run(executor: Any, config: EngineConfig, wanted: list[Request]) -> list[list
     return [sequence.output_ids.tolist() for sequence in found]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("rounded", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_the_device_adds_what_the_host_adds(rounded: bool) -> None:
     config = small_config(depth=2, max_repeat=4, num_blocks=128, adapters=ADAPTERS)

@@ -81,6 +81,7 @@ class RoundingExecutor(PlainExecutor):
         super().__post_init__()
 
 
+@pytest.mark.interpreted
 def test_a_cache_in_fp8_gives_the_tokens_of_rounded_keys_and_values() -> None:
     """Prefill, decode, copied blocks (n = 3) and plans of several steps."""
     fields = {"depth": 2, "max_repeat": 4, "num_blocks": 64, "block_size": 16}

@@ -160,28 +160,25 @@ def test_shared_prefixes_change_no_token() -> None:
 
 
 def test_the_memory_is_free_after_close_and_a_second_engine_runs() -> None:
-    config = gpu_config(num_blocks=None, gpu_memory_utilization=0.5)
-    before = torch.cuda.mem_get_info()[0]
+    """By what this process has: others may be at work on the same GPU."""
+    config = gpu_config(num_blocks=None, kv_cache_memory_bytes=4 << 30)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
     first = outputs(on_gpu(requests(PLAIN), config))
-    between = torch.cuda.mem_get_info()[0]
+    between = torch.cuda.memory_reserved()
+    assert torch.cuda.max_memory_reserved() - before >= 4 << 30
     assert outputs(on_gpu(requests(PLAIN), config)) == first
-    after = torch.cuda.mem_get_info()[0]
-    # Context, libraries and kernels stay; the cache of half the GPU does not.
-    assert before - between < 2 << 30
-    assert between - after < 64 << 20
+    after = torch.cuda.memory_reserved()
+    # What libraries keep for their products stays; the cache does not.
+    assert between - before < 1 << 30
+    assert after - between < 64 << 20
 
 
 def test_too_little_memory_is_an_error_with_numbers() -> None:
-    free = torch.cuda.mem_get_info()[0]
-    hog = torch.empty(int(free * 0.97), dtype=torch.uint8, device="cuda")
-    try:
-        with pytest.raises(NotEnoughMemory, match="GiB free of"):
-            on_gpu(requests(PLAIN), gpu_config(num_blocks=None))
-        with pytest.raises(NotEnoughMemory):
-            on_gpu(requests(PLAIN), gpu_config(num_blocks=10**9))
-    finally:
-        del hog
-        torch.cuda.empty_cache()
+    with pytest.raises(NotEnoughMemory, match="GiB free of"):
+        on_gpu(requests(PLAIN), gpu_config(num_blocks=None, gpu_memory_utilization=1e-6))
+    with pytest.raises(NotEnoughMemory):
+        on_gpu(requests(PLAIN), gpu_config(num_blocks=10**9))
 
 
 def bf16_differences(name: str, spread: float) -> dict[str, tuple[float, float]]:

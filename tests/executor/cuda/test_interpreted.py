@@ -1,4 +1,4 @@
-"""The real kernels under the real runner, in Triton's interpreter where there is no GPU."""
+"""The real kernels under the real runner, in Triton's interpreter: what test_gpu.py is on a GPU."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def few(config: EngineConfig) -> list[Request]:
     return [replace(r, max_tokens=min(r.max_tokens, 4)) for r in requests(PLAIN, count=4)]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("small_batch", [False, True])
 def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> None:
     """With the vendor's products and with those of few rows."""
@@ -106,6 +107,7 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> N
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
+@pytest.mark.interpreted
 def test_layers_of_two_kinds_draw_the_tokens_of_the_plain_runner() -> None:
     """Windows and ropes by layer, norms around the branches, weights of norms in float32, scores
     and logits that are bounded: whatever decode steps know in kernels of their own."""
@@ -125,6 +127,7 @@ def test_layers_of_two_kinds_draw_the_tokens_of_the_plain_runner() -> None:
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
+@pytest.mark.interpreted
 def test_a_mixture_draws_the_tokens_of_the_plain_runner() -> None:
     spec, weights = MIXTURE, mixture_weights()
     config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
@@ -134,6 +137,7 @@ def test_a_mixture_draws_the_tokens_of_the_plain_runner() -> None:
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
+@pytest.mark.interpreted
 def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
     """Guided rows, and one that asks for more logprobs than an entry holds."""
     more: dict[str, object] = {"temperature": 0.0, "logprob_token_ids": [3, 150]}

@@ -51,6 +51,7 @@ def test_windows_change_no_token_of_the_cuda_runner(
         assert outputs(executor, config, asked, poisoned=poisoned) == wanted
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("small_batch", [False, True])
 def test_the_kernels_read_the_tables_of_each_group(small_batch: bool) -> None:
     spec, weights = replace(MANY, layers=MANY.layers[:3]), dict(MANY_WEIGHTS)
