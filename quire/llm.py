@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import InvalidOption
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
-from quire.options import EngineArgs, Options, parse_options
+from quire.options import Options, parse_options
 from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
 from quire.plan.plan import Plan
@@ -21,6 +21,9 @@ from quire.session.intake import Params
 from quire.session.interrupts import CtrlC
 from quire.session.pooling_methods import PoolingMethods
 from quire.session.session import Session
+
+if TYPE_CHECKING:
+    from quire.options import EngineArgs  # one field per option: it takes a while to make
 
 
 class LLM(PoolingMethods, LLMControls, NotBuiltMethods):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -19,7 +17,6 @@ from quire.base.home import quire_home
 from quire.cli import exits
 from quire.cli.terminal import say, say_json
 from quire.safe_text import one_line
-from quire.weights.pull import ALIASES, cached, offline
 
 # What `generate` cannot run without; torch has a finding of its own.
 NEEDED = ("numpy", "tokenizers", "safetensors", "jinja2", "tqdm")
@@ -62,6 +59,8 @@ def _python() -> Finding:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:
@@ -134,6 +133,10 @@ def _disk() -> Finding:
 
 
 def _hub() -> Finding:
+    import socket
+
+    from quire.weights.pull import offline
+
     if offline():
         return Finding("hub", "note", "offline, as HF_HUB_OFFLINE says; local models only")
     try:
@@ -144,6 +147,8 @@ def _hub() -> Finding:
 
 
 def _models() -> Finding:
+    from quire.weights.pull import ALIASES, cached
+
     found = {alias.name: path for alias in ALIASES.values() if (path := cached(alias))}
     if not found:
         return Finding("models", "note", "none here yet; `quire pull smollm2` fetches one of 98 MB")

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -44,6 +42,9 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def save_traceback() -> str:
+    import tempfile
+    import traceback
+
     with tempfile.NamedTemporaryFile(
         "w", prefix="quire-traceback-", suffix=".txt", delete=False, encoding="utf-8"
     ) as file:

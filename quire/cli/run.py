@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +60,8 @@ def read_config(path: str | None) -> dict[str, Any]:
     """The options of a TOML file, under the names they have on the command line."""
     if path is None:
         return {}
+    import tomllib
+
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

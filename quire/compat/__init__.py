@@ -9,9 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 NAMES = frozenset(
     {
@@ -27,8 +30,11 @@ NAMES = frozenset(
 )
 
 
-class ScriptNames(MetaPathFinder, Loader):
-    """Finds `quire.NAME` in `quire.compat.NAME`, for the names above and what is in them."""
+class ScriptNames:
+    """Finds `quire.NAME` in `quire.compat.NAME`, for the names above and what is in them.
+
+    A finder and a loader by its methods alone: the classes of importlib.abc bring half of the
+    standard library with them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -36,7 +42,7 @@ class ScriptNames(MetaPathFinder, Loader):
         package, _, name = fullname.partition(".")
         if package != "quire" or name.partition(".")[0] not in NAMES:
             return None
-        return ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, cast("Loader", self))
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         home = f"quire.compat.{spec.name.removeprefix('quire.')}"

@@ -10,10 +10,10 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
-from quire.options import EngineArgs, parse_options
+from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -21,6 +21,9 @@ from quire.session.engine_thread import Asked, EngineThread, News
 from quire.session.pooling import task_of
 from quire.session.session import Session
 from quire.session.views import ModelConfigView
+
+if TYPE_CHECKING:
+    from quire.options import EngineArgs
 
 
 class _Reader:

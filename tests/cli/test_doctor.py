@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from quire.cli import doctor, exits, main
+from quire.cli import exits, main
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_and_costs_the_exit_code(
             raise PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr("importlib.metadata.version", version)
     code, found = findings(capsys)
     assert code == exits.UNAVAILABLE
     assert found["packages"]["text"] == "pip install tokenizers"
@@ -104,7 +104,7 @@ def test_it_says_which_kernels_the_cpu_computes_with(
 def test_an_old_torch_is_too_old(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "version", lambda name: "2.10.1+cpu")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.10.1+cpu")
     code, found = findings(capsys)
     assert code == exits.UNAVAILABLE
     assert "2.10.1" in found["torch"]["text"] and "2.11" in found["torch"]["text"]
