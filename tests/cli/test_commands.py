@@ -72,7 +72,7 @@ def test_help_brings_no_torch_and_answers_at_once() -> None:
     assert fresh_process("-m", "quire", "--help").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # Of CPU: the wall clock would measure who else is running. A busy core is slower, too.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.7
 
 
 def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
