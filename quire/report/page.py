@@ -164,10 +164,11 @@ def _single(
     max_rows: int,
 ) -> Iterator[page_rows.PageRow]:
     """The rows that are shown; all are watched."""
-    watched, thumbnails = gathering.watch(run), Thumbnails(run)
-    for row, found in _scored(run, islice(watched, max_rows), scores):
-        pictures = thumbnails.of(row.columns)
-        yield page_rows.page_row(run, row.record.key, row, [(row, found)], truth, pictures)
+    watched = gathering.watch(run)
+    with Thumbnails(run) as thumbnails:
+        for row, found in _scored(run, islice(watched, max_rows), scores):
+            pictures = thumbnails.of(row.columns)
+            yield page_rows.page_row(run, row.record.key, row, [(row, found)], truth, pictures)
     for _ in watched:
         pass
 
@@ -201,14 +202,14 @@ def _double(
         }
         return row, found
 
-    thumbnails = [Thumbnails(run) for run in runs]
-    for key, mine, theirs in pairs(runs[0], runs[1], on):
-        asked = mine or theirs
-        if asked is not None:
-            owner = 0 if mine is not None else 1
-            sides = [side(0, mine), side(1, theirs)]
-            pictures = thumbnails[owner].of(asked.columns)
-            yield page_rows.page_row(runs[owner], key, asked, sides, truth, pictures)
+    with Thumbnails(runs[0]) as left, Thumbnails(runs[1]) as right:
+        for key, mine, theirs in pairs(runs[0], runs[1], on):
+            asked = mine or theirs
+            if asked is not None:
+                owner = 0 if mine is not None else 1
+                sides = [side(0, mine), side(1, theirs)]
+                pictures = (left, right)[owner].of(asked.columns)
+                yield page_rows.page_row(runs[owner], key, asked, sides, truth, pictures)
 
 
 def _page_run(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.images import EncodedImage
 from quire.inputs.media.urls import MediaUrl
 from quire.jobs.input.media import MOST_BYTES, MediaCells, folder_of
@@ -35,6 +36,13 @@ class Thumbnails:
             self._folder = folder_of(Path(file.path) for file in manifest.inputs)
             self._cells = MediaCells({"image": tuple(columns)}, self._folder)
         self._num_left, self._room = MOST_OF_PAGE, MOST_CHARACTERS
+        self._children = MediaChildren(most=1)
+
+    def __enter__(self) -> Thumbnails:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children.close()
 
     def of(self, columns: Mapping[str, Any]) -> tuple[str, ...]:
         """JPEGs in base64; none where nothing can be shown."""
@@ -54,7 +62,7 @@ class Thumbnails:
 
     def _small(self, url: str) -> str:
         read = MediaUrl(url).read(str(self._folder), (), MOST_BYTES)
-        image = EncodedImage.of(read).open()
+        image = EncodedImage.of(read, self._children).open()
         image.thumbnail((SIDE, SIDE))
         file = io.BytesIO()
         image.save(file, "JPEG", quality=QUALITY)

@@ -14,6 +14,7 @@ from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
 from quire.families.media.rules import SoundRules
 from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.expanding import Rules
 from quire.inputs.media.preparing import MediaPool, Preparing
 from quire.inputs.media.reader import MediaReader
@@ -185,6 +186,13 @@ class SessionMedia:
 
     def prepare(self, request: Request) -> Preparing | None:
         return None if self.reader is None else self.reader.pool.prepare(request)
+
+    @property
+    def children(self) -> MediaChildren:
+        """The processes that decode; only where media are read."""
+        if self.reader is None:
+            raise EngineError("media were to be decoded by an LLM that reads none. This is a bug.")
+        return self.reader.pool.children
 
     def close(self) -> None:
         if self.reader is not None:

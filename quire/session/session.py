@@ -279,6 +279,7 @@ class Session:
             self.engine.reset(make_scheduler(self.model, self._lengths, self._guides))
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
+            self._media.close()
             self._media = self._make_media()
             self.intake.use(make_maker(self.model, self._media), made)
 

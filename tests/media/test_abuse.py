@@ -13,6 +13,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt
 from quire.inputs.media import images
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.images import EncodedImage, OpenImage
 from tests.media.abuse import GOOD, accepted, encoded, refused
 from tests.media.families import SEEING
@@ -62,8 +63,8 @@ def test_odd_images_are_images(llm: LLM) -> None:
     assert len(outputs) == len(good)
 
 
-def test_what_is_clear_is_white_and_what_is_turned_is_turned() -> None:
-    found = {name: EncodedImage.of(data) for name, data in accepted().items()}
+def test_what_is_clear_is_white_and_what_is_turned_is_turned(children: MediaChildren) -> None:
+    found = {name: EncodedImage.of(data, children) for name, data in accepted().items()}
     assert np.asarray(found["clear"].open()).min() == 255
     assert found["turned"].size == (32, 48) and found["turned"].open().size == (32, 48)
     assert found["sixteen bits"].open().mode == "RGB"
@@ -82,19 +83,19 @@ def test_files_that_are_none(llm: LLM, model: TinyModel, tmp_path: Path) -> None
         assert isinstance(output.error, InvalidPrompt), name
 
 
-def test_a_file_that_changes_costs_its_row(llm: LLM, model: TinyModel) -> None:
+def test_a_file_that_changes_costs_its_row(model: TinyModel, children: MediaChildren) -> None:
     path = model.path / "changing.png"
     path.write_bytes(encoded("PNG", picture(40, 40, 1)))
-    found = EncodedImage.of(path)
+    found = EncodedImage.of(path, children)
     path.write_bytes(encoded("PNG", picture(40, 40, 2)))
     with pytest.raises(InvalidPrompt, match="changed"):
         found.open()
 
 
-def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_said(monkeypatch: pytest.MonkeyPatch, children: MediaChildren) -> None:
     monkeypatch.setattr(images, "MOST_BYTES", 100)
     with pytest.raises(InvalidPrompt, match="at most 100"):
-        EncodedImage.of(encoded("PNG"))
+        EncodedImage.of(encoded("PNG"), children)
 
 
 def test_the_caller_keeps_his_image(llm: LLM) -> None:

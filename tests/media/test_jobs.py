@@ -105,8 +105,8 @@ def contents_of(output: Path) -> list[str]:
 def check_pictures(output: Path) -> None:
     """The page of the job has small pictures of what its rows were asked about."""
     stored = StoredRun.open(output)
-    thumbnails = Thumbnails(stored)
-    made = [thumbnails.of(row.columns) for row in stored.rows()]
+    with Thumbnails(stored) as thumbnails:
+        made = [thumbnails.of(row.columns) for row in stored.rows()]
     assert [len(pictures) for pictures in made] == [1] * 6 + [0] * 4
     small = Image.open(io.BytesIO(base64.b64decode(made[0][0])))
     assert small.format == "JPEG" and max(small.size) <= SIDE
@@ -117,9 +117,9 @@ def check_pictures(output: Path) -> None:
     chunk = json.loads(data[1])["rows"]["chunks"][0]
     table = json.loads(gzip.decompress(base64.b64decode(chunk)))
     assert table["pictures"] == [list(pictures) for pictures in made]
-    full = Thumbnails(stored)
-    full._room = 1
-    assert [len(full.of(row.columns)) for row in stored.rows()] == [1] + [0] * 9  # no more room
+    with Thumbnails(stored) as full:
+        full._room = 1
+        assert [len(full.of(row.columns)) for row in stored.rows()] == [1] + [0] * 9  # no more room
 
 
 @pytest.mark.long

@@ -11,7 +11,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.base.home import quire_home
-from quire.inputs.media.sound_files import blocks
+from quire.inputs.media.children import MediaChildren
+from quire.inputs.media.samples import blocks
 
 pytestmark = pytest.mark.long
 
@@ -37,14 +38,16 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+def recordings(
+    tmp_path_factory: pytest.TempPathFactory, children: MediaChildren
+) -> list[np.ndarray]:
     if shutil.which("espeak-ng") is None:
         pytest.skip("the recordings are made with espeak-ng, which is not installed")
     made = []
     for i, sentence in enumerate(SENTENCES):
         path = tmp_path_factory.mktemp("spoken") / f"{i}.wav"
         subprocess.run(["espeak-ng", "-w", str(path), sentence], check=True)
-        made.append(np.concatenate(list(blocks(path, 16_000))))
+        made.append(np.concatenate(list(blocks(path, 16_000, children))))
     return made
 
 

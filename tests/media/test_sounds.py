@@ -19,8 +19,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported
 from quire.families.media.rules import Samples
-from quire.inputs.media import sound_files
-from quire.inputs.media.sound_files import about, blocks
+from quire.inputs.media.children import MediaChildren
+from quire.inputs.media.samples import about, blocks
 from quire.inputs.media.sounds import ArraySound, EncodedSound
 from tests.media.hearing import EARS, HEARING, RATE, tone, wav
 from tests.media.tiny import TinyModel, save_tiny
@@ -143,10 +143,10 @@ def test_every_bad_sound_costs_its_own_row(llm: LLM) -> None:
     assert grown < 256 << 20 and time.monotonic() - begun < 60
 
 
-def test_every_format_is_read() -> None:
+def test_every_format_is_read(children: MediaChildren) -> None:
     given = tone(0.5)
     for kind in KINDS:
-        found = EncodedSound.of(encoded(kind, given), RATE)
+        found = EncodedSound.of(encoded(kind, given), RATE, children)
         opened = found.open()
         assert opened.dtype == np.float32 and found.size == (len(opened),)
         if kind in ("WAV", "FLAC", "AIFF"):
@@ -156,11 +156,11 @@ def test_every_format_is_read() -> None:
             assert np.std(opened) == pytest.approx(np.std(given), rel=0.2)
 
 
-def test_channels_are_averaged_and_rates_made_one() -> None:
+def test_channels_are_averaged_and_rates_made_one(children: MediaChildren) -> None:
     pytest.importorskip("soxr")
     low = np.sin(2 * np.pi * 300 * np.arange(44_100) / 44_100).astype(np.float32)
     both = np.stack([low, np.zeros_like(low)], 1)
-    found = EncodedSound.of(encoded("WAV", both, 44_100), RATE)
+    found = EncodedSound.of(encoded("WAV", both, 44_100), RATE, children)
     wanted = 0.5 * np.sin(2 * np.pi * 300 * np.arange(RATE) / RATE)
     for source in (found, ArraySound.of(both, 44_100, RATE), ArraySound.of(both.T, 44_100, RATE)):
         opened = source.open()
@@ -172,25 +172,27 @@ def test_channels_are_averaged_and_rates_made_one() -> None:
             assert len(source.open()) == source.num_samples
 
 
-def test_a_long_file_is_read_as_a_stream(tmp_path: Path) -> None:
+def test_a_long_file_is_read_as_a_stream(tmp_path: Path, children: MediaChildren) -> None:
     path = tmp_path / "long.flac"
     path.write_bytes(encoded("FLAC", np.zeros(1300 * 8000, np.float32), 8000))
     with pytest.raises(InvalidPrompt, match="lasts 1,300 s; at most 600 s"):
-        EncodedSound.of(path, RATE)
+        EncodedSound.of(path, RATE, children)
     pytest.importorskip("soxr")
-    sizes = [len(block) for block in blocks(path, RATE, most_seconds=1e6)]
+    sizes = [len(block) for block in blocks(path, RATE, children, most_seconds=1e6)]
     assert sum(sizes) == 1300 * RATE and max(sizes) < 1 << 18
-    assert about(path, 1e6).seconds == 1300
+    assert about(path, children, 1e6).seconds == 1300
 
 
-def test_a_length_that_was_not_known_is_that_of_the_file() -> None:
+def test_a_length_that_was_not_known_is_that_of_the_file(children: MediaChildren) -> None:
     pytest.importorskip("soundfile")
     for length in (0xFFFFFFFF, 0x7FFFFFFF):
-        found = EncodedSound.of(riff(length=length), RATE)
+        found = EncodedSound.of(riff(length=length), RATE, children)
         assert found.size == (4500,) and len(found.open()) == 4500
 
 
-def test_files_that_are_none_and_files_that_change(llm: LLM, model: TinyModel) -> None:
+def test_files_that_are_none_and_files_that_change(
+    llm: LLM, model: TinyModel, children: MediaChildren
+) -> None:
     os.mkfifo(model.path / "pipe.wav")
     (model.path / "closed.wav").symlink_to("/dev/zero")
     (model.path / "big.wav").write_bytes(b"")
@@ -200,24 +202,23 @@ def test_files_that_are_none_and_files_that_change(llm: LLM, model: TinyModel) -
         assert isinstance(output.error, InvalidPrompt), name
     path = model.path / "changing.wav"
     path.write_bytes(wav(tone(0.2)))
-    found = EncodedSound.of(path, RATE)
+    found = EncodedSound.of(path, RATE, children)
     path.write_bytes(wav(tone(0.2, 1)))
     with pytest.raises(InvalidPrompt, match="changed"):
         found.open()
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, children: MediaChildren) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     monkeypatch.setitem(sys.modules, "soxr", None)
     with pytest.raises(NotSupported, match=r"soundfile: pip install 'quire-llm\[audio\]'"):
-        EncodedSound.of(wav(tone(0.2)), RATE)
+        EncodedSound.of(wav(tone(0.2)), RATE, children)
     with pytest.raises(NotSupported, match=r"soxr: pip install 'quire-llm\[audio\]'"):
         ArraySound.of(tone(0.2), 8_000, RATE).open()
     assert len(ArraySound.of(tone(0.2), RATE, RATE).open()) == 3200
 
 
-def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_said(children: MediaChildren) -> None:
     pytest.importorskip("soundfile")
-    monkeypatch.setattr(sound_files, "MOST_CHANNELS", 1)
-    with pytest.raises(InvalidPrompt, match="2 channels; at most 1"):
-        EncodedSound.of(wav(tone(0.2), channels=2), RATE)
+    with pytest.raises(InvalidPrompt, match="33 channels; at most 32"):
+        EncodedSound.of(wav(tone(0.2), channels=33), RATE, children)

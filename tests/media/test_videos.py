@@ -22,6 +22,7 @@ from quire.families.media.qwen_videos import FAMILIES, ShapedVideos
 from quire.families.media.qwen_vl import ShapedImages
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, VideoShape
 from quire.inputs.media import videos as reading
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.videos import FileVideo
 from quire.request import MediaItem, Span
@@ -208,9 +209,11 @@ def mp4(frames: int, rate: int = 10) -> bytes:
     return file.getvalue()
 
 
-def test_files_are_decoded_frame_by_frame(llm: LLM, stamping: TinyModel) -> None:
+def test_files_are_decoded_frame_by_frame(
+    llm: LLM, stamping: TinyModel, children: MediaChildren
+) -> None:
     data = mp4(40)
-    found = FileVideo.of(data)
+    found = FileVideo.of(data, children)
     assert found.shape == VideoShape(40, 64, 48, 10.0, None, 40, sampled=False)
     shades = [np.asarray(frame).mean() for frame in found.frames([0, 20, 39])]
     assert shades == pytest.approx([0, 127, 249], abs=12)
@@ -227,16 +230,20 @@ def test_files_are_decoded_frame_by_frame(llm: LLM, stamping: TinyModel) -> None
         assert isinstance(output.error, InvalidPrompt) and "video" in str(output.error)
 
 
-def test_frames_that_would_be_decoded_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_that_would_be_decoded_are_counted_first(
+    monkeypatch: pytest.MonkeyPatch, children: MediaChildren
+) -> None:
     monkeypatch.setattr(reading, "MOST_DECODED", 40 * 64 * 48 - 1)
     with pytest.raises(InvalidPrompt, match="40 frames of 64 x 48; at most 122,879 pixels"):
-        FileVideo.of(mp4(40))
+        FileVideo.of(mp4(40), children)
 
 
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(
+    monkeypatch: pytest.MonkeyPatch, children: MediaChildren
+) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(NotSupported, match=r"av: pip install 'quire-llm\[video\]'"):
-        FileVideo.of(b"some")
+        FileVideo.of(b"some", children)
 
 
 def test_frames_of_a_file_are_chosen_as_transformers_does() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire.errors import InvalidPrompt
+
 # What one of a kind is called, and several.
 WORDS = {
     "image": ("image", "images"),
@@ -24,3 +26,8 @@ class MediaOptions:
     folder: str | None = None
     hosts: tuple[str, ...] = ()
     embeddings: bool = False
+
+
+def bad_medium(kind: str, why: str) -> InvalidPrompt:
+    """What is wrong with one item."""
+    return InvalidPrompt(f"the {WORDS[kind][0]} {why}", parameter="multi_modal_data")

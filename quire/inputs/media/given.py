@@ -17,6 +17,7 @@ import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.embedded import EmbeddedImage, are_embeddings, read_embedded
 from quire.inputs.media.files import allowed_file
 from quire.inputs.media.images import (
@@ -56,29 +57,40 @@ def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
             raise NotSupported(f"multi_modal_data has {kind!r}: this model reads {read} alone.")
 
 
-def read_images(data: Mapping[str, Any], uuids: Any, options: MediaOptions) -> Sequence[Given[Any]]:
+def read_images(
+    data: Mapping[str, Any], uuids: Any, options: MediaOptions, children: MediaChildren
+) -> Sequence[Given[Any]]:
     """The images of a prompt, each checked by its header; or rows that their tower would make."""
     given = [] if data.get("image") is None else _listed(data["image"])
     if are_embeddings(data.get("image")):
         rows = read_embedded(data["image"], allowed=options.embeddings)
         return _read("image", rows, uuids, options, lambda one: one)
-    return _read("image", given, uuids, options, partial(read_image, options=options))
+    return _read(
+        "image", given, uuids, options, partial(read_image, options=options, children=children)
+    )
 
 
 def read_sounds(
-    data: Mapping[str, Any], uuids: Any, options: MediaOptions, rate: int
+    data: Mapping[str, Any],
+    uuids: Any,
+    options: MediaOptions,
+    rate: int,
+    children: MediaChildren,
 ) -> list[Given[SoundSource]]:
     """The sounds of a prompt, for a model that takes `rate` samples in a second."""
     given = [] if data.get("audio") is None else listed_sounds(data["audio"])
-    return _read("audio", given, uuids, options, partial(read_sound, options=options, rate=rate))
+    read = partial(read_sound, options=options, rate=rate, children=children)
+    return _read("audio", given, uuids, options, read)
 
 
 def read_videos(
-    data: Mapping[str, Any], uuids: Any, options: MediaOptions
+    data: Mapping[str, Any], uuids: Any, options: MediaOptions, children: MediaChildren
 ) -> list[Given[FrameVideo | FileVideo]]:
     """The videos of a prompt."""
     given = [] if data.get("video") is None else listed_videos(data["video"])
-    return _read("video", given, uuids, options, partial(read_video, options=options))
+    return _read(
+        "video", given, uuids, options, partial(read_video, options=options, children=children)
+    )
 
 
 def _read(
@@ -112,17 +124,17 @@ def _listed(value: Any) -> list[Any]:
     return [value]
 
 
-def read_image(given: Any, options: MediaOptions) -> ImageSource:
+def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> ImageSource:
     if isinstance(given, bytes | bytearray | memoryview):
-        return EncodedImage.of(bytes(given))
+        return EncodedImage.of(bytes(given), children)
     if is_pillow(given):
         return OpenImage.of(given)
     if isinstance(given, np.ndarray):
         return ArrayImage.of(given)
     if isinstance(given, MediaUrl):
-        return EncodedImage.of(given.read(options.folder, options.hosts, MOST_BYTES))
+        return EncodedImage.of(given.read(options.folder, options.hosts, MOST_BYTES), children)
     if isinstance(given, Path):
-        return EncodedImage.of(allowed_file(str(given), options.folder))
+        return EncodedImage.of(allowed_file(str(given), options.folder), children)
     if isinstance(given, str):
         raise InvalidPrompt(
             "the image is text; pass a Pillow image, bytes or an array here, or a URL as an "

@@ -6,30 +6,29 @@ EXIF says; one that is a Pillow object or an array is taken as its pixels lie.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import InvalidPrompt, NotSupported
+from quire.errors import NotSupported
+from quire.inputs.media.allowed import bad_medium
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.files import read_file, reading
 from quire.inputs.media.identity import content_hash
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 MOST_PIXELS = 178_956_970
 MOST_RATIO = 200
 MOST_BYTES = 256 << 20  # of an encoded image
-_ORIENTATION = 0x0112  # EXIF
-# What is done to an image of each orientation, as Pillow numbers it; those from 5 on swap sides.
-_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _PLAIN_MODES = ("1", "L", "RGB", "RGBX", "YCbCr", "LAB", "HSV", "CMYK")
 _NO_PILLOW = "images need the package pillow: pip install 'quire-llm[vlm]'"
+bad = partial(bad_medium, "image")
 
 
 class ImageSource(Protocol):
@@ -55,28 +54,26 @@ class EncodedImage:
     content: bytes
     size: tuple[int, int]
     turn: int | None  # by EXIF
+    children: MediaChildren
 
     @classmethod
-    def of(cls, data: bytes | Path) -> EncodedImage:
+    def of(cls, data: bytes | Path, children: MediaChildren) -> EncodedImage:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        with reading(bad):
-            image = _opened(raw)
-            turn = _TURNS.get(_orientation(image))
-        width, height = image.size
-        size = (height, width) if turn is not None and turn in (2, 4, 5, 6) else (width, height)
-        return cls(data, content_hash(b"encoded", raw), checked_size(*size), turn)
+        found = children.one("image", "about", raw)
+        size = checked_size(*found["size"])
+        return cls(data, content_hash(b"encoded", raw), size, found["turn"], children)
 
     def open(self) -> Image:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
         if not isinstance(self.data, bytes) and content_hash(b"encoded", raw) != self.content:
             raise bad(f"{self.data.name} changed while the prompts were computed")
-        with reading(bad):
-            image = _opened(raw)
-            image.load()
-            image = rgb(image)
-            return image if self.turn is None else image.transpose(_transpose(self.turn))
+        pixels = self.children.one("image", "pixels", raw, turn=self.turn)
+        if pixels.shape != (*self.size[::-1], 3):
+            raise bad(f"has pixels of shape {pixels.shape}, and its header says {self.size}")
+        opened: Image = images().fromarray(pixels)
+        return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +141,6 @@ def is_pillow(value: object) -> bool:
     return any(kind.__module__.startswith("PIL.") for kind in type(value).__mro__)
 
 
-def bad(why: str) -> InvalidPrompt:
-    return InvalidPrompt(f"the image {why}", parameter="multi_modal_data")
-
-
 def checked_size(width: int, height: int) -> tuple[int, int]:
     if width < 1 or height < 1:
         raise bad(f"is {width} x {height} pixels; either side has one at least")
@@ -177,30 +170,3 @@ def rgb(image: Image) -> Image:
         grey: Image = images().fromarray((wide >> 8).astype(np.uint8)).convert("RGB")
         return grey
     raise bad(f"is of mode {mode!r}, which quire does not read; convert it to RGB")
-
-
-def _opened(raw: bytes) -> Image:
-    module = images()
-    try:
-        image: Image = module.open(io.BytesIO(raw), formats=FORMATS)
-    except module.DecompressionBombError:
-        raise bad(f"has more than {MOST_PIXELS:,} pixels, by its header") from None
-    except module.UnidentifiedImageError:
-        raise bad(f"is in no format that quire reads ({', '.join(FORMATS)})") from None
-    checked_size(*image.size)
-    return image
-
-
-def _orientation(image: Image) -> int:
-    """What EXIF says, 1 where it says nothing that can be read. A PNG is asked only for what came
-    before its pixels: Pillow would decode it to look further."""
-    if image.format not in ("JPEG", "TIFF", "WEBP", "AVIF") and "exif" not in image.info:
-        return 1
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # Pillow's, over bytes that anyone may have written
-        return 1
-
-
-def _transpose(turn: int) -> Any:
-    return images().Transpose(turn)

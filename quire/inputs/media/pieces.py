@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.identity import content_hash
-from quire.inputs.media.sound_files import Samples, bad, part
+from quire.inputs.media.samples import Samples, bad, part
 
 STEPS = 100  # in a second: where pieces may be cut
 _QUIET = 10  # steps that are quiet together
@@ -49,6 +50,7 @@ class SoundPiece:
     end: float
     stamp: str
     rate: int
+    children: MediaChildren = field(compare=False, repr=False)
 
     @property
     def content(self) -> bytes:
@@ -66,7 +68,7 @@ class SoundPiece:
     def open(self) -> Samples:
         if stamp_of(self.path) != self.stamp:
             raise bad(f"{self.path.name} changed while it was transcribed")
-        return part(self.path, self.rate, self.start, self.num_samples)
+        return part(self.path, self.rate, self.start, self.num_samples, self.children)
 
 
 def stamp_of(path: Path) -> str:

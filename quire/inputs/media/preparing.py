@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
+from quire.inputs.media.children import MediaChildren
 from quire.request import Arrays, MediaItem, Request
 
 MOST_BYTES = 1 << 30
@@ -87,6 +88,7 @@ class MediaPool:
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
+        self.children = MediaChildren()  # what is encoded is decoded there
 
     def prepare(self, request: Request) -> Preparing | None:
         """Have the media of a request prepared; None where there is nothing to wait for."""
@@ -123,6 +125,7 @@ class MediaPool:
 
     def close(self) -> None:
         self._waiting.clear()
+        self.children.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

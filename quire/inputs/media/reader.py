@@ -66,10 +66,9 @@ class MediaReader:
     def _sources(self, kind: str, given: GivenMedia, rules: MediaRules) -> Sequence[Given[Any]]:
         if kind == "audio":
             rate = cast(SoundRules, rules).rate
-            return read_sounds(given.data, given.uuids, self._options, rate)
-        if kind == "video":
-            return read_videos(given.data, given.uuids, self._options)
-        return read_images(given.data, given.uuids, self._options)
+            return read_sounds(given.data, given.uuids, self._options, rate, self.pool.children)
+        read = read_videos if kind == "video" else read_images
+        return read(given.data, given.uuids, self._options, self.pool.children)
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
         """The same with what URLs stand for read: bytes, or a file. May wait for a network, which

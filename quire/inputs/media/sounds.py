@@ -16,10 +16,11 @@ import numpy as np
 
 from quire.errors import InvalidPrompt
 from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.files import allowed_file, read_file
 from quire.inputs.media.identity import content_hash
 from quire.inputs.media.pieces import SoundPiece
-from quire.inputs.media.sound_files import (
+from quire.inputs.media.samples import (
     MOST_BYTES,
     MOST_CHANNELS,
     MOST_SECONDS,
@@ -70,13 +71,15 @@ class EncodedSound:
     content: bytes
     about: About
     rate: int  # the model's
+    children: MediaChildren
 
     @classmethod
-    def of(cls, data: bytes | Path, rate: int) -> EncodedSound:
+    def of(cls, data: bytes | Path, rate: int, children: MediaChildren) -> EncodedSound:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        return cls(data, content_hash(b"encoded sound", raw), about(raw), rate)
+        found = about(raw, children)
+        return cls(data, content_hash(b"encoded sound", raw), found, rate, children)
 
     @property
     def num_samples(self) -> int:
@@ -90,7 +93,7 @@ class EncodedSound:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
         if not isinstance(self.data, bytes) and content_hash(b"encoded sound", raw) != self.content:
             raise bad(f"{self.data.name} changed while the prompts were computed")
-        return _of_length(list(blocks(raw, self.rate)), self.num_samples)
+        return _of_length(list(blocks(raw, self.rate, self.children)), self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,21 +134,25 @@ def listed_sounds(value: Any) -> list[Any]:
     return [value] if len(value) and isinstance(value[0], Number) else list(value)
 
 
-def read_sound(given: Any, options: MediaOptions, rate: int) -> SoundSource:
+def read_sound(
+    given: Any, options: MediaOptions, rate: int, children: MediaChildren
+) -> SoundSource:
     """A sound for a model that takes so many samples in a second."""
     if isinstance(given, SoundPiece):
         return given
     if isinstance(given, bytes | bytearray | memoryview):
-        return EncodedSound.of(bytes(given), rate)
+        return EncodedSound.of(bytes(given), rate, children)
     if isinstance(given, MediaUrl):
-        return EncodedSound.of(given.read(options.folder, options.hosts, MOST_BYTES), rate)
+        return EncodedSound.of(
+            given.read(options.folder, options.hosts, MOST_BYTES), rate, children
+        )
     if isinstance(given, Path):
-        return EncodedSound.of(allowed_file(str(given), options.folder), rate)
+        return EncodedSound.of(allowed_file(str(given), options.folder), rate, children)
     if isinstance(given, Mapping):  # as datasets have it, decoded or not
         if given.get("array") is not None:
             return ArraySound.of(given["array"], checked_rate(given.get("sampling_rate")), rate)
         if isinstance(given.get("bytes"), bytes):
-            return EncodedSound.of(given["bytes"], rate)
+            return EncodedSound.of(given["bytes"], rate, children)
     if isinstance(given, str):
         raise bad(f"is text; {_FORMS}, or a URL as an audio_url part of a chat")
     if isinstance(given, list | tuple) and _is_pair(given):

@@ -6,17 +6,17 @@ known of their times: {"fps": 24.0, "frames_indices": [0, 12, ...], "total_num_f
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire.errors import InvalidPrompt, NotSupported
 from quire.families.media.rules import VideoShape
-from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.allowed import MediaOptions, bad_medium
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.files import allowed_file, read_file
 from quire.inputs.media.identity import content_hash
 from quire.inputs.media.images import (
@@ -24,6 +24,7 @@ from quire.inputs.media.images import (
     ImageSource,
     OpenImage,
     checked_size,
+    images,
     is_pillow,
 )
 from quire.inputs.media.urls import MediaUrl
@@ -37,9 +38,8 @@ MOST_PIXELS = 1 << 30  # of all frames that are given
 MOST_SECONDS = 3600
 MOST_DECODED = 1 << 38  # pixels of all frames of a file: an hour of 1920 x 1080 at 30 in a second
 MOST_RATE = 1000.0
-# Formats that hold their pictures themselves: a playlist would name other files, and hosts.
-_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,mpeg,flv,asf,gif"
-_ALONE = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+PIXELS_A_SECOND = 1e8  # that a slow processor decodes at least
+bad = partial(bad_medium, "video")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,15 +84,22 @@ class FileVideo:
     data: bytes | Path
     content: bytes
     shape: VideoShape
+    children: MediaChildren
 
     @classmethod
-    def of(cls, data: bytes | Path) -> FileVideo:
+    def of(cls, data: bytes | Path, children: MediaChildren) -> FileVideo:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        with _opened(raw) as container:
-            shape = _shape(container)
-        return cls(data, content_hash(b"video", raw), shape)
+        found = children.one("video", "about", raw)
+        frames, (width, height) = found["frames"], checked_size(*found["size"])
+        if frames * width * height > MOST_DECODED:
+            raise bad(
+                f"has {frames:,} frames of {width} x {height}; at most {MOST_DECODED:,} pixels in "
+                "all are decoded"
+            )
+        shape = VideoShape(frames, width, height, found["rate"], None, frames, sampled=False)
+        return cls(data, content_hash(b"video", raw), shape, children)
 
     @property
     def size(self) -> tuple[VideoShape]:
@@ -105,20 +112,15 @@ class FileVideo:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)
         if content_hash(b"video", raw) != self.content:
             raise bad("changed while the prompts were computed")
-        size, chosen, seen = (self.shape.width, self.shape.height), set(wanted), 0
-        with _opened(raw) as container:
-            for number, frame in enumerate(_decoded(container)):
-                if number in chosen:
-                    seen += 1
-                    checked_size(frame.width, frame.height)
-                    image: Image = frame.to_image()
-                    if image.size != size:
-                        raise bad(f"has frames of {image.size} and of {size} pixels")
-                    yield image
-                if number >= max(chosen):
-                    break
+        shape, chosen, seen = self.shape, sorted(set(wanted)), 0
+        seconds = (chosen[-1] + 1) * shape.width * shape.height / PIXELS_A_SECOND
+        for pixels in self.children.ask("video", "frames", raw, seconds=seconds, wanted=chosen):
+            if pixels.shape != (shape.height, shape.width, 3):
+                raise bad(f"has frames of other sizes than {shape.width} x {shape.height}")
+            seen += 1
+            yield images().fromarray(pixels)
         if seen != len(chosen):
-            raise bad(f"is cut short: its header says {self.shape.frames:,} frames")
+            raise bad(f"is cut short: its header says {shape.frames:,} frames")
 
 
 def listed_videos(value: Any) -> list[Any]:
@@ -131,13 +133,15 @@ def listed_videos(value: Any) -> list[Any]:
     return [value] if is_pillow(first) or getattr(first, "ndim", 0) == 3 else list(value)
 
 
-def read_video(given: Any, options: MediaOptions) -> FrameVideo | FileVideo:
+def read_video(
+    given: Any, options: MediaOptions, children: MediaChildren
+) -> FrameVideo | FileVideo:
     if isinstance(given, bytes | bytearray | memoryview):
-        return FileVideo.of(bytes(given))
+        return FileVideo.of(bytes(given), children)
     if isinstance(given, MediaUrl):
-        return FileVideo.of(given.read(options.folder, options.hosts, MOST_BYTES))
+        return FileVideo.of(given.read(options.folder, options.hosts, MOST_BYTES), children)
     if isinstance(given, Path):
-        return FileVideo.of(allowed_file(str(given), options.folder))
+        return FileVideo.of(allowed_file(str(given), options.folder), children)
     frames, about = given if isinstance(given, list | tuple) and _is_pair(given) else (given, {})
     if isinstance(frames, np.ndarray) and frames.ndim == 4:
         return FrameVideo.of(list(frames), about)
@@ -147,10 +151,6 @@ def read_video(given: Any, options: MediaOptions) -> FrameVideo | FileVideo:
         f"is a {type(frames).__name__}; pass a list of Pillow images, an array [frames, height, "
         'width, 3] of bytes, (frames, {"fps": ...}), the bytes of a file, or a pathlib.Path'
     )
-
-
-def bad(why: str) -> InvalidPrompt:
-    return InvalidPrompt(f"the video {why}", parameter="multi_modal_data")
 
 
 def _is_pair(value: list[Any] | tuple[Any, ...]) -> bool:
@@ -190,56 +190,3 @@ def _whole(name: str, given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
         raise bad(f"has {given!r} in its {name}; numbers of frames are whole, from 0 on")
     return int(given)
-
-
-def _opened(raw: bytes) -> Any:
-    try:
-        import av
-    except ImportError:
-        raise NotSupported(
-            "video files need the package av: pip install 'quire-llm[video]'; frames do not"
-        ) from None
-    try:
-        return av.open(io.BytesIO(raw), metadata_errors="ignore", container_options=_ALONE)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be opened: {str(error)[:200]}") from None
-
-
-def _shape(container: Any) -> VideoShape:
-    """What the header says, or its packets; nothing is decoded."""
-    if not container.streams.video:
-        raise bad("holds no pictures")
-    stream = container.streams.video[0]
-    rate = float(stream.average_rate or 0)
-    if not 0 < rate <= MOST_RATE:
-        raise bad(f"has {rate:g} frames in a second; at most {MOST_RATE:g} are read")
-    frames = stream.frames or _packets(container)  # some formats do not say
-    if frames < 1:
-        raise bad("holds no frames")
-    if frames / rate > MOST_SECONDS:
-        raise bad(f"lasts {frames / rate:,.0f} s; at most {MOST_SECONDS:,} s are read")
-    width, height = checked_size(stream.width, stream.height)
-    if frames * width * height > MOST_DECODED:
-        raise bad(
-            f"has {frames:,} frames of {width} x {height}; at most {MOST_DECODED:,} pixels in all "
-            "are decoded"
-        )
-    return VideoShape(frames, width, height, rate, None, frames, sampled=False)
-
-
-def _packets(container: Any) -> int:
-    import av
-
-    try:
-        return sum(1 for packet in container.demux(video=0) if packet.size)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be read: {str(error)[:200]}") from None
-
-
-def _decoded(container: Any) -> Iterator[Any]:
-    import av
-
-    try:
-        yield from container.decode(video=0)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be read: {str(error)[:200]}") from None

@@ -40,6 +40,7 @@ class TranscriptEngine:
             )
         self._session, self._files, self._tokenizer = session, files, model.tokenizer
         self._rate: int = session.sound_rate
+        self._children = session.media.children
         self._tokens = TranscriptTokens.of(model.tokenizer, model.generation_config)
         self._language, self._task = how["language"], how["task"]
         self._tokens.check(self._language, self._task)
@@ -80,7 +81,7 @@ class TranscriptEngine:
         for row in rows:
             number, about = row["row"], row["sound"]
             place = Path(about["path"]), about["start"], about["end"], about["stamp"]
-            self._pieces[number] = SoundPiece(*place, self._rate)
+            self._pieces[number] = SoundPiece(*place, self._rate, self._children)
             if not self._tokens.needs_language(self._language):
                 self._languages[number] = self._language or "en"
             request = self._request(number)

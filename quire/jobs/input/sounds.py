@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption, InvalidRequest, NotSupported
+from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.pieces import cuts, stamp_of
-from quire.inputs.media.sound_files import blocks
+from quire.inputs.media.samples import blocks
 from quire.jobs.input.rows import BadRow
 
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
@@ -38,7 +39,13 @@ def sound_rows(files: Sequence[Path], seconds: float = MOST_PIECE) -> Iterator[d
             parameter="seconds",
             value=seconds,
         )
-    return (row for file in files for row in _pieces(file, seconds))
+    return _rows(files, seconds)
+
+
+def _rows(files: Sequence[Path], seconds: float) -> Iterator[dict[str, Any]]:
+    with MediaChildren(most=1) as children:
+        for file in files:
+            yield from _pieces(file, seconds, children)
 
 
 def _files(given: Path) -> list[Path]:
@@ -47,11 +54,11 @@ def _files(given: Path) -> list[Path]:
     return sorted(file for file in given.iterdir() if file.suffix.lower() in ENDINGS)
 
 
-def _pieces(file: Path, seconds: float) -> Iterator[dict[str, Any]]:
+def _pieces(file: Path, seconds: float, children: MediaChildren) -> Iterator[dict[str, Any]]:
     try:
         # All of it first: a file that breaks off in its middle is one error, and no pieces.
         stamp = stamp_of(file)
-        found = list(cuts(blocks(file, RATE, MOST_SECONDS), RATE, seconds))
+        found = list(cuts(blocks(file, RATE, children, MOST_SECONDS), RATE, seconds))
     except (InvalidRequest, NotSupported) as error:
         yield {"file": str(file), "piece": 0, "unread": str(error)}
         return

@@ -1,0 +1,151 @@
+"""The process that decodes media: `python -m quire.inputs.media.child KIND BYTES`.
+
+Its standard input is a socket. A task is a line of JSON with an open file beside it; the answers to
+it are lines too, arrays with their bytes behind them, and the last says how it ended:
+
+  {"task": "pixels", "seconds": 60.0, "turn": null}
+  {"array": ["|u1", [480, 640, 3]]}, 921,600 bytes
+  {"found": {"size": [640, 480], "turn": null}}
+  {"last": false}  or with "refused": "is cut short", "missing": "... needs the package av"
+
+Everything that tasks need is imported before the first, then the limits are set: so many bytes more
+than it has, and room for one open file, which is the task's. Whoever takes over a decoder can open
+neither files nor sockets. A task that comes to its limit of processor time ends the process.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import bad_medium
+
+_MOST_LINE = 1 << 20
+_CODECS = ("ascii", "latin-1", "cp1252", "utf-16", "utf-16-be", "utf-16-le")  # of what tags say
+Task = Callable[..., Iterator[Any]]
+
+
+def main() -> None:
+    kind, memory = sys.argv[1], int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
+    theirs = socket.socket(fileno=0)
+    for name in _CODECS:
+        codecs.lookup(name)
+    try:
+        tasks = _tasks(kind)
+    except (ImportError, OSError) as error:  # OSError: a library without one that it calls
+        _send(theirs, {"missing": str(error)})
+        return
+    _limit_memory(memory)
+    _limit_files()
+    _send(theirs, {"last": False})
+    while (received := _received(theirs)) is not None:
+        given, file = received
+        with file:
+            _limit_time(given.pop("seconds"))
+            try:
+                end = _answered(theirs, tasks[given.pop("task")], file, given)
+            except MemoryError:  # the next one begins with none of what this one left
+                text = bad_medium(kind, f"takes more than {memory >> 20:,} MiB to decode").message
+                end = {"refused": text, "last": True}
+            except (BrokenPipeError, ConnectionResetError):
+                return  # nobody reads this any more
+            except Exception as error:  # decoders of many authors, over bytes of anyone's
+                why = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
+                end = {"refused": bad_medium(kind, why).message, "last": False}
+        _send(theirs, end)
+        if end["last"]:
+            return
+
+
+def _tasks(kind: str) -> dict[str, Task]:
+    if kind == "image":
+        from quire.inputs.media import image_files
+
+        return image_files.tasks()
+    if kind == "audio":
+        from quire.inputs.media import sound_files
+
+        return sound_files.tasks()
+    from quire.inputs.media import video_files
+
+    return video_files.tasks()
+
+
+def _answered(
+    theirs: socket.socket, task: Task, file: BinaryIO, given: dict[str, Any]
+) -> dict[str, Any]:
+    """How it ended, when all that came before is sent."""
+    try:
+        for answer in task(file, **given):
+            if isinstance(answer, np.ndarray):
+                whole = np.ascontiguousarray(answer)
+                _send(theirs, {"array": [whole.dtype.str, whole.shape]})
+                theirs.sendall(whole.reshape(-1).view(np.uint8).data)
+            else:
+                _send(theirs, {"found": answer})
+    except InvalidPrompt as error:
+        return {"refused": error.message, "last": False}
+    except NotSupported as error:
+        return {"missing": str(error), "last": False}
+    return {"last": False}
+
+
+def _send(theirs: socket.socket, message: dict[str, Any]) -> None:
+    theirs.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _received(theirs: socket.socket) -> tuple[dict[str, Any], BinaryIO] | None:
+    """The next task and its file; None where there is none any more."""
+    line, handles, _, _ = socket.recv_fds(theirs, _MOST_LINE, 1)
+    while line and not line.endswith(b"\n"):
+        more = theirs.recv(_MOST_LINE)
+        line = line + more if more else b""
+    if not line or not handles:
+        return None
+    task: dict[str, Any] = json.loads(line)
+    return task, os.fdopen(handles[0], "rb")
+
+
+def _limit_memory(more: int) -> None:
+    statm = Path("/proc/self/statm")
+    if statm.exists():  # elsewhere than on Linux, time is the only fence
+        held = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _lower(resource.RLIMIT_AS, held + more)
+
+
+def _limit_files() -> None:
+    """The first number that is free is the last that can be had."""
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))
+
+
+def _limit_time(seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _lower(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
+
+
+def _lower(limit: int, wanted: int) -> None:
+    """Set the soft limit. The hard one may stand below what is wanted, and cannot be raised."""
+    hard = resource.getrlimit(limit)[1]
+    resource.setrlimit(
+        limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )
+
+
+if __name__ == "__main__":
+    main()

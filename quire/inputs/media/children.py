@@ -1,0 +1,267 @@
+"""Encoded media are decoded in processes of their own: what a library makes of bytes that anyone
+may have written ends at most one of these, and with it one row.
+
+Each process reads one kind of media, one item at a time, under limits on memory, processor time and
+time, and can open neither files nor sockets (child.py). One is started when there is no idle one,
+up to as many as there are processors; they stay for the next item and end with their owner. An item
+goes there as an open file; what comes back is lines of JSON and the bytes of arrays, on a socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from threading import Condition
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from quire.errors import EngineError, InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import WORDS, bad_medium
+from quire.inputs.media.files import open_file
+
+MOST_CHILDREN = 8  # of each kind
+MEMORY = {"image": 4 << 30, "audio": 1 << 30, "video": 2 << 30}  # bytes beside what a child begins
+LEAST_SECONDS = 60.0  # of processor time, for one item
+PATIENCE = 4  # times the processor time may pass until an item is given up
+_MOST_ARRAY = 1 << 30  # bytes
+_START_SECONDS = 60.0
+_ROOT = str(Path(__file__).resolve().parent.parent.parent.parent)
+_KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
+_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
+_MISSING = {
+    "image": ("PIL", "images need the package pillow: pip install 'quire-llm[vlm]'"),
+    "audio": (
+        "soundfile",
+        "sounds in files and bytes need the package soundfile: pip install 'quire-llm[audio]'; "
+        "samples do not",
+    ),
+    "video": (
+        "av",
+        "video files need the package av: pip install 'quire-llm[video]'; frames do not",
+    ),
+}
+
+
+class MediaChildren:
+    """The processes that decode for one owner, which closes them."""
+
+    def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
+        """`most` of each kind, and the least `seconds` of processor time that an item is given."""
+        self._most = most or min(MOST_CHILDREN, len(os.sched_getaffinity(0)))
+        self._seconds, self._changed = seconds, Condition()
+        self._idle: dict[str, list[_Child]] = {kind: [] for kind in WORDS}
+        self._count = dict.fromkeys(WORDS, 0)
+        self._busy: set[_Child] = set()
+        self._closed = False
+
+    def ask(
+        self, kind: str, task: str, data: bytes | Path, *, seconds: float = 0.0, **about: Any
+    ) -> Iterator[Any]:
+        """What a task of child.py makes of an item, one answer after the other. `seconds` of
+        processor time are what it should never take."""
+        package, missing = _MISSING[kind]
+        if find_spec(package) is None:
+            raise NotSupported(missing)
+        seconds += self._seconds
+        with _as_file(data) as file:
+            child = self._taken(kind)
+            try:
+                yield from child.answers({"task": task, "seconds": seconds, **about}, file)
+            finally:
+                self._give_back(child)
+
+    def one(self, kind: str, task: str, data: bytes | Path, **about: Any) -> Any:
+        """The only answer of a task that has one."""
+        [answer] = self.ask(kind, task, data, **about)
+        return answer
+
+    def close(self) -> None:
+        """End them all, those at work too; more than once is fine."""
+        with self._changed:
+            self._closed = True
+            ended = [*self._busy, *(child for some in self._idle.values() for child in some)]
+            for some in self._idle.values():
+                some.clear()
+            self._changed.notify_all()
+        for child in ended:
+            child.end()
+
+    def __enter__(self) -> MediaChildren:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _taken(self, kind: str) -> _Child:
+        with self._changed:
+            while not self._closed and not self._idle[kind] and self._count[kind] >= self._most:
+                self._changed.wait()
+            self._check_open()
+            if self._idle[kind]:
+                child = self._idle[kind].pop()
+                self._busy.add(child)
+                return child
+            self._count[kind] += 1
+        try:
+            child = _Child(kind)
+        except BaseException:
+            self._forget(kind)
+            raise
+        with self._changed:
+            self._busy.add(child)
+            if not self._closed:
+                return child
+        self._give_back(child)
+        raise EngineError("media were to be decoded after their LLM was closed.")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("media were to be decoded after their LLM was closed.")
+
+    def _give_back(self, child: _Child) -> None:
+        with self._changed:
+            self._busy.discard(child)
+            if child.is_idle and not self._closed:
+                self._idle[child.kind].append(child)
+                self._changed.notify()
+                return
+        child.end()
+        self._forget(child.kind)
+
+    def _forget(self, kind: str) -> None:
+        with self._changed:
+            self._count[kind] -= 1
+            self._changed.notify()
+
+
+class _Child:
+    """One process, and our end of the socket to it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.is_idle = kind, False
+        kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
+        paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._socket, theirs = socket.socketpair()
+        program = f"{__package__}.child"
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", program, kind, str(MEMORY[kind])],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={**kept, **_ALONE, "PYTHONPATH": os.pathsep.join(paths)},
+                )
+            except OSError as error:  # no memory, or no more processes
+                self._socket.close()
+                raise _not_started(kind, str(error)) from None
+        self._incoming = self._socket.makefile("rb")
+        self._socket.settimeout(_START_SECONDS)
+        ready = b""
+        with suppress(OSError):
+            ready = self._incoming.readline()
+        head = json.loads(ready) if ready.endswith(b"\n") else {}
+        self.is_idle = "last" in head
+        if "missing" in head:
+            self.end()
+            raise NotSupported(f"{_MISSING[kind][1]} ({head['missing'][:200]})")
+        if not self.is_idle:
+            self.end()
+            raise _not_started(kind, f"see whether `{sys.executable} -m {program}` runs")
+
+    def answers(self, task: dict[str, Any], file: BinaryIO) -> Iterator[Any]:
+        """Those of one task; InvalidPrompt where the item is at fault, whatever it did."""
+        self.is_idle = False
+        seconds: float = task["seconds"]
+        left = PATIENCE * seconds
+        try:
+            socket.send_fds(self._socket, [json.dumps(task).encode() + b"\n"], [file.fileno()])
+            while True:
+                begun = time.monotonic()
+                self._socket.settimeout(max(left, 0.001))
+                answer = self._next()
+                left -= time.monotonic() - begun  # while it was waited for, not while it is used
+                if answer is None:
+                    return
+                yield answer
+        except TimeoutError:
+            raise bad_medium(
+                self.kind, f"was not decoded within {PATIENCE * seconds:g} s"
+            ) from None
+        except (EOFError, OSError):
+            raise bad_medium(self.kind, self._cause(seconds)) from None
+
+    def _next(self) -> Any:
+        """An array, a dictionary, or None behind the last one."""
+        line = self._incoming.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        head: dict[str, Any] = json.loads(line)
+        if "array" in head:
+            dtype, shape = head["array"]
+            if np.dtype(dtype).itemsize * prod(shape) > _MOST_ARRAY:
+                raise bad_medium(self.kind, f"has more than {_MOST_ARRAY:,} bytes")
+            made = np.empty(shape, dtype)
+            if self._incoming.readinto(made.reshape(-1).view(np.uint8).data) != made.nbytes:
+                raise EOFError
+            return made
+        if "found" in head:
+            return head["found"]
+        self.is_idle = not head["last"]
+        if "refused" in head:
+            raise InvalidPrompt(head["refused"], parameter="multi_modal_data")
+        if "missing" in head:
+            raise NotSupported(head["missing"])
+        return None
+
+    def _cause(self, seconds: float) -> str:
+        """What it died of, from how it went."""
+        try:
+            # The socket closes a moment before the process is gone.
+            status = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return "was not decoded: its process no longer answers"
+        if status == -signal.SIGXCPU:
+            return f"takes more than {seconds:g} s of processor time to decode"
+        if status == -signal.SIGKILL:
+            return "was not decoded: its process was killed, as when a machine has no more memory"
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"ended its decoder ({how}): the file is broken, or made to do so"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        with suppress(OSError):
+            self._incoming.close()
+        self._socket.close()
+
+
+def _as_file(data: bytes | Path) -> BinaryIO:
+    """An open file with these bytes, or the regular file of this path."""
+    if isinstance(data, Path):
+        return open_file(data)
+    file: Any
+    if hasattr(os, "memfd_create"):
+        file = os.fdopen(os.memfd_create("quire-media", os.MFD_CLOEXEC), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(data)
+    file.seek(0)
+    opened: BinaryIO = file
+    return opened
+
+
+def _not_started(kind: str, why: str) -> EngineError:
+    return EngineError(f"the process that decodes {WORDS[kind][1]} did not start: {why}")

@@ -1,0 +1,83 @@
+"""Videos in files and bytes, decoded: in a process of its own (child.py)."""
+
+from __future__ import annotations
+
+import io
+import pkgutil
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from quire.inputs.media.images import checked_size
+from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
+
+# Formats that hold their pictures themselves: a playlist would name other files, and hosts.
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,mpeg,flv,asf,gif"
+_ALONE = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
+
+
+def tasks() -> dict[str, Any]:
+    """By name; all that they import is there before the first."""
+    import av
+
+    for one in pkgutil.walk_packages(av.__path__, "av."):  # some it would import as it goes
+        if not one.name.endswith("__main__"):
+            import_module(one.name)
+    return {"about": about, "frames": frames}
+
+
+def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """What the header says, or its packets; nothing is decoded."""
+    with _opened(file) as container:
+        if not container.streams.video:
+            raise bad("holds no pictures")
+        stream = container.streams.video[0]
+        rate = float(stream.average_rate or 0)
+        if not 0 < rate <= MOST_RATE:
+            raise bad(f"has {rate:g} frames in a second; at most {MOST_RATE:g} are read")
+        count = stream.frames or _packets(container)  # some formats do not say
+        if count < 1:
+            raise bad("holds no frames")
+        if count / rate > MOST_SECONDS:
+            raise bad(f"lasts {count / rate:,.0f} s; at most {MOST_SECONDS:,} s are read")
+        yield {"frames": count, "rate": rate, "size": [stream.width, stream.height]}
+
+
+def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
+    """These of them, [height, width, 3] in RGB."""
+    chosen = set(wanted)
+    with _opened(file) as container:
+        container.streams.video[0].thread_type = "NONE"  # threads hold frames of their own
+        for number, frame in enumerate(_decoded(container)):
+            if number in chosen:
+                checked_size(frame.width, frame.height)
+                yield frame.to_ndarray(format="rgb24")
+            if number >= wanted[-1]:
+                return
+
+
+def _opened(file: BinaryIO) -> Any:
+    import av
+
+    try:
+        return av.open(io.BytesIO(file.read()), metadata_errors="ignore", container_options=_ALONE)
+    except (av.FFmpegError, ValueError) as error:
+        raise bad(f"cannot be opened: {str(error)[:200]}") from None
+
+
+def _packets(container: Any) -> int:
+    import av
+
+    try:
+        return sum(1 for packet in container.demux(video=0) if packet.size)
+    except (av.FFmpegError, ValueError) as error:
+        raise bad(f"cannot be read: {str(error)[:200]}") from None
+
+
+def _decoded(container: Any) -> Iterator[Any]:
+    import av
+
+    try:
+        yield from container.decode(video=0)
+    except (av.FFmpegError, ValueError) as error:
+        raise bad(f"cannot be read: {str(error)[:200]}") from None

@@ -1,0 +1,176 @@
+"""Processes that decode: one that dies, hangs or takes too much costs the item it had, they open
+nothing, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import EngineError, InvalidPrompt, NotSupported
+from quire.inputs.media import children as here
+from quire.inputs.media.children import MediaChildren
+from quire.inputs.media.images import EncodedImage
+from quire.inputs.media.samples import about, blocks
+from quire.inputs.media.videos import FileVideo
+from tests.media.abuse import GOOD, encoded
+from tests.media.hearing import EARS, HEARING, RATE, tone, wav
+from tests.media.test_videos import mp4
+from tests.media.tiny import save_tiny
+
+# A library that does what its bytes say, where soundfile would decode them.
+DECODER = """
+import ctypes, os, signal, socket, sys, time
+import soundfile_itself
+from soundfile_itself import *
+
+class SoundFile(soundfile_itself.SoundFile):
+    def __init__(self, handle, **options):
+        asked = os.pread(handle, 16, 0)
+        if asked == b"crash":
+            ctypes.string_at(0)
+        if asked == b"abort":
+            os.abort()
+        if asked == b"leave":
+            os._exit(3)
+        if asked == b"spin":
+            while True:
+                pass
+        if asked == b"sleep":
+            time.sleep(1000)
+        if asked == b"eat":
+            self.eaten = [bytes(1 << 26) for _ in range(1000)]
+        if asked == b"fetch":
+            socket.create_connection(("127.0.0.1", 9))
+        if asked == b"open":
+            open("/etc/hostname")
+        if asked == b"secrets":
+            raise ValueError(" ".join(sorted(os.environ)))
+        super().__init__(handle, **options)
+"""
+ENDS = {
+    b"crash": "ended its decoder (SIGSEGV)",
+    b"abort": "ended its decoder (SIGABRT)",
+    b"leave": "ended its decoder (status 3)",
+    b"spin": "takes more than 1 s of processor time",
+    b"eat": "takes more than 1,024 MiB to decode",
+    b"fetch": "Too many open files",
+    b"open": "Too many open files",
+}
+
+
+@pytest.fixture
+def wild(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaChildren]:
+    """Children whose decoder does what its bytes say."""
+    soundfile = pytest.importorskip("soundfile")
+    itself = Path(soundfile.__file__)
+    (tmp_path / "soundfile_itself.py").write_text(itself.read_text(encoding="utf-8"))
+    (tmp_path / "soundfile.py").write_text(DECODER)
+    paths = [str(tmp_path), str(itself.parent)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("A_TOKEN", "secret")
+    with MediaChildren(most=1, seconds=1.0) as made:
+        yield made
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def pids(children: MediaChildren) -> list[int]:
+    found = [*children._busy, *(one for some in children._idle.values() for one in some)]
+    return [one._process.pid for one in found]
+
+
+@pytest.mark.parametrize("asked", ENDS, ids=lambda given: given.decode())
+def test_what_a_decoder_does_costs_its_item(wild: MediaChildren, asked: bytes) -> None:
+    with pytest.raises(InvalidPrompt, match="the sound") as caught:
+        about(asked, wild)
+    assert ENDS[asked] in str(caught.value)
+    assert about(wav(tone(0.2)), wild).frames == 3200
+    assert len(pids(wild)) == 1
+
+
+def test_time_that_passes_is_a_limit_too(wild: MediaChildren, monkeypatch: Any) -> None:
+    monkeypatch.setattr(here, "PATIENCE", 0.5)
+    with pytest.raises(InvalidPrompt, match=r"the sound was not decoded within 0.5 s"):
+        about(b"sleep", wild)
+    with pytest.raises(InvalidPrompt) as caught:
+        about(b"secrets", wild)
+    assert "PYTHONPATH" in str(caught.value) and "A_TOKEN" not in str(caught.value)
+
+
+def test_a_dead_decoder_costs_its_row(
+    wild: MediaChildren, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    family = HEARING["qwen2_audio"]
+    made = save_tiny(tmp_path_factory.mktemp("hears"), family.make(), family.added, EARS)
+    sounds = [wav(tone(0.2)), b"crash", wav(tone(0.3)), b"abort", tone(0.2)]
+    prompts: list[Any] = [
+        {"prompt": "Hear <|AUDIO|>", "multi_modal_data": {"audio": sound}} for sound in sounds
+    ]
+    short = SamplingParams(temperature=0, max_tokens=2)
+    with made.llm() as llm:
+        outputs = llm.generate(prompts, short, on_error="return", use_tqdm=False)
+        left = pids(reader_pool(llm))
+        assert left
+    assert [output.error is None for output in outputs] == [True, False, True, False, True]
+    assert "prompt 1: the sound ended its decoder (SIGSEGV)" in str(outputs[1].error)
+    assert all(map(gone, left))
+
+
+def reader_pool(llm: LLM) -> MediaChildren:
+    return llm._session.media.children
+
+
+def test_all_kinds_come_back_whole(children: MediaChildren) -> None:
+    pytest.importorskip("soundfile")
+    assert np.array_equal(EncodedImage.of(encoded("PNG"), children).open(), np.asarray(GOOD))
+    samples = np.concatenate(list(blocks(wav(tone(3.0)), RATE, children)))
+    assert np.abs(samples - tone(3.0)).max() < 1e-4
+    [frame] = FileVideo.of(mp4(4), children).frames([3])
+    assert frame.size == (64, 48) and np.asarray(frame).mean() == pytest.approx(191, abs=12)
+
+
+def test_several_work_at_once_and_no_more_than_allowed() -> None:
+    data, found = encoded("PNG"), []
+    with MediaChildren(most=2) as made:
+
+        def read() -> None:
+            for _ in range(5):
+                found.append(EncodedImage.of(data, made).open().size)
+
+        threads = [threading.Thread(target=read) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        left = pids(made)
+        assert found == [GOOD.size] * 25 and 1 <= len(left) <= 2
+    assert all(map(gone, left))
+    with pytest.raises(EngineError, match="closed"):
+        EncodedImage.of(data, made)
+
+
+def test_what_is_not_read_to_its_end_leaves_no_process(children: MediaChildren) -> None:
+    pytest.importorskip("soundfile")
+    with MediaChildren(most=1) as made:
+        stream = blocks(wav(tone(30.0)), RATE, made)
+        next(stream)
+        [busy] = pids(made)
+        stream.close()  # type: ignore[attr-defined]
+        assert gone(busy) and about(wav(tone(0.2)), made).frames == 3200
+
+
+def test_a_decoder_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "av.py").write_text("raise ImportError('libavcodec.so: no such file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pytest.importorskip("av")
+    with MediaChildren() as made, pytest.raises(NotSupported, match="libavcodec.so: no such file"):
+        FileVideo.of(b"some", made)
