@@ -29,7 +29,10 @@ CLASSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize(
+    "architecture",
+    ["Exaone4ForCausalLM", pytest.param("PhiForCausalLM", marks=pytest.mark.long)],
+)
 def test_ranks_draw_what_one_draws(architecture: str, tmp_path: Path) -> None:
     path = saved(tiny_model(architecture, **CLASSES[architecture]), tmp_path)
     found = []

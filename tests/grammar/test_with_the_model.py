@@ -24,7 +24,7 @@ from tests.grammar.test_grammars import GRAMMARS
 from tests.grammar.test_schemas import judge
 
 SEEDS = 3  # with --long; one in the gate
-MAX_TOKENS = 512
+MAX_TOKENS, FEWER = 512, 160  # where nothing but chance ends an answer, most of the time
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,8 @@ def test_every_finished_schema_is_valid(llm: LLM, long_mode: bool) -> None:
     schemas = corpus() if long_mode else corpus(504)[::10]
     started = time.perf_counter()
     constraints = [StructuredOutputsParams(json=schema) for _, schema in schemas]
-    rows = written(llm, constraints, SEEDS if long_mode else 1)
+    seeds, most = (SEEDS, MAX_TOKENS) if long_mode else (1, FEWER)
+    rows = written(llm, constraints, seeds, most)
     ends = report("schemas", [output for _, output in rows], time.perf_counter() - started)
     for i, output in rows:
         name, schema = schemas[i]
@@ -79,7 +80,7 @@ def test_every_finished_schema_is_valid(llm: LLM, long_mode: bool) -> None:
             assert errors == [], f"{name} wrote {answer.text!r}"
         elif answer.finish_reason == "length":
             assert answer.stop_reason == "unfinished_structured_output"
-            assert len(answer.token_ids) == MAX_TOKENS
+            assert len(answer.token_ids) == most
         else:
             assert isinstance(output.error, QuireError), name
     assert ends["stop"] >= 0.8 * len(rows)

@@ -174,9 +174,10 @@ def test_any_rank_may_stop_or_go_astray(size: int, tmp_path: Path) -> None:
 def test_ranks_leave_when_the_engines_process_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"
-        "from tests.ranks.test_kills import open_llm, executor_of\n"
-        "llm = open_llm(pathlib.Path(sys.argv[1]))\n"
-        "print(*executor_of(llm).pids, flush=True)\n"
+        "from tests.tiny_llm import tiny_llm\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "llm = tiny_llm(folder, tensor_parallel_size=2, skip_tokenizer_init=True, tokenizer=None)\n"
+        "print(*llm._session.model.executor.pids, flush=True)\n"
         "time.sleep(600)\n"
     )
     child = subprocess.Popen(

@@ -132,17 +132,9 @@ def pair(
         yield processes, threads
 
 
-ON_FOUR = ("greedy, preempted", "random, several", "processors")
-
-
-@pytest.mark.parametrize(
-    ("pair", "what"),
-    [
-        *((2, what) for what in ASKED),
-        *(pytest.param(4, what, marks=pytest.mark.long) for what in ON_FOUR),
-    ],
-    indirect=["pair"],
-)
+# A mark of its own for the pair: in one list with what is asked, it would be made anew each time.
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("pair", [2, pytest.param(4, marks=pytest.mark.long)], indirect=True)
 def test_processes_give_the_bits_of_threads(pair: tuple[LLM, LLM], what: str) -> None:
     processes, threads = (ASKED[what](llm) for llm in pair)
     assert processes == threads

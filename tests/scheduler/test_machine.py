@@ -128,4 +128,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestScheduler.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
