@@ -10,7 +10,6 @@ from quire.families.fields import Fields
 from quire.families.latents import GGUF_READS, WITHOUT_EFFECT, gguf_latent, read_latent_decoder
 from quire.families.mixtures import (
     SHARED_NAMES,
-    SOFTMAX,
     gguf_routing,
     read_routed_experts,
     with_experts,
@@ -30,7 +29,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    routing = gguf_routing(fields, GGUF, config, unsaid=SOFTMAX)
+    routing = gguf_routing(fields, GGUF, config)
     by_sigmoid, grouped = routing.pop("by_sigmoid"), routing["n_group"] > 1
     words = {**routing, **gguf_latent(fields, GGUF, config)}
     if by_sigmoid:

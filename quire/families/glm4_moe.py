@@ -11,7 +11,6 @@ from quire.families.mixtures import (
     GGUF_ROUTING,
     ROUTER_KEYS,
     SHARED_NAMES,
-    SIGMOID,
     gguf_routing,
     read_routed_experts,
     with_experts,
@@ -38,7 +37,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    routing = gguf_routing(fields, "glm4moe", config, unsaid=SIGMOID)
+    routing = gguf_routing(fields, "glm4moe", config)
     if not routing.pop("by_sigmoid"):
         raise fields.wrong("glm4moe.expert_gating_func", "2, which means sigmoids")
     return routing

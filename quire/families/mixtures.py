@@ -72,13 +72,10 @@ GGUF_ROUTING = (
 SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
 
 
-def gguf_routing(
-    fields: Fields, arch: str, config: Mapping[str, Any], *, unsaid: int
-) -> dict[str, Any]:
-    """The same in the words of configs, but for `by_sigmoid`; `unsaid` is how scores are made where
-    a file does not say it."""
+def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in the words of configs, but for `by_sigmoid`."""
     said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_ROUTING}, fields.source)
-    if (gate := said.count("expert_gating_func", unsaid)) not in (SOFTMAX, SIGMOID):
+    if (gate := said.count("expert_gating_func", SOFTMAX)) not in (SOFTMAX, SIGMOID):
         raise said.wrong("expert_gating_func", "1 (softmax) or 2 (sigmoids)")
     ahead = said.values.get("nextn_predict_layers") or 0  # layers that guess ahead, at the end
     return {

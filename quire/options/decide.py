@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.config import EngineConfig
+from quire.config import AdapterOptions, EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.options.adapters import adapter_options
 from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY
@@ -107,7 +107,7 @@ def resolve(
         structured_outputs=_structured_outputs(options),
         batch_processors=batch_processors,
         request_processors=tuple(c for c in classes if _is_adapter(c)),
-        adapters=adapter_options(*_adapter_limits(options)) if options.enable_lora else None,
+        adapters=_adapters(options),
     )
 
 
@@ -134,13 +134,10 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
     return least
 
 
-def _adapter_limits(options: Options) -> tuple[int, int, int | None]:
-    if (count := options.data_parallel_size) > 1:
-        raise NotSupported(
-            f"enable_lora=True with data_parallel_size={count} is not built. Leave one of them "
-            "out; `quire run --lora --replicas` runs an engine with adapters on each device."
-        )
-    return options.max_loras, options.max_lora_rank, options.max_cpu_loras
+def _adapters(options: Options) -> AdapterOptions | None:
+    if not options.enable_lora:
+        return None
+    return adapter_options(options.max_loras, options.max_lora_rank, options.max_cpu_loras)
 
 
 def _structured_outputs(options: Options) -> StructuredOutputsConfig:

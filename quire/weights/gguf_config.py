@@ -1,7 +1,7 @@
 """GGUF metadata as a ModelSpec: translated into Hugging Face's words, then read as those. No torch.
 
 What GGUF does not say in its metadata is read off the tensors: biases, tied embeddings, factors of
-rotary frequencies.
+rotary frequencies, and how experts are scored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
+from quire.families.mixtures import SIGMOID
 from quire.families.registry import families_of_gguf
 from quire.layer_plan import FactorRope, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -54,7 +55,7 @@ _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 
 def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """The spec of a GGUF file; `overrides` are in Hugging Face's words, as for any other model."""
-    fields = Fields(_plain(file.metadata), file.path.name)
+    fields = Fields({**_gating(file), **_plain(file.metadata)}, file.path.name)
     config = _config(file, fields)
     spec = spec_from_hf(config, overrides, source=file.path.name)
     factors = _freq_factors(file, spec)
@@ -82,6 +83,14 @@ def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
         return replace(layer, attention=attention)
     mlp = replace(layer.mlp, bias="blk.0.ffn_down.bias" in file.tensors)
     return replace(layer, attention=attention, mlp=mlp)
+
+
+def _gating(file: GgufFile) -> dict[str, int]:
+    """Sigmoids, where experts are chosen with a bias: no model adds one to a softmax, and early
+    files of GLM-4.7-Flash do not say which of the two it has."""
+    arch = file.metadata.get("general.architecture")
+    has_bias = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    return {f"{arch}.expert_gating_func": SIGMOID} if has_bias else {}
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

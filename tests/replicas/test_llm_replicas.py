@@ -117,6 +117,8 @@ def test_what_cannot_be_done_is_said(two: LLM, tmp_path: Path) -> None:
         list(two.stream("a", SamplingParams(max_tokens=2), tokens=True))
     with pytest.raises(InvalidOption, match="uni"):
         tiny_llm(tmp_path, data_parallel_size=2, distributed_executor_backend="uni")
+    with pytest.raises(NotSupported, match="quire run --lora --replicas"):  # before any is read
+        LLM(str(tmp_path / "nowhere"), data_parallel_size=2, enable_lora=True)
     with pytest.raises(NotSupported, match="quire run --ray"):
         tiny_llm(tmp_path, distributed_executor_backend="ray")
     with pytest.raises(NotSupported, match="launcher"):

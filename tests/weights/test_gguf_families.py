@@ -181,7 +181,8 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         DeepseekV3Config(**{**LATENT, "q_lora_rank": None}, n_group=4, topk_group=2),
         {
             **{key: value for key, value in DEEPSEEK.items() if "q_lora" not in key},
-            **(ROUTING | {"expert_gating_func": 2, "expert_weights_norm": True}),
+            # That scores are made by sigmoids is not said: experts have a bias.
+            **(ROUTING | {"expert_weights_norm": True}),
         },
     ),
     "cohere": (
