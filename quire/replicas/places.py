@@ -1,8 +1,7 @@
 """Where replicas run: a share of the GPUs, or of the cores, and the environment that says so.
 
 CUDA_VISIBLE_DEVICES bounds us, in any of its forms (indices, UUIDs, MIG instances), and each
-replica gets its share of it. What other launchers leave in the environment is not for our engines:
-they would take themselves for a rank of something.
+replica gets its share of it.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.base.launchers import without_launchers
 from quire.errors import InvalidOption
 from quire.executor.cores import usable_cores
 
 MOST_REPLICAS = 256
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MEMORY_SHARE, _MOST_MEMORY = 4, 4 << 30  # of what is available, for KV blocks in main memory
-_STRIPPED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
-_STRIPPED_PREFIXES = ("MASTER_", "TORCHELASTIC_", "VLLM_")
 _COUNT = (
     "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int();"
     "print(0 if d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) else n.value)"
@@ -50,7 +48,7 @@ def places(
     machine without GPUs, and with device="cpu", replicas share the cores.
     """
     given = dict(os.environ if environment is None else environment)
-    base = stripped(given)
+    base = without_launchers(given)
     wants_cpu = str(options.get("device", "auto")).startswith("cpu")
     if replicas in (None, 1) and gpus is None:
         return (Place(base),)
@@ -63,15 +61,6 @@ def places(
         return _on_cores(replicas or 1, base, options)
     each = int(options.get("tensor_parallel_size", 1) or 1)
     return _on_gpus(replicas, gpus, found if chosen is None else chosen, each, base)
-
-
-def stripped(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what launchers say about ranks."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _STRIPPED and not name.startswith(_STRIPPED_PREFIXES)
-    }
 
 
 def visible_gpus(environment: Mapping[str, str], count: int) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from quire.base.launchers import without_launchers
 from quire.base.version import __version__
 from quire.errors import InvalidOption, NotSupported
 from quire.replicas.engine_process import EngineProcess
-from quire.replicas.places import stripped
 from quire.replicas.replica_set import ReplicasLost
 from quire.replicas.wire import Message
 
@@ -107,7 +107,10 @@ class EngineRelay:
             self._refuse(f"this node has quire {__version__}, and the driver has {version}")
             return
         self._engine = EngineProcess(
-            opening, command=command, hear=self._said.append, environment=stripped(os.environ)
+            opening,
+            command=command,
+            hear=self._said.append,
+            environment=without_launchers(os.environ),
         )
 
     def _refuse(self, text: str) -> None:

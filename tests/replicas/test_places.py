@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.base.launchers import without_launchers
 from quire.errors import InvalidOption
-from quire.replicas.places import Place, number_of_gpus, places, stripped, visible_gpus
+from quire.replicas.places import Place, number_of_gpus, places, visible_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,7 +88,7 @@ def test_replicas_without_gpus_share_cores_and_memory() -> None:
 
 def test_what_launchers_leave_is_not_for_engines() -> None:
     left = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "VLLM_X"]
-    assert stripped({**dict.fromkeys(left, "1"), "PATH": "/bin"}) == {"PATH": "/bin"}
+    assert without_launchers({**dict.fromkeys(left, "1"), "PATH": "/bin"}) == {"PATH": "/bin"}
     assert set(made(None, None, None)[0].environment) == set()
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quire import errors
+from quire.base.launchers import without_launchers
 from quire.errors import EngineClosed, EngineError, QuireError, RankDied
 from quire.executor.ranks.board import Board
 from quire.executor.ranks.last_words import LastWords
@@ -36,9 +37,6 @@ _GRACE = 0.3  # seconds in which the others may say why, after one ended
 _LOOK = 0.25  # seconds between two looks at the boards
 _LEAVING = 2.0  # seconds for the last that killed ranks wrote to arrive
 _ROOT = Path(__file__).resolve().parents[3]
-# What launchers of other programs leave in the environment, and torch would read.
-_STRIPPED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_STRIPPED_BEGINNINGS = ("TORCHELASTIC_", "VLLM_")
 
 
 class RankProcesses:
@@ -263,11 +261,7 @@ def _spawn(
     listening, writing = os.pipe()
     numbers = (theirs.fileno(), held, board.file, ring.file)
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _STRIPPED and not name.startswith(_STRIPPED_BEGINNINGS)
-    }
+    kept = without_launchers(os.environ)
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *map(str, (*place, *numbers))],
