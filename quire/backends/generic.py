@@ -6,11 +6,13 @@ gelu round otherwise in the last few numbers, which do not fill a vector.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, RowOp
+from quire.backends.ops import HeadNorms, LinearOp, RowOp
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
@@ -91,6 +93,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned[:, :, 0] -= halves[:, :, 1] * sin[:, None]
     turned[:, :, 1] += halves[:, :, 0] * sin[:, None]
     return turned.flatten(-2).to(x.dtype)
+
+
+class HeadProducts:
+    """A product of its own for each head, one by one: [T, heads, K] -> [T, heads, N]."""
+
+    def __init__(self, products: Sequence[LinearOp]) -> None:
+        self._products = tuple(products)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        heads = x.transpose(0, 1).contiguous()
+        made = [product(one) for product, one in zip(self._products, heads, strict=True)]
+        return torch.stack(made, dim=1)
+
+
+def store_rows(rows: Tensor, slots: Tensor, keys: Tensor) -> None:
+    """Rows [T, D] become those of their slots in keys [N, 1, S, D]."""
+    keys.view(-1, keys.shape[-1]).index_copy_(0, slots, rows[: slots.shape[0]].to(keys.dtype))
 
 
 def layer_norms_of(layer: LayerPlan) -> tuple[str, ...]:

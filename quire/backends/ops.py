@@ -69,12 +69,16 @@ class HeadShape:
     own_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim)
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: bool = False  # whether every head has one key more, of value 0 (AttentionStep.attend)
-    values_in_keys: bool = False  # whether values are the first numbers of keys, and none are kept
+    values_in_keys: int = 0  # values are the first so many numbers of keys, and none are kept
 
     @property
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def value_dim(self) -> int:
+        return self.values_in_keys or self.head_dim
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -147,6 +151,8 @@ class AttentionStep(Protocol):
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D].
+        Where values are the first of keys, what stands behind value_dim numbers of a head means
+        nothing, and may be left out.
         With `sinks` float32 [heads], there is one key more for every query of a head, whose score
         that is and whose value is 0.
 
@@ -180,6 +186,9 @@ class Kernels(Protocol):
     ) -> ExpertsOp:
         """What the experts that tokens chose make of them (experts.py), of products made here."""
 
+    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+        """A product for each head, of those made here: [T, heads, K] -> [T, heads, N]."""
+
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         """What adds LoRA adapters to products (adapters.py)."""
 
@@ -205,6 +214,10 @@ class Kernels(Protocol):
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         """Everything about a pass that its layers share; `window` = tokens a query sees."""
+
+    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
+        """Rows [T, D] are the keys [N, 1, S, D] of slots from now on, which have their values in
+        them; those without a slot fill up a pass."""
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """cache [layers, 2, N, kv_heads, S, D]: block `to` becomes block `from`."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import LoopedExperts
@@ -47,6 +48,9 @@ class ReferenceKernels:
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
 
+    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+        return generic.HeadProducts(products)
+
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return LoopedAdapters(self.make_linear, self.padded)
 
@@ -85,6 +89,9 @@ class ReferenceKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
         return ReferenceAttention(self.shape, inputs, window)
+
+    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
+        generic.store_rows(rows, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         for old, new in copies:

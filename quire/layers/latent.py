@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.generic import rotate
-from quire.backends.ops import HeadNorms, HeadShape, RowOp
+from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
 from quire.layer_plan import LatentPlan
 from quire.layers.attention import Kind, Pass
 from quire.layers.linear import Linear
@@ -35,13 +35,12 @@ class NarrowQueries:
 class HeadProducts:
     """A product of its own for each head: [T, heads, K] -> [T, heads, N]."""
 
-    def __init__(self, products: Sequence[Linear]) -> None:
+    def __init__(self, kernels: Kernels, products: Sequence[Linear]) -> None:
         self.products = tuple(products)
+        self._multiply = kernels.make_head_products([one.multiply for one in products])
 
     def __call__(self, x: Tensor) -> Tensor:
-        heads = x.transpose(0, 1).contiguous()
-        made = [product(one) for product, one in zip(self.products, heads, strict=True)]
-        return torch.stack(made, dim=1)
+        return self._multiply(x)
 
 
 class LatentPairs:
@@ -85,6 +84,7 @@ class LatentAttention:
 
     def __init__(
         self,
+        kernels: Kernels,
         shape: HeadShape,
         plan: LatentPlan,
         parts: LatentParts,
@@ -93,7 +93,8 @@ class LatentAttention:
         tp: TensorParallel,
     ) -> None:
         """`rope`: which of the pass's turns is its own."""
-        self.shape, self.plan, self.parts, self.rope, self.tp = shape, plan, parts, rope, tp
+        self.kernels, self.shape, self.plan, self.parts = kernels, shape, plan, parts
+        self.rope, self.tp = rope, tp
         self.norms: HeadNorms | None = None  # no head is normed where it is turned
         self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
 
@@ -113,15 +114,10 @@ class LatentAttention:
         row = parts.down(x)
         latent = parts.norm(row[:, : plan.kv_rank].contiguous())
         turned = rotate(row[:, None, plan.kv_rank :], *turn)[:, 0]
-        self._store(torch.cat([latent, turned], -1), shared.slots[self.group], keys)
+        self.kernels.store_rows(torch.cat([latent, turned], -1), shared.slots[self.group], keys)
         q = parts.queries(x).view(count, self.shape.num_heads, plan.query_dims)
         plain, turning = q[..., : plan.plain_dims], q[..., plan.plain_dims :]
         q = torch.cat([parts.to_rows(plain), rotate(turning, *turn)], -1)
         made = shared.attention[self.kind].attend(q, keys, keys)
         rows = made.view(count, self.shape.num_heads, -1)[..., : plan.kv_rank]
         return self.tp.all_reduce(parts.out(parts.to_values(rows).flatten(1)))
-
-    def _store(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-        """Of the tokens that have slots: the others only fill up a pass."""
-        width = self.shape.head_dim
-        keys.view(-1, width).index_copy_(0, slots, rows[: slots.shape[0]].to(keys.dtype))

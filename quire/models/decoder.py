@@ -191,5 +191,5 @@ def head_shape(
     sizes = (plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size)
     return HeadShape(
         *(*sizes, dtype, fp8_kv, plan.scale, plan.softcap, plan.sinks),
-        values_in_keys=plan.latent is not None,
+        values_in_keys=0 if plan.latent is None else plan.latent.kv_rank,
     )

@@ -230,7 +230,7 @@ class Parts:
         by_head = pairs.view(heads, latent.pair_dims, latent.kv_rank)
         keys, values = by_head[:, : latent.plain_dims], by_head[:, latent.plain_dims :]
         to_rows, to_values = (
-            HeadProducts([Linear(self.kernels, one.contiguous()) for one in weights])
+            HeadProducts(self.kernels, [Linear(self.kernels, one.contiguous()) for one in weights])
             for weights in (keys.transpose(1, 2), values)
         )
         self.places[f"{name}.kv_b.weight"] = (LatentPairs(latent, to_rows, to_values),)
@@ -244,7 +244,7 @@ class Parts:
             self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),
         )
         rope = self.spec.ropes.index(plan.rope)
-        return LatentAttention(self.shape, latent, parts, rope=rope, tp=self.tp)
+        return LatentAttention(self.kernels, self.shape, latent, parts, rope=rope, tp=self.tp)
 
     def _latent_queries(self, name: str, plan: AttentionPlan, latent: LatentPlan) -> RowOp:
         hidden, rows = self.spec.hidden_size, plan.num_heads * latent.query_dims

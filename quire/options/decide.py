@@ -204,6 +204,11 @@ def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
                 "kv_cache_dtype='fp8' is not built for models that bound their scores (softcap). "
                 "Leave it out."
             )
+        if isinstance(spec, ModelSpec) and spec.layers[0].attention.latent is not None:
+            raise NotSupported(
+                "kv_cache_dtype='fp8' is not built for models that keep latents in place of keys "
+                "and values. Leave it out."
+            )
         if spec.head_dim % 4 or options.block_size == 1:
             raise NotSupported(
                 f"kv_cache_dtype='fp8' with head_dim {spec.head_dim} and block_size "

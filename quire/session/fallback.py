@@ -26,35 +26,20 @@ OWN = ("quire", "vllm")
 
 def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
     """The spec of a family of quire's own; a plan for Transformers where that is asked for, or
-    where no family has the model on this device."""
+    where no family has the model."""
     if options.model_impl == "auto" and _is_registered(files.config.get("architectures")):
         return _plan(files, options)
     if options.model_impl in OWN or (files.kind == "gguf" and options.model_impl == "auto"):
-        return _on_its_device(files.spec(options.hf_overrides), options)
+        return files.spec(options.hf_overrides)
     if options.model_impl == "transformers":
         return _plan(files, options)
     try:
-        return _on_its_device(files.spec(options.hf_overrides), options)
+        return files.spec(options.hf_overrides)
     except UnsupportedModel as unknown:
         try:
             return _plan(files, options)
         except UnsupportedModel as refused:
             raise UnsupportedModel(f"{unknown} Nor with Transformers: {refused}") from refused
-
-
-def _on_its_device(spec: ModelSpec, options: Options) -> ModelSpec:
-    """The spec, unless the device has no kernels for it: Transformers has."""
-    if options.device == "cpu" or spec.layers[0].attention.latent is None:
-        return spec
-    from torch.cuda import is_available
-
-    if not is_available():
-        return spec
-    raise UnsupportedModel(
-        f"the family {spec.family!r} keeps latents in place of keys and values, which quire's "
-        "kernels for GPUs do not read yet. Leave model_impl out with a directory of safetensors, "
-        "for Transformers to compute it, or run it with device='cpu'."
-    )
 
 
 def _is_registered(architectures: object) -> bool:

@@ -23,8 +23,7 @@ from tests.executor.harness import small_config
 from tests.fallback.judging import OPTIONS, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 
-# A window in some layers; a softcap in all; latent heads; experts; latent heads and experts, which
-# are a family of quire's own on a CPU alone.
+# A window in some layers; a softcap in all; latent heads; experts; latent heads and experts.
 SIDE_BY_SIDE = (
     "Gemma3ForCausalLM",
     "Gemma2ForCausalLM",

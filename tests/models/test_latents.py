@@ -4,6 +4,7 @@ cache worth having changes an answer."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.errors import UnsupportedModel
+from quire.errors import NotSupported
+from quire.executor.cuda.steady import check_steady
 from quire.executor.memory import block_bytes, make_cache
 from quire.session import fallback
+from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
@@ -150,16 +153,19 @@ def packed(values: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(gguf.dequantize(blocks, kind))
 
 
-def test_a_gpu_is_refused_by_name_or_left_to_transformers(
+def test_a_gpu_has_kernels_for_them_but_in_fp8(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their kernels do not read latents yet."""
-    from quire.options import Options
+    from quire.options import DeviceFacts, Options, resolve
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     files = locate(directory)
-    with pytest.raises(UnsupportedModel, match="keeps latents in place of keys and values"):
-        fallback.plan_model(files, Options(model_impl="quire"))
-    planned = fallback.plan_model(files, Options())
-    assert planned.spec.family == "transformers"  # type: ignore[union-attr]
-    assert fallback.plan_model(files, Options(device="cpu")) == files.spec()
+    spec = fallback.plan_model(files, Options())
+    assert spec == files.spec() and isinstance(spec, ModelSpec)
+    gpu = DeviceFacts("cuda", 80 << 30, 79 << 30, 132, ("bfloat16",))
+    assert resolve(Options(), spec, gpu).kv_cache_dtype == "auto"
+    with pytest.raises(NotSupported, match="'fp8' is not built for models that keep latents"):
+        resolve(Options(kv_cache_dtype="fp8"), spec, gpu)
+    steady = replace(resolve(Options(), spec, gpu), batch_invariant=True)
+    with pytest.raises(NotSupported, match="batch_invariant=True .* keep latents"):
+        check_steady(steady, spec)

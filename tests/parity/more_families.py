@@ -292,7 +292,7 @@ LATENT: dict[str, Any] = {
     **(ROUTED | {"n_routed_experts": 12}),
 }
 STRETCHED: dict[str, Any] = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
-# Keys and values as one row a token; those of GPUs are not built yet.
+# Keys and values as one row a token.
 LATENTS: dict[str, PretrainedConfig] = {
     "deepseek v2, groups, yarn": DeepseekV2Config(
         **LATENT,

@@ -49,6 +49,9 @@ class CpuKernels:
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
 
+    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+        return generic.HeadProducts(products)
+
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return LoopedAdapters(self.make_linear, self.padded)
 
@@ -73,6 +76,9 @@ class CpuKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return CpuAttention(self.shape, self.scratch, inputs, window)
+
+    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
+        generic.store_rows(rows, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         old, new = (torch.tensor(blocks) for blocks in zip(*copies, strict=True))

@@ -15,12 +15,16 @@ AT_ONCE = 2048
 
 
 def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
-    """cache [layers, 2, N, kv_heads, S, D]; block pairs[i, 1] becomes block pairs[i, 0].
+    """cache [layers, 2 or 1, N, kv_heads, S, D]; block pairs[i, 1] becomes block pairs[i, 0].
 
     pairs int32 [n, 2] on the device; a pair with -1 copies nothing. No block may be written
     by one pair and read or written by another: they run at once.
     """
-    num_parts, num_blocks, size = cache.shape[0] * 2, cache.shape[2], cache[0, 0, 0].numel()
+    num_parts, num_blocks, size = (
+        cache.shape[0] * cache.shape[1],
+        cache.shape[2],
+        cache[0, 0, 0].numel(),
+    )
     _copy_blocks[(pairs.shape[0], num_parts)](
         cache, pairs, num_blocks, size, BLOCK=AT_ONCE, num_warps=4
     )

@@ -129,7 +129,8 @@ def leave(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ) -> None:
-    """What an item found goes where it is wanted; the row has `count` items from `first` on."""
+    """What an item found goes where it is wanted; the row has `count` items from `first` on. Where
+    GROUP_ROWS are fewer than GROUP, which they divide, queries are merged so many at a time."""
     query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query
@@ -145,10 +146,12 @@ def leave(
             counter = counters + row * KV_HEADS + head
             if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 tl.store(counter, 0)
-                merge_row(
-                    *(parts, sums, first, count, out, row, head),
-                    *(KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS),
-                )
+                pieces: tl.constexpr = GROUP // GROUP_ROWS if GROUP_ROWS < GROUP else 1
+                for piece in tl.static_range(pieces):
+                    merge_row(
+                        *(parts, sums, first, count, out, row, head * pieces + piece),
+                        *(KV_HEADS * pieces, GROUP // pieces, WIDTH, PADDED, MERGED, GROUP_ROWS),
+                    )
 
 
 @kernel("table_stride")

@@ -58,7 +58,9 @@ class _Piece:
 
 def serves(shape: HeadShape, window: int | None, device: torch.device) -> bool:
     """Whether the library has what such heads need, on this device."""
-    plain = window is None and shape.softcap is None and not shape.sinks
+    plain = (
+        window is None and shape.softcap is None and not shape.sinks and not shape.values_in_keys
+    )
     if not plain or shape.dtype.itemsize != 2 or shape.head_dim not in _WIDTHS:
         return False
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= _CAPABILITY

@@ -23,6 +23,13 @@ from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
+from quire.backends.triton.latent import (
+    BatchedProducts,
+    LatentPrefill,
+    decode_attention,
+    parts_shape,
+    store_rows,
+)
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.steady import SteadyDecode
@@ -62,6 +69,12 @@ class TritonKernels:
         for_many = GroupedExperts(gate, up.weights, down.weights) if wide else None
         return FusedExperts(gate, up, down, for_many=for_many)
 
+    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+        made = stacked(products)
+        if made is None or made.biases is not None:
+            return generic.HeadProducts(products)
+        return BatchedProducts(made.weights)
+
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return StackedAdapters(room)
 
@@ -90,6 +103,8 @@ class TritonKernels:
         self, inputs: AttentionInputs, num_tokens: int, window: int | None
     ) -> PrefillAttention:
         """Of the slices of an eager pass, which have so many tokens."""
+        if self.shape.values_in_keys:
+            return LatentPrefill(self.shape, inputs, num_tokens)
         count = inputs.num_prefill
         return PrefillAttention(
             *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
@@ -102,6 +117,9 @@ class TritonKernels:
     ) -> DecodeAttention | SteadyDecode:
         """Of its decode rows."""
         return _decode(self, inputs, window)
+
+    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
+        store_rows(rows, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """Pairs in order: one may read what an earlier one wrote."""
@@ -130,7 +148,7 @@ class TritonKernels:
         )
         if have is None or not enough:
             rows, parts = power_of_two(max(1, num_rows)), prefix_parts
-            have = DecodeBuffers.make(self.shape, rows, device, prefix_parts=parts)
+            have = DecodeBuffers.make(parts_shape(self.shape), rows, device, prefix_parts=parts)
             self._buffers = have
         return have
 
@@ -214,7 +232,7 @@ class TritonAttention:
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.head_dim)
+        out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.value_dim)
         if self.dense:
             self.dense.attend(q, keys, values, out)
         elif self.prefill:
@@ -232,7 +250,7 @@ def _decode(kernels: TritonKernels, inputs: AttentionInputs, window: int | None)
     num_rows = len(inputs.context_lens) - first
     device = inputs.context_lens.device
     work, parts = None, 0
-    if inputs.prefixes:
+    if inputs.prefixes and not shape.values_in_keys:
         groups = [
             (_host(blocks), _host(members) - np.int32(first)) for blocks, members in inputs.prefixes
         ]
@@ -241,7 +259,7 @@ def _decode(kernels: TritonKernels, inputs: AttentionInputs, window: int | None)
         work, parts = PrefixWork(shape, num_rows, device, size), size.parts
         work.fill(groups)
     buffers = kernels.decode_buffers(num_rows, parts, device)
-    attention = DecodeAttention(shape, buffers, num_rows, window=window, prefixes=work)
+    attention = decode_attention(shape, buffers, num_rows, window=window, prefixes=work)
     lengths = inputs.context_lens[first:].to(torch.int32)
     attention.plan(lengths, inputs.tables[first:].to(torch.int32))
     return attention

@@ -52,7 +52,7 @@ def with_sinks(mean: tl.tensor, log_sum: tl.tensor, sinks: tl.tensor) -> Any:
 
 
 @part
-def _fetched(
+def fetched(
     places: tl.tensor,
     real: tl.tensor,
     there: tl.tensor,
@@ -159,10 +159,10 @@ def attend_stretch(
         index = base + step
         real = (index - begin).to(tl.uint32) < (end - begin).to(tl.uint32)
         places, there = key_lines + away[None, :], (at < WIDTH)[:, None]
-        k = _fetched(places, real[None, :], there, MASKED, WIDTH == PADDED)
+        k = fetched(places, real[None, :], there, MASKED, WIDTH == PADDED)
         # Values nobody asked for may be NaN, which a weight of 0 does not remove.
         places, there = value_lines + away[:, None], (at < WIDTH)[None, :]
-        v = _fetched(places, real[:, None], there, MASKED, WIDTH == PADDED)
+        v = fetched(places, real[:, None], there, MASKED, WIDTH == PADDED)
         after = base + KEYS
         block = tl.load(table + after // SLOTS + number, mask=after + number * piece < end, other=0)
         scores = tl.dot(mine, k, input_precision=PRECISION)

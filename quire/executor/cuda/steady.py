@@ -19,6 +19,11 @@ def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
             f"batch_invariant=True is not built on a GPU for models with windows ({window} tokens "
             f"here). {_INSTEAD}"
         )
+    if spec.layers[0].attention.latent is not None:
+        raise NotSupported(
+            "batch_invariant=True is not built on a GPU for models that keep latents in place of "
+            f"keys and values. {_INSTEAD}"
+        )
     if any(layer.attention.sinks for layer in spec.layers):
         raise NotSupported(
             "batch_invariant=True is not built on a GPU for models whose attention has sinks. "

@@ -12,6 +12,7 @@ from quire.backends.ops import AttentionStep, HeadNorms, HeadShape
 from quire.backends.triton.blocks import copy_blocks
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import norm_rope_store, rope_store
+from quire.backends.triton.latent import decode_attention, parts_shape
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode
@@ -105,8 +106,9 @@ class TritonOps:
             longest = columns.tables.shape[2] * shape.block_size
             self._buffers = SteadyBuffers.make(shape, rows, longest, device)
         else:
-            parts = PrefixSize.of(shape, rows).parts
-            self._buffers = DecodeBuffers.make(shape, rows, device, prefix_parts=parts)
+            parts = 0 if shape.values_in_keys else PrefixSize.of(shape, rows).parts
+            made_for = parts_shape(shape)
+            self._buffers = DecodeBuffers.make(made_for, rows, device, prefix_parts=parts)
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
@@ -120,7 +122,7 @@ class TritonOps:
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
     ) -> PrefixSize | None:
-        if not groups:
+        if not groups or self._shape.values_in_keys:  # see latent.py
             return None
         works, num_full = self._work.get(num_places), self._columns.num_full
         if works is None:
@@ -250,7 +252,7 @@ class TritonOps:
                         self._shape, buffers, num_places, prefixes=cast(Any, work)
                     )
                 else:
-                    self._attention[key] = DecodeAttention(
+                    self._attention[key] = decode_attention(
                         self._shape, buffers, num_places, window=window, prefixes=work
                     )
         return self._attention[key]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, HeadShape
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.config import EngineConfig
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.device_rows import DeviceColumns
@@ -82,6 +82,8 @@ class Calls:
         if self.config.batch_invariant:  # one tile serves any number of rows
             decodes = [partial(self.decode, w, ROWS, shared=True) for w in self.windows]
             return [partial(self.sample, truncated=True), *decodes]
+        if self.shape.values_in_keys:  # one tile serves any, and nothing is shared
+            return [partial(self.sample, truncated=True)]
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
         # Kernels go by tiles, and tiles not always by the number of rows.
         done = {(decode_tile(self.shape, ROWS), False)}  # the first steps call that one
@@ -105,8 +107,8 @@ class Calls:
         return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
 
     def cache(self) -> tuple[Tensor, Tensor]:
-        keys, values = self.caches()[0]
-        return keys, values
+        kept = self.caches()[0]
+        return kept[0], kept[-1]
 
     def sinks(self) -> Tensor | None:
         if not self.shape.sinks:
@@ -134,9 +136,15 @@ class Calls:
 
             tile, given = steady_tiles(shape)[1], (shape, starts, lengths, tables, 1)
             attention: PrefillAttention = SteadyPrefill(*given, tile=tile)
+        elif shape.values_in_keys:
+            from quire.backends.triton.latent import LatentPrefill
+
+            attention = LatentPrefill(
+                shape, AttentionInputs(starts, lengths, tables, starts[1:], 1), 1
+            )
         else:
             attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
-        out = self.empty(1, shape.num_heads * shape.head_dim)
+        out = self.empty(1, shape.num_heads * shape.value_dim)
         q = self.empty(1, shape.num_heads, shape.head_dim)
         attention.attend(q, *self.cache(), out, self.sinks())
 
@@ -240,6 +248,11 @@ class Calls:
         from quire.backends.triton.heads import norm_rope_store
 
         shape, width = self.shape, self.shape.head_dim
+        if shape.values_in_keys:
+            from quire.backends.triton.latent import store_rows
+
+            nowhere = torch.full((ROWS,), -1, device=self.device)
+            return store_rows(self.empty(ROWS, width), nowhere, self.cache()[0])
         num_all = shape.num_heads + 2 * shape.num_kv_heads
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         slots = torch.full((ROWS,), -1, device=self.device)

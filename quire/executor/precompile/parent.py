@@ -86,7 +86,10 @@ class Compiling:
 
 
 def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
-    """Start the process, unless there is no GPU to use or all was compiled before."""
+    """Start the process, unless there is no GPU to use or all was compiled before; or where the
+    model keeps latents or states, whose kernels are compiled when they are called (warmup.py)."""
+    if spec.keeps_states or spec.layers[0].attention.latent is not None:
+        return None
     if options.device == "cpu" or not any(map(os.path.exists, DEVICES)) or not torch_knows_cuda():
         return None
     found = importlib.util.find_spec("triton")

@@ -11,6 +11,7 @@ from quire.executor.cpu.accuracy import hidden_states
 from quire.layer_plan import (
     AttentionPlan,
     ExpertsPlan,
+    LatentPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
@@ -70,6 +71,11 @@ SPECS = {
         norm=LAYER,
     ),
 }
+ROWS = LatentPlan(24, 12, 8, 10, NORM, q_rank=20)
+LATENT = AttentionPlan(6, 1, 32, 0.25, Rope(100.0, 8), qkv_bias=True, latent=ROWS)
+SPECS["latents"] = ModelSpec(
+    *("llama", 60, 32, 64), layers=(LayerPlan(LATENT, GATED, NORM),) * 2, norm=NORM
+)
 TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 
 

@@ -16,10 +16,11 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.test_gpu import gpu_config, logprob_requests, on_gpu
 from tests.executor.harness import told
-from tests.parity.more_families import MORE, random_model
+from tests.parity.more_families import LATENTS, MORE, random_model
 
 pytestmark = pytest.mark.gpu
 PRECISE = 2e-3  # of logprobs in float32
+FAMILIES = {**MORE, **LATENTS}
 STATES = tuple(name for name in MORE if hasattr(MORE[name], "linear_num_value_heads"))
 
 
@@ -65,14 +66,14 @@ def test_layers_that_keep_a_state_are_refused_by_name(name: str, tmp_path: Path)
         LLM(str(tmp_path), device="cuda", skip_tokenizer_init=True)
 
 
-@pytest.mark.parametrize("name", [name for name in MORE if name not in STATES])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in STATES])
 def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In float32 the same; in bf16 no further off than Transformers in bf16 is."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    ours, _ = differences(random_model(MORE[name]), tmp_path, "float32")
+    ours, _ = differences(random_model(FAMILIES[name]), tmp_path, "float32")
     print(f"{name}: float32 {max(ours):.2g}")
     assert max(ours) <= PRECISE
-    ours, theirs = differences(random_model(MORE[name]), tmp_path, "bfloat16")
+    ours, theirs = differences(random_model(FAMILIES[name]), tmp_path, "bfloat16")
     means = [sum(some) / len(some) for some in (ours, theirs)]
     print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
     assert means[0] <= 1.2 * means[1]
