@@ -29,9 +29,8 @@ async def whole_outputs(
 
 
 async def _whole(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
-    asked = {name: value for name, value in row.items() if name != "stream"}
     # Closed here: the row's place in the queue is free again when its answer is there.
-    async with aclosing(services.engine.generate(asked, lane=lane, key_id=key_id)) as outputs:
+    async with aclosing(services.engine.generate(row, lane=lane, key_id=key_id)) as outputs:
         async for output in outputs:
             if output.finished:
                 return output

@@ -9,12 +9,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from quire.openai_api.errors import ApiError, server_error
+from quire.openai_api.errors import ApiError
 from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
+from quire.server.endpoint import with_short_way
 from quire.server.guard import Guard
-from quire.server.replies import error_response
+from quire.server.replies import bug_response, error_response
 from quire.server.services import Services
 
 _WORDS = {404: "there is nothing at this path", 405: "this path does not take that method"}
@@ -29,13 +31,16 @@ def make_app(services: Services) -> ASGIApp:
         async with batch_routes.running(services):
             yield
 
+    endpoints = {
+        **generation.endpoints(services),
+        **responses.endpoints(services),
+        **pooling_routes.endpoints(services),
+    }
     app = Starlette(
         routes=[
-            *generation.routes(services),
-            *responses.routes(services),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
             *health.routes(services),
             *tokens.routes(services),
-            *pooling_routes.routes(services),
             *batch_routes.routes(services),
         ],
         exception_handlers={
@@ -46,7 +51,7 @@ def make_app(services: Services) -> ASGIApp:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    return Guard(app, services.settings, services.keys)
+    return Guard(with_short_way(app, endpoints), services.settings, services.keys)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -68,5 +73,4 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it."""
-    return error_response(server_error("the server failed on this request", code="internal_error"))
+    return bug_response()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
@@ -20,6 +19,7 @@ from quire.openai_api.fields import CHAT, COMPLETIONS
 from quire.openai_api.outputs import Output
 from quire.openai_api.pooling import check_task
 from quire.server.answering import whole_outputs
+from quire.server.endpoint import Endpoint
 from quire.server.events import EventResponse, event_of, until_gone
 from quire.server.reading import read_json
 from quire.server.replies import json_response
@@ -29,8 +29,8 @@ Made = TypeVar("Made")
 _PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
 
 
-def routes(services: Services) -> list[Route]:
-    return [Route(path, _handler(services, path), methods=["POST"]) for path in (CHAT, COMPLETIONS)]
+def endpoints(services: Services) -> dict[str, Endpoint]:
+    return {path: Endpoint(_handler(services, path)) for path in (CHAT, COMPLETIONS)}
 
 
 def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
@@ -57,19 +57,25 @@ def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable
 
 async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
     """What the work gives; a client that leaves ends it."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_gone(request.receive))
+    # Thousands may wait: the work is done in the task that is there, and cancelled in it.
+    me, receive, is_gone = asyncio.current_task(), request.receive, False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        await until_gone(receive)
+        is_gone = True
+        if me is not None:
+            me.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and me is not None and not me.uncancel():
+            raise ApiError(400, "the client left", code="client_gone") from None
+        raise
     finally:
-        gone.cancel()
-        if not working.done():
-            working.cancel()
-            with suppress(asyncio.CancelledError):
-                await working
-    if working.cancelled():
-        raise ApiError(400, "the client left", code="client_gone")
-    return working.result()
+        watching.cancel()
 
 
 async def _events(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.openai_api.errors import ApiError, not_found
+from quire.server.endpoint import ANSWERED
 from quire.server.keys import Keys
 from quire.server.replies import error_response
 from quire.server.services import LOCAL, Settings
@@ -41,6 +42,7 @@ class Guard:
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                scope[ANSWERED] = True
                 named = (b"x-request-id", request_id.encode())
                 message["headers"] = [*message.get("headers", ()), named]
             await send(message)

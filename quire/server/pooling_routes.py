@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.openai_api.asks import check_model, name_model, read_fields
 from quire.openai_api.errors import ApiError
@@ -22,6 +21,7 @@ from quire.openai_api.fields import (
 )
 from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
 from quire.server.answering import whole_outputs
+from quire.server.endpoint import Endpoint
 from quire.server.generation import unless_gone
 from quire.server.label_scores import label_scores_body, read_label_scores
 from quire.server.reading import read_json
@@ -34,8 +34,8 @@ _PAIR_FIELDS = {"text_1", "text_2"}
 _TEXTS = {SCORE: "text_2", **dict.fromkeys(RERANKS, "documents")}
 
 
-def routes(services: Services) -> list[Route]:
-    return [Route(path, _handler(services, path), methods=["POST"]) for path in POOLING_PATHS]
+def endpoints(services: Services) -> dict[str, Endpoint]:
+    return {path: Endpoint(_handler(services, path)) for path in POOLING_PATHS}
 
 
 def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:

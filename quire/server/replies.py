@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from quire.openai_api.errors import ApiError
+from quire.openai_api.errors import ApiError, server_error
 
 _encode = msgspec.json.Encoder().encode
 JSON = "application/json"
@@ -26,3 +26,8 @@ def json_response(
 
 def error_response(error: ApiError) -> Response:
     return json_response(error.body(), error.status, dict(error.headers))
+
+
+def bug_response() -> Response:
+    """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it."""
+    return error_response(server_error("the server failed on this request", code="internal_error"))

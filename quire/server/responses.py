@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route
 
 from quire.openai_api.asks import Asked
 from quire.openai_api.fields import RESPONSES
@@ -16,6 +15,7 @@ from quire.openai_api.pooling import check_task
 from quire.openai_api.response_stream import ResponseStream
 from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
+from quire.server.endpoint import Endpoint
 from quire.server.events import EventResponse, event_of
 from quire.server.generation import row_outputs, unless_gone
 from quire.server.reading import read_json
@@ -23,7 +23,7 @@ from quire.server.replies import json_response
 from quire.server.services import Lane, Services, key_of
 
 
-def routes(services: Services) -> list[Route]:
+def endpoints(services: Services) -> dict[str, Endpoint]:
     async def respond(request: Request) -> Any:
         asked, given = read_response(await read_json(request), services.settings.names)
         check_task("generate", services.engine.facts.get("tasks", ()))
@@ -38,7 +38,7 @@ def routes(services: Services) -> list[Route]:
         )
         return json_response(response_object(asked, output, about))
 
-    return [Route(RESPONSES, respond, methods=["POST"])]
+    return {RESPONSES: Endpoint(respond)}
 
 
 async def _events(

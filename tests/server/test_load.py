@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import resource
+import socket
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,48 @@ def test_a_hundred_streams_at_once(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_five_hundred_and_twelve_streams_at_once(tmp_path: Path) -> None:
     check_streams(tmp_path, 512, 60)
+
+
+def test_one_that_waits_takes_little_memory(tmp_path: Path) -> None:
+    """What Python has for each: 25 KB with a route of Starlette's and a task more for each."""
+    count = 200
+    body = json.dumps({"model": "fake", "prompt": "a few words that wait", "max_tokens": 400})
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with serving(tmp_path, "fake:delay=1000", max_queue=2 * count) as server:
+        address, held = server.socket.getsockname()[:2], list[socket.socket]()
+
+        def fill(up_to: int) -> int:
+            while len(held) < up_to:
+                held.append(socket.create_connection(address))
+                held[-1].sendall((head + body).encode())
+            until(lambda: len(server.bridge._readings) == up_to)
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        tracemalloc.start()
+        try:
+            before = fill(20)
+            each = (fill(20 + count) - before) / count
+        finally:
+            tracemalloc.stop()
+            for one in held:
+                one.close()
+        until(lambda: not server.bridge._readings)  # those who left are given up
+        assert each < 21_000
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_bug_is_answered_without_its_words(tmp_path: Path, streamed: bool) -> None:
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a secret of the server")
+        yield
+
+    with serving(tmp_path) as server:
+        server.bridge.generate = broken  # type: ignore[method-assign]
+        status, came = asyncio.run(ask(server, {"prompt": "hello", "stream": streamed}))
+        assert status == 500 and b"internal_error" in came and b"secret" not in came
+        assert b"x-request-id" in came
 
 
 def _resident() -> int:
