@@ -80,7 +80,7 @@ def merged(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     options = dict(given)
-    for listed in ("choice", "image", "audio"):
+    for listed in ("choice", "image", "audio", "video"):
         if listed in options:
             options[listed] = [each.strip() for each in options[listed].split(",")]
     for flag, name in (("param", "sampling"), ("option", "options")):

@@ -106,6 +106,7 @@ def render_conversation(
         taken.messages,
         source,
         None if parsed else tokenizer.quotable,
+        marked=bool(taken.media),
         interleaved=tokenizer.interleave_media,
         special_tokens=tokenizer.special_tokens,
         content_format=content_format,
@@ -157,13 +158,16 @@ def _rendered(
     tools: Sequence[Mapping[str, Any]] | None,
     documents: Sequence[Mapping[str, Any]] | None,
     chat_template_kwargs: Mapping[str, Any] | None,
+    marked: bool = False,
     interleaved: bool = False,
 ) -> ChatText:
     _check_options(content_format, add_generation_prompt, continue_final_message)
     from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
 
     compiled = compile_template(template)
-    chat = checked_messages(messages, compiled, content_format, interleaved=interleaved)
+    chat = checked_messages(
+        messages, compiled, content_format, marked=marked, interleaved=interleaved
+    )
     final = _mark_final(chat) if continue_final_message else None
     given = {
         "documents": _checked_list(documents, "documents"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidPrompt
 
+START = "<|startoftranscript|>"
 _PARTS = ("encoder_prompt", "decoder_prompt")
 NO_SOUND = (
     'the prompt has no sound; the model hears one: {"prompt": "<|startoftranscript|>...", '
@@ -31,7 +32,9 @@ def as_one_prompt(given: Any) -> Any:
     if encoder.get("prompt") or encoder.get("prompt_token_ids"):
         raise _wrong("the encoder_prompt holds text; the encoder takes media alone")
     if decoder is None:
-        raise _wrong("the decoder_prompt is missing")
+        if "decoder_prompt" not in given:
+            raise _wrong("the decoder_prompt is missing")
+        decoder = START  # as scripts for vLLM mean it: where every answer begins
     if not isinstance(decoder, Mapping):
         decoder = {"prompt" if isinstance(decoder, str) else "prompt_token_ids": decoder}
     media = {key: value for key, value in encoder.items() if not key.startswith("prompt")}

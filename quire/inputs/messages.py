@@ -53,9 +53,15 @@ def plain(value: Any, where: str) -> Any:
 
 
 def checked_messages(
-    messages: Sequence[Any], template: ChatTemplate, content_format: str, *, interleaved: bool
+    messages: Sequence[Any],
+    template: ChatTemplate,
+    content_format: str,
+    *,
+    marked: bool,
+    interleaved: bool,
 ) -> list[dict[str, Any]]:
-    """`interleaved`: media stand where they stood among texts that become one."""
+    """`marked`: media were taken out, and parts such as {"type": "image"} stand for them;
+    `interleaved`: these stand where they stood among texts that become one."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise InvalidPrompt(
             f"a conversation is a list of messages, not a {type(messages).__name__}; write "
@@ -70,17 +76,18 @@ def checked_messages(
         in_parts, wrap = template.takes_parts, not template.takes_text
     else:
         in_parts = wrap = content_format == "openai"
-    shape = _Shape(in_parts, wrap, interleaved)
+    shape = _Shape(in_parts, wrap, marked, interleaved)
     return [_message(m, index, shape) for index, m in enumerate(messages)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the template walks through: parts or one text; whether a text becomes a part; and where
-    media stand in one text."""
+    """What the template walks through: parts or one text; whether a text becomes a part; whether
+    parts may stand for media, and where those stand in one text."""
 
     in_parts: bool
     wrap: bool
+    marked: bool
     interleaved: bool
 
 
@@ -124,7 +131,8 @@ def _content(content: Any, where: str, shape: _Shape) -> Any:
             value=content,
         )
     texts = [
-        mark_of(part) or _part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content)
+        (mark_of(part) if shape.marked else None) or _part_text(part, f"{where}.content[{i}]")
+        for i, part in enumerate(content)
     ]
     if shape.in_parts:
         return [

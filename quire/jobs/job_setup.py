@@ -143,6 +143,7 @@ def manifest_of(
         system=options.system,
         image=None if options.image is None else tuple(options.image),
         audio=None if options.audio is None else tuple(options.audio),
+        video=None if options.video is None else tuple(options.video),
         few_shot=_few_shot(options),
         continuations=options.continuations,
         schema_column=options.schema_column,
@@ -220,7 +221,7 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
         return now.changed(first_epoch=lock.epoch)
     differences, about_every_row = before.differences(now)
     # Only reading the files that rows name tells whether one of them changed.
-    names_files = bool(now.image or now.audio)
+    names_files = bool(now.image or now.audio or now.video)
     if not differences and not (reuse and names_files):
         hashes = {old.path: old.sha256 for old in before.inputs}
         kept = before.changed(command=now.command, inputs=_with_hashes(now.inputs, hashes))

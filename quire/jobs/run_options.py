@@ -64,6 +64,9 @@ class RunOptions:
     audio: tuple[str, ...] | None = option(
         "The column with sounds, or several: a,b.", kept_as="audio"
     )
+    video: tuple[str, ...] | None = option(
+        "The column with videos, or several: a,b.", kept_as="video"
+    )
     few_shot: str | None = option("A file of examples.", kept_as="few_shot")
     few_shot_answer: str = option("Their answers' column.  [default: answer]", default="answer")
     continuations: str | tuple[str, ...] | None = option(
@@ -132,7 +135,7 @@ class RunOptions:
 
     def media_columns(self) -> dict[str, tuple[str, ...]]:
         """The columns with media, by kind; empty where there are none."""
-        found = {"image": self.image, "audio": self.audio}
+        found = {"image": self.image, "audio": self.audio, "video": self.video}
         return {kind: tuple(columns) for kind, columns in found.items() if columns is not None}
 
 

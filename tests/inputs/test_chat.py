@@ -204,6 +204,8 @@ def test_the_callers_messages_are_not_written_to() -> None:
         (user([{"type": "poem", "text": "x"}]), InvalidPrompt, "poem"),
         (user(object()), InvalidPrompt, r"messages\[0\].content is a object"),
         (user([{"type": "image_url", "image_url": {"url": "x"}}]), NotSupported, "image_url"),
+        (user([{"type": "image"}]), NotSupported, "type 'image'"),
+        (user([{"type": "text", "text": "a"}, {"type": "video"}]), NotSupported, "type 'video'"),
         (user([{"type": "input_audio", "input_audio": {}}]), NotSupported, "input_audio"),
         (user([{"type": "video", "video": "x"}]), NotSupported, "video"),
         (

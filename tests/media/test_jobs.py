@@ -1,5 +1,5 @@
-"""`quire run --image` and `--audio` over tables: paths, bytes, data: text, lists and structs; bad
-ones cost their own row, and a changed file is asked again with --reuse."""
+"""`quire run --image`, `--audio` and `--video` over tables: paths, bytes, data: text, lists and
+structs; bad ones cost their own row, and a changed file is asked again with --reuse."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from quire.report.page import report
 from quire.report.thumbnails import SIDE, Thumbnails
 from tests.media.families import SEEING
 from tests.media.hearing import EARS, HEARING, tone, wav
+from tests.media.test_videos import mp4
 from tests.media.tiny import TinyModel, picture, save_tiny
 
 HERE = "<|vision_start|><|image_pad|><|vision_end|>"
+CLIP = "<|vision_start|><|video_pad|><|vision_end|>"
+PROMPT = f"{{% if clip %}}{CLIP}{{% else %}}{HERE}{{% endif %}} {{{{ ask }}}}"
 OPTIONS = {"dtype": "float32", "quantization": "none", "kv_cache_memory_bytes": 16 << 20}
 
 
@@ -49,7 +52,7 @@ def run(model: TinyModel, source: Path, output: Path, **more: Any) -> list[dict[
         chat=False,
         sampling={"max_tokens": 4},
         options=OPTIONS,
-        **{"image": ("image",), "prompt": f"{HERE} {{{{ ask }}}}", **more},
+        **{"image": ("image",), "video": ("clip",), "prompt": PROMPT, **more},
     )
     job.run()
     return [json.loads(line) for line in output.read_text().splitlines()]
@@ -71,11 +74,17 @@ def test_cells_of_every_kind(model: TinyModel, tmp_path: Path) -> None:
         None,
         17,
     ]
-    rows = [{"ask": "what?", "image": cell} for cell in cells]
+    (tmp_path / "2.mp4").write_bytes(mp4(8))
+    inline_clip = "data:video/mp4;base64," + base64.b64encode(mp4(8)).decode()
+    clips = ["2.mp4", inline_clip, "0.png"]
+    rows = [{"ask": "what?", "image": cell, "clip": None} for cell in cells]
+    rows += [{"ask": "what?", "image": None, "clip": cell} for cell in clips]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = run(model, source, tmp_path / "out.jsonl")
-    assert [row["error"] is None for row in found] == [True] * 5 + [False] * 3 + [True, False]
+    assert [row["error"] is None for row in found[:10]] == [True] * 5 + [False] * 3 + [True, False]
+    assert [row["error"] is None for row in found[10:]] == [True, True, False]
+    assert found[10]["output"] == found[11]["output"] and "video" in found[12]["error"]
     assert len({row["output"] for row in found[:4]}) == 1
     assert len({row["prompt_tokens"] for row in found[:5]}) == 1
     assert {row["error_type"] for row in found[5:8]} == {"invalid_prompt"}
@@ -92,7 +101,7 @@ def check_reuse(model: TinyModel, source: Path, before: list[dict[str, Any]]) ->
     assert run(model, source, output) == before and contents_of(output) == asked
     after = run(model, source, output, reuse=True)
     changed = [old != new for old, new in zip(asked, contents_of(output), strict=True)]
-    assert changed == [False] * 4 + [True] * 2 + [False] * 4
+    assert changed == [False] * 4 + [True] * 2 + [False] * 7
     assert after[:4] == before[:4] and after[5]["error"] is None
     assert after[6:] == before[6:]
 
@@ -107,7 +116,7 @@ def check_pictures(output: Path) -> None:
     stored = StoredRun.open(output)
     with Thumbnails(stored) as thumbnails:
         made = [thumbnails.of(row.columns) for row in stored.rows()]
-    assert [len(pictures) for pictures in made] == [1] * 6 + [0] * 4
+    assert [len(pictures) for pictures in made] == [1] * 6 + [0] * 7
     small = Image.open(io.BytesIO(base64.b64decode(made[0][0])))
     assert small.format == "JPEG" and max(small.size) <= SIDE
     html = report([stored])
@@ -119,14 +128,15 @@ def check_pictures(output: Path) -> None:
     assert table["pictures"] == [list(pictures) for pictures in made]
     with Thumbnails(stored) as full:
         full._room = 1
-        assert [len(full.of(row.columns)) for row in stored.rows()] == [1] + [0] * 9  # no more room
+        shown = [len(full.of(row.columns)) for row in stored.rows()]
+        assert shown == [1] + [0] * 12  # no more room
 
 
 @pytest.mark.long
 def test_bytes_of_a_dataset(model: TinyModel, tmp_path: Path) -> None:
     cells = [{"bytes": png(seed), "path": "bare name.png"} for seed in (0, 1, 0)]
     bad = [{"bytes": b"no image", "path": None}]
-    table = pa.table({"ask": ["what?"] * 4, "image": [*cells, *bad]})
+    table = pa.table({"ask": ["what?"] * 4, "image": [*cells, *bad], "clip": [None] * 4})
     parquet.write_table(table, tmp_path / "in.parquet")
     found = run(model, tmp_path / "in.parquet", tmp_path / "out.jsonl")
     assert [row["error"] is None for row in found] == [True, True, True, False]
@@ -151,6 +161,7 @@ def test_cells_with_sounds(tmp_path: Path, tmp_path_factory: Any) -> None:
     found = run(
         *(model, tmp_path / "in.parquet", tmp_path / "out.jsonl"),
         image=None,
+        video=None,
         audio=("call",),
         prompt="<|AUDIO|> {{ ask }}",
     )

@@ -134,6 +134,14 @@ def test_prompts_as_scripts_write_them(llm: LLM, expected: list[Written], form: 
     check([output], expected[2:3])
 
 
+def test_a_decoder_prompt_of_none_is_where_answers_begin(llm: LLM) -> None:
+    sound = {"multi_modal_data": {"audio": (tone(5_000), 16_000)}}
+    given: Any = {"encoder_prompt": {"prompt": "", **sound}, "decoder_prompt": None}
+    said, same = llm.generate([given, prompt(5_000, [START])], GREEDY, use_tqdm=False)
+    assert said.prompt_token_ids == same.prompt_token_ids == [START]
+    assert said.outputs[0].token_ids == same.outputs[0].token_ids
+
+
 def test_suppressed_tokens_never_come(llm: LLM) -> None:
     params = SamplingParams(
         n=4, temperature=2.0, max_tokens=50, seed=0, logit_bias=dict.fromkeys(SUPPRESSED, 100.0)
@@ -164,7 +172,7 @@ def test_bad_sounds_end_their_own_row(llm: LLM, expected: list[Written]) -> None
         TEXT,
         {"encoder_prompt": TEXT, "decoder_prompt": TEXT},
         {"encoder_prompt": {"prompt": "a", "multi_modal_data": {"audio": samples}}},
-        {"encoder_prompt": {"multi_modal_data": {"audio": samples}}, "decoder_prompt": None},
+        {"encoder_prompt": {"multi_modal_data": {"audio": samples}}},
     ]
     every = [*prompts, prompt(LENGTHS[3])]
     outputs = llm.generate(every, GREEDY, use_tqdm=False, on_error="return")

@@ -88,13 +88,14 @@ def take_media(messages: Any, in_text: Mapping[str, str]) -> TakenMedia:
         return TakenMedia(messages)
     media: list[TakenMedium] = []
     kept: list[Any] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(map(_opened, messages)):
         content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list | tuple) or not any(map(_is_medium, content)):
+        given = [*map(_opened, content)] if isinstance(content, list | tuple) else []
+        if not any(map(_is_medium, given)):
             kept.append(message)
             continue
         parts = []
-        for number, part in enumerate(content):
+        for number, part in enumerate(given):
             if _is_medium(part):
                 media.append(_medium(part, f"messages[{index}].content[{number}]", in_text))
                 part = {"type": media[-1].kind}
@@ -116,6 +117,11 @@ def as_text(parts: Sequence[str], *, interleaved: bool) -> str:
     if interleaved:
         return "\n".join(parts)
     return "\n".join(sorted(parts, key=lambda part: not isinstance(part, Mark)))
+
+
+def _opened(value: Any) -> Any:
+    """What OpenAI's client has for a message or a part, as a mapping."""
+    return value.model_dump() if callable(getattr(value, "model_dump", None)) else value
 
 
 def _is_medium(part: Any) -> bool:

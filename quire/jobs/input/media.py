@@ -1,5 +1,5 @@
-"""Images and sounds of a table's rows: paths beside the table, encoded bytes, `data:` text, and the
-structs that datasets write, as URLs with a hash of what they lead to."""
+"""Images, sounds and videos of a table's rows: paths beside the table, encoded bytes, `data:` text,
+and the structs that datasets write, as URLs with a hash of what they lead to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MediaCells:
         self._columns, self._folder = columns, folder
 
     def of(self, row: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-        """What the row has, under "images" and "sounds"; nothing where it has none."""
+        """What the row has, under "images", "sounds" and "videos"; nothing where it has none."""
         found: dict[str, list[dict[str, str]]] = {}
         for kind, columns in self._columns.items():
             for column in columns:

@@ -81,8 +81,8 @@ class PromptMaker:
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """{"prompt"} or {"messages"}, "continuations" where endings are to be scored, "schema"
-        where the row has its own, "images" and "sounds" where it has some, "lora" where an adapter
-        answers."""
+        where the row has its own, "images", "sounds" and "videos" where it has some, "lora" where
+        an adapter answers."""
         asked: dict[str, Any] = (
             {} if self._schema is None else {"schema": _schema(row, self._schema)}
         )

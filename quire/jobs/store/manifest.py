@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.errors import CorruptJob, InvalidOption
+from quire.inputs.media.allowed import KINDS
 from quire.jobs.run_options import kept_names
 from quire.jobs.store import secrets
 from quire.jobs.store.bounded import read_bounded
@@ -28,6 +29,7 @@ Kind = Literal["generate", "choices", "batch", "embed", "transcribe"]
 # What a row's own content hash does not cover: if one of these changed, no row is the same.
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
 _ABOUT_ROWS = ("version", "inputs", "sampling", "settings", "output_format", *kept_names())
+_LISTS = ("command", "columns", "settings", "shard", "continuations")  # JSON has no tuples
 _LONGEST_SHOWN = 60
 
 
@@ -46,6 +48,7 @@ class Manifest:
     system: str | None = None
     image: tuple[str, ...] | None = None  # the columns with images
     audio: tuple[str, ...] | None = None  # those with sounds
+    video: tuple[str, ...] | None = None  # those with videos
     few_shot: tuple[tuple[str, str], ...] = ()  # (question, answer), rendered
     continuations: str | tuple[str, ...] | None = None  # a column, or templates
     schema_column: str | None = None
@@ -125,7 +128,7 @@ def _from_json(found: Any) -> Manifest:
     for name in ("inputs", "model_files", "tokenizer_files"):
         found[name] = tuple(FileStamp(**each) for each in found[name])
     found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])
-    for name in ("command", "columns", "settings", "shard", "continuations", "image", "audio"):
+    for name in (*_LISTS, *KINDS):
         if isinstance(found.get(name), list):
             found[name] = tuple(found[name])
     words = found["command"]
