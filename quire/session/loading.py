@@ -74,6 +74,8 @@ def load(model: str, options: Options) -> LoadedModel:
         else:
             planned, no_text = decoder_plan(files, pooler, options)
             media = media if isinstance(planned, ModelSpec) else None
+            if media is not None:
+                media.check(reading.result)
             config, executor = _executor(files, planned, options, media)
         facts = executor.start()
         tokenizer = reading.result()

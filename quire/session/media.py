@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from quire.config import EngineConfig
 from quire.errors import CorruptModel, EngineError, InvalidPrompt, NotSupported
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
-from quire.families.media.rules import SoundRules
+from quire.families.media.rules import MediaRules, SoundRules
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.expanding import Rules
@@ -44,8 +44,8 @@ class ModelMedia:
     @classmethod
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
         """None where the model reads text alone, or is to."""
-        family = media_family(said)
-        if family is None or files.kind != "hf":
+        family = _family(files, said)
+        if family is None:
             return None
         allowed = options.limit_mm_per_prompt or {}
         kinds = tuple(kind for kind in family.readers if allowed.get(kind, 1) > 0)
@@ -63,6 +63,16 @@ class ModelMedia:
         processor = options.mm_processor_kwargs or {}
         return cls(family, kinds, files, said, given, processor, options.interleave_mm_strings)
 
+    def check(self, tokenizer: Callable[[], Tokenizer | None]) -> None:
+        """Whether a model that no family is about can be served, before it is."""
+        if not self.family.foreign or (made := tokenizer()) is None:
+            return
+        from quire.models.towers.foreign import ForeignImages, try_foreign
+
+        rules = cast(ForeignImages, self.rules(lambda token: None)["image"])
+        encode = partial(made.encode, add_special_tokens=False)
+        try_foreign(self.family, dict(self.config), rules, lambda text: encode(text).tolist())
+
     def as_text(self) -> str:
         """What another process needs for the tower, beside the files."""
         given = {"config": dict(self.config), "processor": dict(self.processor)}
@@ -72,7 +82,7 @@ class ModelMedia:
     def from_text(cls, files: ModelFiles, text: str) -> ModelMedia:
         """The same there; nothing of prompts is read with it."""
         given = json.loads(text)
-        family = media_family(given["config"])
+        family = _family(files, given["config"])
         if family is None:
             raise EngineError("a rank was given media of a model that sees nothing. This is a bug.")
         kinds = tuple(given["kinds"])
@@ -158,6 +168,20 @@ class ModelMedia:
             read,
             **how,
         )
+
+
+def _family(files: ModelFiles, config: Mapping[str, Any]) -> MediaFamily | None:
+    """One that Transformers reads is given the files to do so."""
+    family = media_family(config) if files.kind == "hf" else None
+    if family is None or not family.foreign:
+        return family
+
+    def read(said: MediaConfig) -> MediaRules:
+        from quire.models.towers.foreign import read_foreign
+
+        return read_foreign(files.path, family, said)
+
+    return replace(family, read=read)
 
 
 class SessionMedia:

@@ -153,7 +153,8 @@ def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedMo
         known = dict.fromkeys(name for family in FAMILIES for name in family.architectures)
         return UnsupportedModel(
             f"{fields.source}: {found} is not supported: no family of quire's has its tower "
-            f"({towers[0]}). Models that see or hear: {', '.join(known)}"
+            f"({towers[0]}) or its text ({str(fields.values.get('text_model_type'))[:40]!r}). "
+            f"Models that see or hear: {', '.join(known)}"
         )
     return UnsupportedModel(
         f"{fields.source}: {found} is not supported; quire runs {', '.join(ARCHITECTURES)}"

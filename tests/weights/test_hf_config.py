@@ -303,7 +303,8 @@ def test_a_tower_that_no_family_has_is_named() -> None:
         "architectures": ["PaliGemmaForConditionalGeneration"],
         "model_type": "paligemma",
         "vision_config": {"model_type": "siglip_vision_model"},
-        "text_config": {"model_type": "gemma"},
+        "text_config": {"model_type": "unheard_of"},
     }
-    with pytest.raises(UnsupportedModel, match=r"its tower \(vision_config\).*Gemma3ForCond"):
+    wanted = r"its tower \(vision_config\) or its text \('unheard_of'\).*Gemma3ForCond"
+    with pytest.raises(UnsupportedModel, match=wanted):
         spec_from_hf(config)

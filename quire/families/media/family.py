@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.families.fields import Fields
-from quire.families.media.rules import ImageRules, MediaRules, SoundRules
+from quire.families.media.rules import MediaRules, SoundRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class MediaFamily:
     name: str
     architectures: tuple[str, ...]
     module: str  # the class of Transformers whose tower and projector encode for it
-    read: Callable[[MediaConfig], ImageRules] | None = None
+    read: Callable[[MediaConfig], MediaRules] | None = None
     read_sounds: Callable[[MediaConfig], SoundRules] | None = None
     read_videos: Callable[[MediaConfig], MediaRules] | None = None
     options: tuple[str, ...] = ()  # of its processor, that callers may set
@@ -80,6 +80,7 @@ class MediaFamily:
     embedded: bool = True  # whether what stands for an image is the same for any number of rows
     tower: str = ""  # the kind of tower that models of these architectures have; empty: any other
     videos_in_text: str = ""
+    foreign: bool = False  # its rules are read by Transformers, from the model's files
 
     @property
     def readers(self) -> dict[str, Callable[[MediaConfig], MediaRules]]:

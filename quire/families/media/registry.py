@@ -17,6 +17,7 @@ from quire.families.media import (
     whisper,
 )
 from quire.families.media.family import MediaFamily
+from quire.families.media.foreign import foreign_family
 
 FAMILIES: tuple[MediaFamily, ...] = (
     pixtral.LLAVA,
@@ -36,16 +37,15 @@ FAMILIES: tuple[MediaFamily, ...] = (
 
 
 def media_family(config: Mapping[str, Any]) -> MediaFamily | None:
-    """The family of a config that sees or hears, None for one that does neither."""
+    """The family of a config that sees or hears, None for one that does neither. One that no file
+    here is about may be read by Transformers."""
     named, vision = config.get("architectures"), config.get("vision_config")
     names = named if isinstance(named, list) else []
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None
-    return next(
-        (
-            family
-            for name in names
-            for family in FAMILIES
-            if name in family.architectures and family.tower in ("", tower)
-        ),
-        None,
+    found = (
+        family
+        for name in names
+        for family in FAMILIES
+        if name in family.architectures and family.tower in ("", tower)
     )
+    return next(found, None) or foreign_family(config)

@@ -36,8 +36,8 @@ def build_tower(
 ) -> ModuleTower:
     """`alone`: each item is encoded by itself, so that its rows have the same bits in any plan."""
     refused = f"{family.module}: Transformers cannot make the tower"
-    with refusing(lambda why: UnsupportedModel(f"{refused}: {why}")), _unfilled():
-        module = _made(family, config)
+    with refusing(lambda why: UnsupportedModel(f"{refused}: {why}")), unfilled():
+        module = made_module(family, config)
     for part in _TEXT:
         if hasattr(module, part):
             delattr(module, part)
@@ -61,7 +61,7 @@ def canonical_name(name: str) -> str:
     return re.sub(r"^(vision_tower|image_tower)\.vision_model\.", r"\1.", name)
 
 
-def _made(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
+def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
     """The module, with one layer of text, which is thrown away."""
     values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
     text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k != "layer_types"}
@@ -75,7 +75,7 @@ def _made(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
 
 
 @contextmanager
-def _unfilled() -> Iterator[None]:
+def unfilled() -> Iterator[None]:
     """Weights are made without numbers: they are read next."""
     # Where a version does not have it, they are filled in vain.
     found: Any = getattr(transformers, "initialization", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,6 +116,17 @@ def _filled_clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     return rows
 
 
+def _foreign(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+    """Images each by itself, as a processor of Transformers has prepared them."""
+    return [image_rows(tower.module, tower.tensors(item.arrays)) for item in items]
+
+
+def image_rows(module: Any, given: Mapping[str, Tensor]) -> Tensor:
+    """What a module makes of one image, a row after the other."""
+    made = _joined(_features(module.get_image_features(**given)))
+    return made.reshape(-1, made.shape[-1])
+
+
 CALLS: dict[str, EncodeItems] = {
     "llava": _squares,
     "llava_next": _sized,
@@ -131,4 +142,5 @@ CALLS: dict[str, EncodeItems] = {
     "qwen3_vl": _patches,
     "qwen2_audio": _clips,
     "voxtral": _filled_clips,
+    "transformers": _foreign,
 }

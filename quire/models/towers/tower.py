@@ -50,6 +50,14 @@ class ModuleTower:
         """Numbers that were prepared, on the tower's device and in its type."""
         return torch.from_numpy(np.ascontiguousarray(given)).to(self.device, self.dtype)
 
+    def tensors(self, given: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        """What was prepared, by name; what is no float keeps its type."""
+        made = {name: torch.from_numpy(np.ascontiguousarray(of)) for name, of in given.items()}
+        return {
+            name: of.to(self.device, self.dtype if of.is_floating_point() else of.dtype)
+            for name, of in made.items()
+        }
+
     @property
     def rules(self) -> ImageRules:
         return self.rules_of("image")
