@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption, NotSupported
-from quire.inputs.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.inputs.tokenizer import Tokenizer
 
 TASKS = ("transcribe", "translate")
 SECONDS_A_STEP = 0.02  # of times: 30 s are 1,500 steps

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.adapters.files import adapter_directory, digest_of, tensor_file
-from quire.adapters.names import tensor_name
 from quire.errors import InvalidAdapter, InvalidOption, ModelError
-from quire.weights.checkpoint import read_header
 
 MOST_AT_ONCE = 8  # in one batch, where nothing is said; a batch of more pays for each
 
@@ -41,6 +38,10 @@ def _wrong(given: Any) -> InvalidOption:
 
 def digests(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
     """What each adapter's files hold; fetches those that are named by a Hub id."""
+    if not lora:
+        return {}
+    from quire.adapters.files import digest_of, tensor_file  # a third of a start, for few jobs
+
     found = {}
     for name, path in lora.items():
         directory = _directory(path, options)
@@ -68,6 +69,10 @@ def engine_options(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[
 
 def _rank(directory: Any) -> int:
     """The highest of an adapter's."""
+    from quire.adapters.files import tensor_file
+    from quire.adapters.names import tensor_name
+    from quire.weights.checkpoint import read_header
+
     names = read_header(tensor_file(directory)).items()
     kinds = ((tensor_name(name), tensor) for name, tensor in names)
     ranks = [t.shape[0] for n, t in kinds if n is not None and n.kind in ("A", "embedding_A")]
@@ -75,5 +80,7 @@ def _rank(directory: Any) -> int:
 
 
 def _directory(path: str, options: Mapping[str, Any]) -> Any:
+    from quire.adapters.files import adapter_directory
+
     given = {"download_dir": options.get("download_dir"), "token": options.get("hf_token")}
     return adapter_directory(path, **given)

@@ -14,7 +14,6 @@ from typing import Any
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
 from quire.jobs.adapters import engine_options
-from quire.jobs.batch import BatchAsking, write_batch
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.media import MediaCells, media_folder
@@ -194,8 +193,9 @@ class JobRun:
 
     def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
         """Write the output and close the books; how many rows failed."""
-        writes = {"batch": write_batch, "transcribe": write_transcripts}
-        write = writes.get(self._manifest.kind, write_output)
+        write = write_transcripts if self._manifest.kind == "transcribe" else write_output
+        if self._manifest.kind == "batch":
+            from quire.jobs.batch import write_batch as write  # with all words of OpenAI's bodies
         with signals.at_once():
             write(self._job_dir, self._manifest, journal.index, work.num_rows)
         num_failed = journal.index.counts()[1]
@@ -311,8 +311,14 @@ def _media(options: JobOptions, files: Sequence[InputFile]) -> MediaCells | None
 
 
 def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
-    asking: Asking = SoundAsking() if options.transcribe else BatchAsking()
-    if options.kind not in ("batch", "transcribe"):
+    asking: Asking
+    if options.transcribe:
+        asking = SoundAsking()
+    elif options.kind == "batch":
+        from quire.jobs.batch import BatchAsking
+
+        asking = BatchAsking()
+    else:
         asking = PromptMaker(
             prompt=options.prompt,
             messages=options.messages,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.errors import InvalidOption
-from quire.jobs.batch import errors_path
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.spool import STEM
 from quire.jobs.options import STDIN, JobOptions
@@ -62,7 +61,11 @@ def refuse_written_input(options: JobOptions, job_dir: Path, files: Sequence[Inp
     """Raise InvalidOption if the job would write over, or --overwrite would remove, something that
     it reads: rows, examples, a schema, a model."""
     output = Path(options.output)
-    written = [output, *([errors_path(output)] if options.batch else [])]
+    written = [output]
+    if options.batch:
+        from quire.jobs.batch import errors_path
+
+        written.append(errors_path(output))
     written += [path.with_name(path.name + PARTIAL) for path in written]
     there = [path for path in written if path.exists()]
     is_spooled = options.rows is not None or STDIN in options.input  # for this run, so it stays

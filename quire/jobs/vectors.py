@@ -6,12 +6,11 @@ import base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from quire.errors import InvalidOption, InvalidParams
 from quire.params.pooling import PoolingParams
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 # What a job that embeds may say of it, beside the model's own files.
@@ -25,6 +24,8 @@ def encode_vector(values: npt.NDArray[np.float32]) -> str:
 
 def decode_vector(text: str) -> list[float]:
     """The numbers, each in the fewest digits that give the same float32 again."""
+    import numpy as np  # few jobs have vectors, and it is a fifth of a start
+
     values = np.frombuffer(base64.b64decode(text), "<f4")
     return [float(digits) for digits in values.astype(str)]
 

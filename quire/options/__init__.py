@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire.options.decide import DeviceFacts, resolve
 from quire.options.option import Option
 from quire.options.parse import Options, parse_options
 from quire.options.table import OPTIONS
 
 if TYPE_CHECKING:
+    from quire.options.decide import DeviceFacts as DeviceFacts
+    from quire.options.decide import resolve as resolve
     from quire.options.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from quire.options.engine_args import EngineArgs as EngineArgs
 
@@ -30,9 +31,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """EngineArgs has a field per option; it is built when someone asks for it."""
+    """What takes long to import comes when it is first asked for: EngineArgs has a field per
+    option, and whoever decides knows models and their layers."""
     if name in ("EngineArgs", "AsyncEngineArgs"):
         from quire.options import engine_args
 
         return getattr(engine_args, name)
+    if name in ("DeviceFacts", "resolve"):
+        from quire.options import decide
+
+        return getattr(decide, name)
     raise AttributeError(f"module 'quire.options' has no attribute {name!r}")

@@ -75,6 +75,13 @@ def test_help_brings_no_torch_and_answers_at_once() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.7
 
 
+def test_a_job_brings_only_what_it_uses() -> None:
+    """The process that watches over an engine: no model, no numbers, no other kind of job."""
+    unused = {"torch", "numpy", "quire.families", "quire.weights", "quire.openai_api", "quire.spec"}
+    code = f"import quire.jobs.job, sys; print(sorted({unused} & set(sys.modules)))"
+    assert fresh_process("-c", code).stdout == "[]\n"
+
+
 def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
     import quire
 

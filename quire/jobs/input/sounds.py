@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption, InvalidRequest, NotSupported
-from quire.inputs.media.children import MediaChildren
-from quire.inputs.media.pieces import cuts, stamp_of
-from quire.inputs.media.samples import blocks
 from quire.jobs.input.rows import BadRow
+
+if TYPE_CHECKING:
+    from quire.inputs.media.children import MediaChildren
 
 ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
 RATE = 16_000  # that pieces are cut at
@@ -43,6 +43,8 @@ def sound_rows(files: Sequence[Path], seconds: float = MOST_PIECE) -> Iterator[d
 
 
 def _rows(files: Sequence[Path], seconds: float) -> Iterator[dict[str, Any]]:
+    from quire.inputs.media.children import MediaChildren  # numpy, which few jobs need here
+
     with MediaChildren(most=1) as children:
         for file in files:
             yield from _pieces(file, seconds, children)
@@ -55,6 +57,9 @@ def _files(given: Path) -> list[Path]:
 
 
 def _pieces(file: Path, seconds: float, children: MediaChildren) -> Iterator[dict[str, Any]]:
+    from quire.inputs.media.pieces import cuts, stamp_of
+    from quire.inputs.media.samples import blocks
+
     try:
         # All of it first: a file that breaks off in its middle is one error, and no pieces.
         stamp = stamp_of(file)
