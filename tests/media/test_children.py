@@ -75,6 +75,7 @@ def wild(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MediaChild
     paths = [str(tmp_path), str(itself.parent)]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("A_TOKEN", "secret")
+    monkeypatch.setattr(here, "PATIENCE", 100)  # a busy machine gives little of its time
     with MediaChildren(most=1, seconds=1.0) as made:
         yield made
 

@@ -230,6 +230,12 @@ def test_files_are_decoded_frame_by_frame(
         assert isinstance(output.error, InvalidPrompt) and "video" in str(output.error)
 
 
+def test_one_frame_is_enough(llm: LLM) -> None:
+    given: list[Any] = [mp4(1), (clip(1), {"fps": RATE})]
+    for output in llm.generate([ask(one) for one in given], SHORT, use_tqdm=False):
+        assert len(output.outputs[0].token_ids) == 3
+
+
 def test_frames_that_would_be_decoded_are_counted_first(
     monkeypatch: pytest.MonkeyPatch, children: MediaChildren
 ) -> None:

@@ -42,7 +42,7 @@ def are_embeddings(value: object) -> bool:
     """Whether this is what scripts for vLLM pass for encoded images."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return len(value) > 0 and is_tensor(value[0])
-    return is_tensor(value) or isinstance(value, Mapping)
+    return is_tensor(value) or (isinstance(value, Mapping) and "bytes" not in value)
 
 
 def read_embedded(value: Any, *, allowed: bool) -> list[EmbeddedImage]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import bad_medium
 
 
 @contextmanager
@@ -63,6 +64,18 @@ def allowed_file(path: str, folder: str | None) -> Path:
     if not found.is_relative_to(home):
         raise _refused(Path(path), f"lies outside of {folder!r} (allowed_local_media_path)")
     return found
+
+
+def of_dataset(given: Mapping[str, Any], kind: str) -> bytes | Path:
+    """The bytes of an item as datasets have it, {"bytes", "path"}, or the file it names."""
+    data, path = given.get("bytes"), given.get("path")
+    if isinstance(data, bytes):
+        return data
+    if isinstance(path, str) and path:
+        return Path(path)
+    raise bad_medium(
+        kind, f"is a dictionary of {sorted(map(str, given))[:5]} without bytes or path"
+    )
 
 
 def _refused(path: Path, why: str) -> InvalidPrompt:

@@ -19,7 +19,7 @@ from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.embedded import EmbeddedImage, are_embeddings, read_embedded
-from quire.inputs.media.files import allowed_file
+from quire.inputs.media.files import allowed_file, of_dataset
 from quire.inputs.media.images import (
     MOST_BYTES,
     ArrayImage,
@@ -135,10 +135,12 @@ def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> Im
         return EncodedImage.of(given.read(options.folder, options.hosts, MOST_BYTES), children)
     if isinstance(given, Path):
         return EncodedImage.of(allowed_file(str(given), options.folder), children)
+    if isinstance(given, Mapping):  # as datasets have it, not decoded
+        return read_image(of_dataset(given, "image"), options, children)
     if isinstance(given, str):
         raise InvalidPrompt(
-            "the image is text; pass a Pillow image, bytes or an array here, or a URL as an "
-            "image_url part of a chat",
+            "the image is text; pass a Pillow image, bytes, an array or a pathlib.Path here, or a "
+            "URL as an image_url part of a chat",
             parameter="multi_modal_data",
         )
     raise InvalidPrompt(

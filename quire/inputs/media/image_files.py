@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -27,6 +29,8 @@ def tasks() -> dict[str, Any]:
     from PIL import AvifImagePlugin
 
     images().init()
+    with suppress(ImportError):  # built without it: what needs it is refused
+        import_module("PIL.ImageCms")  # for colours in LAB
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would have a stack, which counts as memory
     return {"about": about, "pixels": pixels}
 

@@ -27,6 +27,7 @@ MOST_PIXELS = 178_956_970
 MOST_RATIO = 200
 MOST_BYTES = 256 << 20  # of an encoded image
 _PLAIN_MODES = ("1", "L", "RGB", "RGBX", "YCbCr", "LAB", "HSV", "CMYK")
+_CHANNELS = (1, 3, 4)  # grey, colours, colours and how clear they are
 _NO_PILLOW = "images need the package pillow: pip install 'quire-llm[vlm]'"
 bad = partial(bad_medium, "image")
 
@@ -100,7 +101,8 @@ class OpenImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayImage:
-    """Pixels in an array [height, width, 3] or [3, height, width], as bytes."""
+    """Pixels in an array [height, width, 3] or [3, height, width], or [height, width] of greys, as
+    bytes."""
 
     pixels: npt.NDArray[np.uint8]
     content: bytes
@@ -109,17 +111,22 @@ class ArrayImage:
     @classmethod
     def of(cls, given: npt.NDArray[Any]) -> ArrayImage:
         if given.dtype != np.uint8:
+            how = "(255 * array).round()" if given.dtype.kind == "f" else "array"
             raise bad(
                 f"is an array of {given.dtype}; pixels are bytes from 0 to 255: "
-                "pass .astype('uint8')"
+                f"pass {how}.astype('uint8')"
             )
-        if given.ndim == 3 and given.shape[2] not in (3, 4) and given.shape[0] in (3, 4):
+        if given.ndim == 2:
+            given = given[:, :, None]
+        if given.ndim == 3 and given.shape[2] not in _CHANNELS and given.shape[0] in _CHANNELS:
             given = given.transpose(1, 2, 0)
-        if given.ndim != 3 or given.shape[2] not in (3, 4):
+        if given.ndim != 3 or given.shape[2] not in _CHANNELS:
             raise bad(
-                f"is an array of shape {given.shape}; it should be [height, width, 3] or "
-                "[3, height, width]"
+                f"is an array of shape {given.shape}; it should be [height, width, 3], "
+                "[3, height, width], or [height, width] of greys"
             )
+        if given.shape[2] == 1:
+            given = given.repeat(3, 2)
         pixels = np.array(given)  # a copy: the caller's own may change
         size = checked_size(pixels.shape[1], pixels.shape[0])
         return cls(pixels, content_hash(f"array {pixels.shape}".encode(), pixels.tobytes()), size)
@@ -167,6 +174,7 @@ def rgb(image: Image) -> Image:
         wide = np.asarray(image)
         if int(wide.max(initial=0)) > 0xFFFF or int(wide.min(initial=0)) < 0:
             raise bad(f"has numbers from {wide.min()} to {wide.max()}; 16 bits are read at most")
-        grey: Image = images().fromarray((wide >> 8).astype(np.uint8)).convert("RGB")
+        bits = 0 if mode == "I" and int(wide.max(initial=0)) <= 0xFF else 8  # I: of any range
+        grey: Image = images().fromarray((wide >> bits).astype(np.uint8)).convert("RGB")
         return grey
     raise bad(f"is of mode {mode!r}, which quire does not read; convert it to RGB")

@@ -17,7 +17,7 @@ import numpy as np
 from quire.errors import InvalidPrompt
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
-from quire.inputs.media.files import allowed_file, read_file
+from quire.inputs.media.files import allowed_file, of_dataset, read_file
 from quire.inputs.media.identity import content_hash
 from quire.inputs.media.pieces import SoundPiece
 from quire.inputs.media.samples import (
@@ -151,12 +151,12 @@ def read_sound(
     if isinstance(given, Mapping):  # as datasets have it, decoded or not
         if given.get("array") is not None:
             return ArraySound.of(given["array"], checked_rate(given.get("sampling_rate")), rate)
-        if isinstance(given.get("bytes"), bytes):
-            return EncodedSound.of(given["bytes"], rate, children)
+        return read_sound(of_dataset(given, "audio"), options, rate, children)
     if isinstance(given, str):
         raise bad(f"is text; {_FORMS}, or a URL as an audio_url part of a chat")
     if isinstance(given, list | tuple) and _is_pair(given):
-        return ArraySound.of(given[0], checked_rate(given[1]), rate)
+        # With a rate beside it, a tensor of channels is what torchaudio reads, and no embeddings.
+        return ArraySound.of(_as_array(given[0], channels=True), checked_rate(given[1]), rate)
     return ArraySound.of(given, rate, rate)
 
 
@@ -165,10 +165,10 @@ def _is_pair(value: list[Any] | tuple[Any, ...]) -> bool:
     return len(value) == 2 and isinstance(value[1], Number) and not isinstance(value[0], Number)
 
 
-def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:
+def _as_array(given: Any, *, channels: bool = False) -> np.ndarray[Any, np.dtype[Any]]:
     kind = type(given)
     if f"{kind.__module__}.{kind.__name__}" == "torch.Tensor":
-        if given.ndim != 1:
+        if given.ndim != 1 and not channels:
             raise bad(
                 "is a tensor of torch with more than one dimension, which scripts for vLLM pass "
                 "for embeddings; pass samples in one dimension, or numpy arrays"
