@@ -33,6 +33,7 @@ class Clock:
             self._time(self.inside, runner.graphs, "run")
             self._time(self.inside, runner._prompts, "run", "prompts")
             self._time(self.inside, runner._host_copies, "send")
+            self._time(self.inside, runner._draws, "draw", "host draws, not in submit")
         observe = engine._observe
 
         def observed(plan: Any, seconds: float) -> None:

@@ -72,7 +72,14 @@ def banning(output_ids: list[int], logits: Any) -> Any:
     return logits
 
 
+def forcing(output_ids: list[int], logits: Any) -> Any:
+    """One by which every token is another."""
+    logits[7 + len(output_ids) % 100] = 1e4
+    return logits
+
+
 PROCESSED = {"logits_processors": [banning]}
+FORCED = {"logits_processors": [forcing]}
 ALONE = ("logprobs 5", "repetition", "allowed ids")
 PROFILED = ("plain", "logprobs 5", "allowed ids", *(f"one of all: {name}" for name in ALONE[:2]))
 PROMPT = 32
@@ -125,11 +132,17 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             cases["plain"] = [{}] * asked.rows
             for name in ALONE:
                 cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
-            # It draws in every other step at most, and would go on alone: the second says what it
-            # costs the others.
-            for name, most in (("processor", asked.tokens), ("processor, a third", 0)):
-                kind = {**PROCESSED, "max_tokens": most or asked.tokens // 3}
-                cases[f"one of all: {name}"] = [kind, *[{}] * (asked.rows - 1)]
+            # One that forces draws once in a plan, and goes on alone: a third of its tokens say
+            # what it costs the others.
+            for name, kind, most in (
+                ("processor", PROCESSED, asked.tokens),
+                ("processor, a third", PROCESSED, asked.tokens // 3),
+                ("forcing", FORCED, asked.tokens),
+                ("forcing, a third", FORCED, asked.tokens // 3),
+            ):
+                one = {**kind, "max_tokens": most}
+                cases[f"one of all: {name}"] = [one, *[{}] * (asked.rows - 1)]
+            cases["ten of all: processor"] = [PROCESSED] * 10 + [{}] * (asked.rows - 10)
             for name, kinds in cases.items():
                 if asked.only and name not in asked.only:
                     continue

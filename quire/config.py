@@ -62,6 +62,7 @@ class EngineConfig:
     trust_remote_code: bool
     max_wait: float  # seconds after which a waiting request goes first
     tensor_parallel_size: int = 1  # ranks that each compute a share of every layer
+    keeps_states: bool = False  # layers do, and a state cannot go back to before a token
     prefix_groups: bool = True  # read shared prefixes once in decode
     speculation: Speculation | None = None  # None: no token is guessed
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each

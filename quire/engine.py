@@ -66,7 +66,8 @@ class Engine:
     def step(self) -> StepReport:
         """Submit a plan, or wait for the oldest result; says what happened."""
         # A plan that waits behind another is one that a newcomer waits for.
-        depth = 1 if self.scheduler.lanes.is_hurried else self.depth
+        alone = self.scheduler.lanes.is_hurried or self.scheduler.trials.are_due
+        depth = 1 if alone else self.depth
         if len(self._in_flight) < depth:
             plan = self.scheduler.schedule()
             if plan is not None:

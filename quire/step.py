@@ -38,7 +38,7 @@ class RowStart:
     `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
     number among the executor's Handles; with `has_processors` the functions found there edit
     the row's logits before anything else does. `paced`: each of its tokens has come home before a
-    plan asks for the next, and when it decodes it is in `StepPlan.single`.
+    plan asks for the next, and when it decodes it is in `StepPlan.single` or `tried`.
     `adapter` is the number, there too, of the LoRA adapter that the row is computed with; 0: none.
     """
 
@@ -189,6 +189,11 @@ class StepPlan:
     draw, the `num_candidates` likeliest tokens come home: the host chooses. Decode rows in `single`
     draw one token, in the first of the passes, and rest in the others: the host must see it before
     they can go on. Whoever was in it once is in it for as long as it decodes.
+
+    So it is with decode rows in `tried`, but that tried[i] may go on for num_tried[i] passes by
+    what the device draws for it, without all that edits its logits. Each of these passes counts as
+    far as the row draws the same when its logits are edited, and the first in which it does not
+    counts, too: with that other token. KV behind it is written over when the row goes on.
     """
 
     starts: tuple[RowStart, ...] = ()
@@ -205,6 +210,8 @@ class StepPlan:
     searched: Ints = field(default_factory=no_ints)
     num_candidates: int = 0
     single: Ints = field(default_factory=no_ints)
+    tried: Ints = field(default_factory=no_ints)
+    num_tried: Ints = field(default_factory=no_ints)
     forgotten: Ints = field(default_factory=no_ints)
     encode: tuple[Encode, ...] = ()
 
@@ -295,12 +302,13 @@ class Candidates:
 class StepResult:
     """What a plan produced, row by row in the order of `StepPlan.sampled_rows`.
 
-    tokens [rows, K], the first counts[i] of a row real: fewer than K where the device stopped it or
-    guesses were wrong. `logprobs` has a line per real token of the rows that asked, in a block for
-    each number of likeliest tokens asked for. `scored[i]` belongs to prefill slice i, one line per
-    target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows of `tokens` that mean
-    nothing, their logits not being finite; `errors` says of some what their processors did. `held`
-    are rows that drew nothing yet: processors work on logits of that number among the Handles.
+    tokens [rows, K], the first counts[i] of a row real: fewer than K where the device stopped it,
+    or guesses or trials were wrong. `logprobs` has a line per real token of the rows that asked, in
+    a block for each number of likeliest tokens asked for. `scored[i]` belongs to prefill slice i,
+    one line per target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows that
+    could draw no further token, their logits not being finite; `errors` says of some what their
+    processors did. `held` are rows whose next token is still to be drawn: processors work on
+    logits of that number among the Handles.
     """
 
     tokens: Ints

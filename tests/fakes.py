@@ -246,14 +246,13 @@ class FakeExecutor:
         for r, position in zip(
             plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True
         ):
-            row, chain = self.rows[r], 0
-            made: list[int] = []
-            for k in range(1 if r in plan.single else plan.repeat):
-                if row.frozen:
-                    break
-                assert position + k == row.length - 1, "fed at a wrong position"
-                chain = self._feed(row, row.length - 1, row.last)
-                made.append(self._draw(row, chain))
+            row = self.rows[r]
+            assert row.frozen or position == row.length - 1, "fed at a wrong position"
+            made, chain = [], 0
+            if r in plan.tried:
+                made = self._try(row, int(plan.num_tried[plan.tried == r][0]))
+            else:
+                made, chain = self._decode(row, 1 if r in plan.single else plan.repeat)
             ends.append(chain)
             tokens.append(made)
         most = max(plan.repeat, *(1 + s.num_guessed for s in plan.prefill), 1)
@@ -264,6 +263,18 @@ class FakeExecutor:
             scored=scores,
             candidates=self._candidates(plan, ends),
         )
+
+    def _decode(self, row: FakeRow, steps: int) -> tuple[list[int], int]:
+        """What a row draws in so many steps, and the chain that it drew the last from."""
+        made, chain = list[int](), 0
+        while len(made) < steps and not row.frozen:
+            chain = self._feed(row, row.length - 1, row.last)
+            made.append(self._draw(row, chain))
+        return made, chain
+
+    def _try(self, row: FakeRow, steps: int) -> list[int]:
+        """All that a row draws without its processors stands."""
+        return self._decode(row, steps)[0]
 
     def _draw_guessed(self, row: FakeRow, s: Slice, chains: list[int]) -> list[int]:
         """What a row draws at the end of a slice, and before it at each guess."""

@@ -13,7 +13,7 @@ from quire.config import EngineConfig, VllmConfig
 from quire.request import Ints
 from quire.sampling.batch_interface import LogitsProcessor, make_processor
 from quire.sampling.batch_processors import BatchProcessors
-from quire.sampling.holding import HoldingSampler
+from quire.sampling.holding import HoldingSampler, Patience
 from quire.sampling.sampler import Sampled, Sampler
 from quire.step import Masks, RowStart
 from quire.steps.handles import Handles
@@ -43,7 +43,7 @@ class LateSamples(Samples, Protocol):
         positions: Ints,
         masks: Masks | None,
         *,
-        beside_others: bool = False,
+        patience: Patience | None = None,
     ) -> Sampled: ...
 
     def position_held(self, row: int) -> int:

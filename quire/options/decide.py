@@ -55,8 +55,7 @@ def resolve(
     _check_device(options, facts)
     if spec.keeps_states:
         check_states(options, facts.device)
-    notes: list[str] = []
-    on_gpu = facts.device == "cuda"
+    notes, on_gpu = list[str](), facts.device == "cuda"
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
@@ -83,6 +82,7 @@ def resolve(
         enable_prefix_caching=options.enable_prefix_caching is not False,
         depth=2 if overlap else 1,
         max_repeat=GPU_REPEAT if on_gpu else 1,
+        keeps_states=spec.keeps_states,
         batch_invariant=batch_invariant,
         seed=options.seed,
         gpu_memory_utilization=options.gpu_memory_utilization,

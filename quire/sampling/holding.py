@@ -10,6 +10,7 @@ either way, because noise belongs to a position and not to a step.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,33 @@ from quire.steps.handles import Handles
 # a step with few rows takes nearly as long as one with many.
 PATIENCE_BESIDE_OTHERS, PATIENCE_ALONE = 0.05, 1.0
 MOST_PATIENCE = 0.1  # seconds
+LOOKS_AGAIN = 0.001  # seconds, while waiting costs nothing
+
+
+class Patience:
+    """How long rows that are ready wait for processors: so many seconds, and all the time before
+    that in which waiting is free."""
+
+    def __init__(self, seconds: float, is_free: Callable[[], bool] = lambda: False) -> None:
+        self._seconds, self._is_free = seconds, is_free
+        self._until: float | None = None
+
+    @staticmethod
+    def of_step(
+        took: float, *, beside_others: bool, is_free: Callable[[], bool] = lambda: False
+    ) -> Patience:
+        """After a step that took so long. `beside_others`: others wait for these rows."""
+        share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
+        return Patience(min(share * took, MOST_PATIENCE), is_free)
+
+    def left(self) -> float:
+        """Seconds to wait now; at most 0 if there are none left."""
+        now = time.perf_counter()
+        if self._until is None:
+            if self._is_free():
+                return LOOKS_AGAIN
+            self._until = now + self._seconds
+        return self._until - now
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +106,10 @@ class HoldingSampler:
         positions: Ints,
         masks: Masks | None,
         *,
-        beside_others: bool = False,
+        patience: Patience | None = None,
     ) -> Sampled:
-        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for.
-        `beside_others`: rows that are not here wait for these."""
+        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for, if
+        that takes longer than there is patience: without, by the time since the last draw."""
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
             sampled = self._sampler.sample(logits, rows, positions, masks)
@@ -96,7 +124,11 @@ class HoldingSampler:
             made.add(
                 others, self._sampler.sample(logits[at], rows[others], positions[others], masks)
             )
-        self._wait(rows[theirs], beside_others=beside_others or len(others) > 0)
+        took = time.perf_counter() - self._last_step
+        patience = patience or Patience.of_step(took, beside_others=len(others) > 0)
+        calls = [self._held[row].call for row in rows[theirs].tolist()]
+        while (seconds := patience.left()) > 0 and not all(call.done() for call in calls):
+            self._lanes.wait(calls, seconds)
         done = np.array([self._held[int(row)].call.done() for row in rows[theirs]], np.bool_)
         if done.any():
             made.add(theirs[done], self.sample_held(rows[theirs[done]], masks))
@@ -138,12 +170,6 @@ class HoldingSampler:
         call = self._processors[row].begin(logits, self._lanes)
         raw = logits.clone() if self._sampler.keeps_raw(row) else None
         self._held[row] = _Held(call, raw, position)
-
-    def _wait(self, rows: Ints, *, beside_others: bool) -> None:
-        took = time.perf_counter() - self._last_step
-        share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
-        calls = [self._held[row].call for row in rows.tolist()]
-        self._lanes.wait(calls, min(share * took, MOST_PATIENCE))
 
 
 @dataclass(slots=True)

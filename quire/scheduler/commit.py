@@ -31,6 +31,7 @@ from quire.scheduler.stopping import (
     judge_together,
     num_kept,
 )
+from quire.scheduler.trials import Trials
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
 
@@ -42,6 +43,12 @@ class SentPlan:
     rows: Ints
     placements: npt.NDArray[np.int64]
     slice_placements: tuple[int, ...]
+
+    @staticmethod
+    def of(plan: StepPlan, rows: Rows) -> SentPlan:
+        sampled, of_slices = plan.sampled_rows(), [s.row for s in plan.prefill]
+        slice_placements = tuple(rows.placement[of_slices].tolist())
+        return SentPlan(plan, sampled, rows.placement[sampled], slice_placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Committer:
         scoring: Scoring,
         beams: Beams,
         guesses: Guesses,
+        trials: Trials,
         clock: Callable[[], float],
         accept_all: AcceptAll = accept_each,
     ) -> None:
@@ -104,7 +112,7 @@ class Committer:
         self.grown: list[Grown] = []
         self.service_times: deque[float] = deque(maxlen=101)
         self._placements, self._scoring, self._clock = placements, scoring, clock
-        self._beams, self._guesses = beams, guesses
+        self._beams, self._guesses, self._trials = beams, guesses, trials
 
     def take_report(self) -> StepReport:
         """What happened since this was last asked for."""
@@ -138,14 +146,14 @@ class Committer:
             (rows.placement[sent.rows] == sent.placements) & (sent.placements > 0)
         )
         failed = [i for i in result.failed if i in live]
-        if failed:
-            live = np.setdiff1d(live, failed)
         if result.candidates is not None:
             beams = rows.num_candidates[sent.rows[live]] > 0
-            self._commit_beams(sent, result.candidates, live[beams].tolist(), now)
+            searching = np.setdiff1d(live[beams], failed)
+            self._commit_beams(sent, result.candidates, searching.tolist(), now)
             live = live[~beams]
         at, tokens = sent.rows[live], result.tokens[live]
-        for row in at[rows.known[at] == rows.num_prompt[at]].tolist():
+        is_first = (rows.known[at] == rows.num_prompt[at]) & (result.counts[live] > 0)
+        for row in at[is_first].tolist():
             rows.sequence(row).timings.first_token = now
         kept, ended = num_kept(rows, at, tokens, result.counts[live])
         scores = _by_line(result.logprobs)
@@ -164,6 +172,7 @@ class Committer:
                 rows.sequence(int(at[i])).logprobs.append(part)
         rows.append_outputs(at, tokens, kept)
         self._guesses.settle(sent.plan, result.counts)
+        self._trials.settle(sent.plan, at, kept, sent.rows[list(result.held)])
         for row in at[rows.jumps[at] & ~ended & (kept > 0)].tolist():
             if self._jump_ahead(row):
                 ended[at == row] = True
@@ -173,7 +182,8 @@ class Committer:
             self._finish(row, now)
         for i in failed:
             row = int(sent.rows[i])
-            if rows.placement[row] == sent.placements[i]:  # it may have gone with its search
+            # It may have gone with its search, or ended by what it drew before.
+            if rows.placement[row] == sent.placements[i]:
                 why = result.errors.get(i)
                 error = ProcessorFailed(why) if why else _failure(rows.sequence(row))
                 self.fail(self._beams.take_out(row), error)

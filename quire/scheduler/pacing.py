@@ -14,25 +14,42 @@ MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home 
 @dataclass(frozen=True, slots=True)
 class Pacing:
     """What the host draws for in this engine, whatever a request asks for: rows that want logprobs,
-    if these are of processed logits, or all rows, if logits processors see all of them."""
+    if these are of processed logits, or all rows, if logits processors see all of them. Where
+    `goes_back`, a row's last tokens can be taken back, so that it may try ahead."""
 
     logprobs: bool = False
     every_row: bool = False
+    goes_back: bool = True
 
     @staticmethod
     def in_engine(config: EngineConfig) -> Pacing:
-        is_raw = config.logprobs_mode.startswith("raw_")
-        return Pacing(logprobs=not is_raw, every_row=bool(config.batch_processors))
+        return Pacing(
+            logprobs=not config.logprobs_mode.startswith("raw_"),
+            every_row=bool(config.batch_processors),
+            goes_back=not config.keeps_states,
+        )
 
     def of(self, sequence: Sequence) -> bool:
         """Whether the host has a hand in each draw: by a mask, by choosing among a beam's
         candidates, by processors, or because no device row holds what the draw depends on."""
-        request = sequence.request
         return (
             self.every_row
             or sequence.group is not None
             or sequence.guide is not None
-            or bool(request.processors)
+            or self._edits(sequence)
+        )
+
+    def may_try(self, sequence: Sequence) -> bool:
+        """Whether what the host does for a row is to edit its logits, of this row alone, so that
+        the device can try without."""
+        chosen = self.every_row or sequence.group is not None or sequence.guide is not None
+        return self.goes_back and not chosen and self._edits(sequence)
+
+    def _edits(self, sequence: Sequence) -> bool:
+        """Whether the sampler draws for a row, by what the request asks for."""
+        request = sequence.request
+        return (
+            bool(request.processors)
             or (self.logprobs and request.params.num_logprobs is not None)
             or any(len(word) > 1 for word in request.params._bad_words_token_ids or ())
         )

@@ -232,7 +232,7 @@ class Placements:
         if need > 0:
             self._append(row, self.pool.take_columns(need), draft)
 
-    def lacking(self, at: Ints, steps: int) -> Ints:
+    def lacking(self, at: Ints, steps: int | Ints) -> Ints:
         """How many blocks of every group each decode row lacks for its next `steps` tokens."""
         rows = self.rows
         more = np.minimum(steps, rows.limit[at] - rows.planned[at])

@@ -6,6 +6,7 @@ import numpy as np
 
 from quire.request import Ints
 from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.trials import Trials
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
 # The same where resting is free: nobody waits for a row, and a step of so few rows takes what
@@ -17,19 +18,24 @@ MOST_REST, FEW_ROWS = 0.5, 128
 MOST_PAUSING, PAUSING_STEPS = 0.02, 4
 
 
-def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, awaited: bool) -> int:
+def plan_repeat(
+    placements: Placements, trials: Trials, at: Ints, most: int, draft: Draft, *, awaited: bool
+) -> int:
     """How many decode steps of rows `at` to ask for: as many as waste little, and have room.
 
     At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
     """
     rows, repeat = placements.rows, most
     pausing = rows.pauses[at]
-    if repeat == 1 or bool((rows.stepwise[at] & ~pausing).any()):
+    if repeat == 1 or bool((rows.stepwise[at] & ~pausing & ~rows.tries[at]).any()):
         return 1
     if num_pausing := int(rows.pauses[rows.running].sum()):  # in this plan, or waiting for a token
         if not awaited or num_pausing > MOST_PAUSING * len(rows.running):
             return 1
         repeat, at = min(repeat, PAUSING_STEPS), at[~pausing]
+    if len(trials.running()) > MOST_PAUSING * len(rows.running):
+        repeat = min(repeat, trials.most_steps())
+    growing, at = at, at[~rows.tries[at]] if not rows.tries[at].all() else at
     left = rows.limit[at] - rows.planned[at]
     # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
     # stop yet only what comes after that counts.
@@ -46,9 +52,9 @@ def plan_repeat(placements: Placements, at: Ints, most: int, draft: Draft, *, aw
         wasted = float(np.where(may_stop, free * free / 2 / life, 0).sum())
         rests = wasted + float(np.maximum(repeat - left, 0).sum())
         fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
-        lacking = placements.lacking(at, repeat)
+        lacking = placements.lacking(growing, trials.steps(growing, repeat))
         if fits and placements.pool.fits(int(lacking.sum())):
-            placements.grow(at, lacking, draft)
+            placements.grow(growing, lacking, draft)
             return repeat
         repeat //= 2
     return 1

@@ -64,6 +64,7 @@ class Rows:
         self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
         self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
         self.pauses = np.zeros(capacity, bool)  # of these: it may rest while others draw more
+        self.tries = np.zeros(capacity, bool)  # or go on by what the device draws (trials.py)
         self.may_stop = np.zeros(capacity, bool)  # something may end it before it is full
         self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
         self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
@@ -126,7 +127,11 @@ class Rows:
         self.scored[row] = request.params.num_logprobs is not None
         must_step = request.watched or brings_much(request.params)
         self.stepwise[row] = self.paced[row] or must_step
-        self.pauses[row] = self.paced[row] and not must_step
+        # Of one that Python judges the device does not know where it ends, and its processors
+        # would see tokens behind that.
+        may_try = not (must_step or self.visited[row])
+        self.tries[row] = may_try and self._pacing.may_try(sequence)
+        self.pauses[row] = self.paced[row] and not (must_step or self.tries[row])
         self.may_stop[row] = bool(stops) or sequence.watch is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]

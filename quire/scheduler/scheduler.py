@@ -41,6 +41,7 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.stopping import AcceptAll, accept_each
+from quire.scheduler.trials import Trials
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
 from quire.step import DecodeRows, Slice, StepPlan, StepResult
@@ -78,13 +79,13 @@ class Scheduler:
         self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
         self._beams = Beams(self._placements, expected_output)
         self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
-        given = (self._placements, self._scoring, self._beams, self.guesses)
+        self.trials = Trials(self.rows, self.waiting, limits.max_repeat)
+        given = (self._placements, self._scoring, self._beams, self.guesses, self.trials)
         self._committer = Committer(*given, clock, accept_all)
         running = (self.rows, self.waiting, limits.max_adapters)
         self._adapters = AdapterPlaces(*running, hold_adapter, self._committer.fail)
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
-        parts = (self._placements, self._scoring, self.waiting)
-        self._forking = Forking(*parts, expected_output, clock)
+        self._forking = Forking(*given[:2], self.waiting, expected_output, clock)
         self._groups = PrefixGroups(self.rows, pool)
         self._past_windows = PastWindows(self._placements)
         self.media = MediaPlans(self.rows, limits.shelf_rows, limits.max_num_batched_tokens)
@@ -173,9 +174,10 @@ class Scheduler:
         rows, alone = self.rows, not draft.prefill and not len(released)
         awaited = len(self.waiting) > 0
         decode = self.guesses.plan(decode, draft, awaited=awaited) if alone else decode
-        at, is_long = decode.rows, alone and not draft.prefill and not self.lanes.is_hurried
+        at, is_long = decode.rows, not draft.prefill and not self.lanes.is_hurried
         most = self.limits.max_repeat if is_long else 1
-        repeat = plan_repeat(self._placements, at, most, draft, awaited=awaited)
+        repeat = plan_repeat(self._placements, self.trials, at, most, draft, awaited=awaited)
+        steps, tries = self.trials.steps(at, repeat), rows.tries[at]
         searched = self._beams.searched(draft, at)
         forgotten, encode = self.media.take()
         plan = StepPlan(
@@ -192,19 +194,17 @@ class Scheduler:
             chosen=self._beams.chosen(at),
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
-            single=at[rows.paced[at]],
+            single=at[rows.paced[at] & ~tries],
+            tried=at[tries],
+            num_tried=steps[tries],
             forgotten=forgotten,
             encode=encode,
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
-        allowed = np.where(rows.paced[at], 1, repeat)
-        steps = np.minimum(allowed, rows.limit[at] - rows.planned[at])
         rows.computed[at] += steps
         rows.planned[at] += steps
-        sampled, of_slices = plan.sampled_rows(), [s.row for s in plan.prefill]
-        slice_placements = tuple(rows.placement[of_slices].tolist())
-        self._sent.append(SentPlan(plan, sampled, rows.placement[sampled], slice_placements))
+        self._sent.append(SentPlan.of(plan, rows))
         return plan
 
     def _plan_decode(self, draft: Draft) -> DecodeRows | None:

@@ -90,11 +90,11 @@ class Runner:
             self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
         # Entries of the result that draw in this pass: everybody in the first, then whoever
         # of the decode rows still writes.
-        entries = np.arange(num_drawn, last)
+        entries, paced = np.arange(num_drawn, last), np.concatenate([plan.single, plan.tried])
         for k in range(plan.repeat):
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
-            if k > 0 and len(plan.single):
-                live &= ~np.isin(sampled_rows[entries], plan.single)
+            if k > 0 and len(paced):
+                live &= ~np.isin(sampled_rows[entries], paced)
             entries = entries[live]
             prefill = plan.prefill if k == 0 else ()
             if not len(entries) and not prefill:

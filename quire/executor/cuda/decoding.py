@@ -36,14 +36,11 @@ class LogitsUses(Protocol):
     def replaces(self) -> bool: ...
 
     @property
-    def is_needed(self) -> bool: ...
-
-    @property
-    def is_always_needed(self) -> bool: ...
+    def num_steps(self) -> int: ...
 
     def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None: ...
 
-    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None: ...
+    def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None: ...
 
 
 class SmallBatchRows(Protocol):
@@ -109,8 +106,8 @@ class Decoding:
     """Whole decode steps: feed, model, draw, judge.
 
     A plan's first step is made in two halves where rows draw by masks: the model is at work while
-    the masks are still being filled, and the draw waits for them. So it is where somebody looks at
-    its logits, and all its steps are where somebody looks at the logits of each.
+    the masks are still being filled, and the draw waits for them. So are as many of its steps as
+    somebody looks at the logits of.
     """
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
@@ -136,9 +133,7 @@ class Decoding:
             *("decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes),
             adapters=variant,
         )
-        num_halved = int(plan.masks is not None or looks.is_needed)
-        if looks.is_always_needed:
-            num_halved = plan.repeat
+        num_halved = max(int(plan.masks is not None), looks.num_steps)
         halves = self._prepare_halves(places, key) if num_halved else None
         if num_halved < plan.repeat:
             self._parts.graphs.prepare(key, lambda: self._step(places, key))
@@ -236,7 +231,7 @@ class Decoding:
             else:
                 graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
             if self._logits is not None:
-                looks.look(self._logits[: places.size], self._drawn[draw], step)
+                looks.look(self._logits[: places.size], self._drawn[draw], places.made[step], step)
 
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token; its logits wait for the second half."""

@@ -188,14 +188,17 @@ class DeviceColumns(RowColumns):
             at = (upload.take("assigned rows"), upload.take("assigned indices"))
             self.tables[:, *at] = blocks.to(torch.int32).view(len(self.tables), -1)
 
-    def draw_once(self, rows: Tensor) -> None:
-        """These rows wake, and rest again after their next token."""
+    def draw_some(self, rows: Tensor, counts: Tensor) -> None:
+        """These rows wake, and rest again after so many tokens."""
         num_outputs = self.ints[Column.NUM_OUTPUTS].index_select(0, rows)
-        self.ints[Column.MAX_TOKENS].index_copy_(0, rows, num_outputs + 1)
+        self.ints[Column.MAX_TOKENS].index_copy_(0, rows, num_outputs + counts)
         self.ints[Column.FROZEN].index_fill_(0, rows, 0)
 
     def go_on_from(self, rows: Tensor, drawn: Tensor) -> None:
-        """These rows feed the tokens drawn[0], which stand at drawn[1], whatever they drew."""
+        """These rows feed the tokens drawn[0], which stand at drawn[1], whatever they drew, and
+        how far they went on from that."""
+        further = drawn[1] - self.ints[Column.POSITION].index_select(0, rows)
+        self.ints[Column.NUM_OUTPUTS].index_add_(0, rows, further)
         self.ints[Column.LAST_TOKEN].index_copy_(0, rows, drawn[0])
         self.ints[Column.POSITION].index_copy_(0, rows, drawn[1])
 

@@ -41,12 +41,12 @@ class Block:
 class NoLooks:
     """Nobody looks at the logits, as in nearly every plan."""
 
-    replaces = is_needed = is_always_needed = False
+    replaces, num_steps = False, 0
 
     def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
         pass
 
-    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None:
+    def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None:
         pass
 
 
@@ -76,14 +76,16 @@ class Looks:
         return bool(self._now)
 
     @property
-    def is_needed(self) -> bool:
-        """Somebody looks at the logits, of the first step at least."""
-        return self.is_always_needed or bool(self._later) or len(self._searched) > 0
+    def num_steps(self) -> int:
+        """Of the plan's steps so many, from the first on, have their logits looked at."""
+        if self._more or self._now:
+            return self._plan.repeat
+        return self._num_kept or int(len(self._searched) > 0)
 
     @property
-    def is_always_needed(self) -> bool:
-        """Somebody looks at the logits of every step."""
-        return bool(self._more or self._now)
+    def _num_kept(self) -> int:
+        """Whoever the host draws for rests after the first step, or after some that it tries."""
+        return int(self._plan.num_tried.max(initial=1)) if self._later else 0
 
     def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
         """Between the draw and the judgement: put in what the sampler draws."""
@@ -96,14 +98,13 @@ class Looks:
         failed[at[list(sampled.failed)]] = True
         self._extras.add(sampled, self._now.lines)
 
-    def look(self, logits: Tensor, tokens: Tensor, step: int) -> None:
-        """After a draw."""
+    def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None:
+        """After a draw: of each line the token, and what the row made of it (row_schema.py)."""
         lookers, upload, extras = self._lookers, self._upload, self._extras
         extras.more_letters += lookers.more.score(self._more, upload, logits, tokens, step)
-        if step > 0:  # whoever the host draws for rests in later steps
-            return
-        lookers.draws.keep(self._late, self._later, upload, logits)
-        if len(self._searched):
+        if step < self._num_kept:
+            lookers.draws.keep(self._late, self._later, upload, logits, made)
+        if len(self._searched) and step == 0:
             lines = upload.take(f"searched {self._block.name}")
             rows = self._block.rows[self._searched]
             numbers = self._searched + np.int32(self._block.first)

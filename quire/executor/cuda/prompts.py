@@ -186,7 +186,7 @@ class Prompts:
             edited=edited if len(edited) else None,
         )
         looks.replace(logits, tokens, failed, 0)
-        looks.look(logits, tokens, 0)
+        looks.look(logits, tokens, tokens, 0)
         entries = None
         if laid_out.asking:
             entries = new_entries(1, len(rows), parts.device)

@@ -116,7 +116,8 @@ class CudaRunner:
             self._adapters.rows.start(plan.starts)
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         upload.add("copies", np.array(plan.copies, np.int64))
-        upload.add("single rows", plan.single)
+        upload.add("paced rows", np.concatenate([plan.single, plan.tried]))
+        upload.add("paced steps", np.concatenate([np.ones_like(plan.single), plan.num_tried]))
         self._beams.pack(plan, upload)
         late = self._draws.begin(plan)
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
@@ -194,8 +195,8 @@ class CudaRunner:
         """Send the parcel, and do what the plan says before its pass."""
         upload.send()
         self.columns.change(upload)
-        if len(plan.single):
-            self.columns.draw_once(upload.take("single rows"))
+        if len(plan.single) or len(plan.tried):
+            self.columns.draw_some(upload.take("paced rows"), upload.take("paced steps"))
         if len(plan.ends):
             self.sampler.end(plan.ends)
         for start in plan.starts:

@@ -1,10 +1,12 @@
 """Rows that the sampler draws for, beside those that the device draws for by itself.
 
-Such a row goes through the same passes as all others, and the device draws a token for it that
-means nothing. Its logits are kept, and the sampler draws from them: when the plan's result is
-asked for, while the device computes the next plan, so that a row with a logits processor costs the
-others nothing. The token it drew is then put in the place of the other one; the scheduler plans
-nothing for the row before it has seen that (`RowStart.paced`).
+Such a row goes through the same passes as all others, and the device draws for it, too, without
+what only the sampler has. Its logits are kept, and the sampler draws from them when the plan's
+result is asked for, beside the device, which is at later steps by then; so a row with a logits
+processor costs the others nothing. In a plan of several steps the row goes on by the device's
+tokens (`StepPlan.tried`), and the sampler draws from the logits of one step after the other: as
+long as it draws what the device drew. Then the token it drew is put in the place of the other one;
+the scheduler plans nothing for the row before it has seen that (`RowStart.paced`).
 
 A row that is not paced (its edits found no room on the device) cannot wait: the sampler draws
 for it between the device's draw and its judgement, and everybody waits for that.
@@ -12,6 +14,7 @@ for it between the device's draw and its judgement, and everybody waits for that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +27,9 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
 from quire.executor.samplers import LateSamples
 from quire.request import Ints
+from quire.sampling.holding import Patience
 from quire.sampling.sampler import Sampled
-from quire.step import Masks, StepPlan, no_ints
+from quire.step import Masks, StepPlan
 from quire.steps.row_schema import FAILED, RESTS
 
 
@@ -43,6 +47,16 @@ class SomeLines:
         return len(self.lines) > 0
 
 
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """Of the same lines in one step the logits, and what the device made of them: tokens, or why
+    there is none. `ready` is when they are there."""
+
+    logits: Tensor
+    made: Tensor
+    ready: torch.cuda.Event | None
+
+
 @dataclass(slots=True, eq=False)
 class LateDraws:
     """What the sampler still has to draw for one plan, from logits as they were then."""
@@ -51,9 +65,12 @@ class LateDraws:
     beside_others: bool  # rows that the device draws for are in the plan
     released: Ints
     first_released: int  # their first line in the result
-    blocks: list[tuple[SomeLines, Tensor]] = field(default_factory=list)
+    blocks: dict[str, tuple[SomeLines, list[KeptStep]]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # rows that have ended since
-    ready: torch.cuda.Event | None = None
+    launched: torch.cuda.Event | None = None  # when all of the plan is computed
+
+    def is_computed(self) -> bool:
+        return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
 
     def __bool__(self) -> bool:
         return bool(self.blocks) or len(self.released) > 0
@@ -61,8 +78,8 @@ class LateDraws:
 
 @dataclass(frozen=True, slots=True)
 class LateTokens:
-    """What came of it: of line lines[i] of the result the token, or FAILED, or RESTS for a row
-    whose logits are with its processors. The result has `num_lines`, those released included."""
+    """What came of it: of line lines[i] of the result the tokens [lines, steps], then RESTS, or
+    FAILED where there could be none. The result has `num_lines`, those released included."""
 
     num_lines: int
     lines: Ints
@@ -76,10 +93,12 @@ class SamplerDraws:
     def __init__(self, columns: DeviceColumns, sampler: LateSamples) -> None:
         self._columns, self._sampler = columns, sampler
         self._pending: list[LateDraws] = []
+        self._last_draw = time.perf_counter()
         self._stream: torch.cuda.Stream | None = None
         if columns.device.type == "cuda":
-            # With work of its own, so that it waits for no later plan.
-            self._stream = torch.cuda.Stream(columns.device)  # type: ignore[no-untyped-call]
+            # With work of its own, so that it waits for no later plan; and before others, because
+            # it is little, and somebody waits for it.
+            self._stream = torch.cuda.Stream(columns.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def begin(self, plan: StepPlan) -> LateDraws:
         rows = plan.sampled_rows()
@@ -98,18 +117,30 @@ class SamplerDraws:
         lines = mine.astype(np.int32) + np.int32(first)
         return SomeLines(name, lines, rows[mine], positions[mine])
 
-    def keep(self, late: LateDraws, some: SomeLines, upload: Upload, logits: Tensor) -> None:
-        """Some lines of these logits, for later."""
-        if some:
-            late.blocks.append((some, logits.index_select(0, upload.take(some.name))))
+    def keep(
+        self, late: LateDraws, some: SomeLines, upload: Upload, logits: Tensor, made: Tensor
+    ) -> None:
+        """Some lines of these logits, and what the device made of them, for later; those of one
+        step after the other."""
+        if not some:
+            return
+        at = upload.take(some.name)
+        kept = KeptStep(logits.index_select(0, at), made.index_select(0, at), self._event())
+        late.blocks.setdefault(some.name, (some, []))[1].append(kept)
+
+    def _event(self) -> torch.cuda.Event | None:
+        """When what is launched so far will be done."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     def send(self, late: LateDraws) -> LateDraws | None:
         """All of the plan is launched: from here on it may be drawn; None if there is nothing."""
         if not late:
             return None
-        if self._stream is not None:
-            late.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            late.ready.record()
+        late.launched = self._event()
         self._pending.append(late)
         return late
 
@@ -135,60 +166,75 @@ class SamplerDraws:
         if late in self._pending:
             self._pending.remove(late)
         else:  # every row ended meanwhile
-            late.gone.update(late.released.tolist(), *(b.rows.tolist() for b, _ in late.blocks))
-        with self._beside(late):
-            drawn = [one for block in late.blocks for one in self._draw_block(late, *block)]
-            drawn += self._draw_released(late)
-            found = [(sampled, some, self._tokens(sampled)) for sampled, some in drawn]
-        num_lines = late.first_released + len(late.released)
-        if not found:
-            return LateTokens(num_lines, no_ints(), no_ints(), [])
-        lines, rows, positions, tokens = (
-            np.concatenate(parts)
-            for parts in zip(
-                *((some.lines, some.rows, some.positions, made) for _, some, made in found),
-                strict=True,
-            )
+            blocks = late.blocks.values()
+            late.gone.update(late.released.tolist(), *(some.rows.tolist() for some, _ in blocks))
+        took = time.perf_counter() - self._last_draw
+        patience = Patience.of_step(
+            took, beside_others=late.beside_others, is_free=lambda: not late.is_computed()
         )
-        self._put(rows[tokens >= 0], tokens[tokens >= 0], positions[tokens >= 0])
-        drawn_lines = [(sampled, some.lines) for sampled, some, _ in found]
-        return LateTokens(num_lines, lines, tokens, drawn_lines)
+        drawn = [self._draw_block(late, *block, patience) for block in late.blocks.values()]
+        drawn.append(self._draw_released(late))
+        self._last_draw = time.perf_counter()
+        width = max(one.tokens.shape[1] for one in drawn)
+        tokens = np.concatenate([one.padded(width) for one in drawn])
+        some = [one.some for one in drawn]
+        lines, rows, positions = (
+            np.concatenate(parts)
+            for parts in zip(*((s.lines, s.rows, s.positions) for s in some), strict=True)
+        )
+        self._put(rows, positions, tokens)
+        num_lines = late.first_released + len(late.released)
+        return LateTokens(num_lines, lines, tokens, [pair for one in drawn for pair in one.sampled])
 
     @contextmanager
-    def _beside(self, late: LateDraws) -> Iterator[None]:
-        """On a stream of our own, after the pass that made the logits."""
-        if self._stream is None or late.ready is None:
+    def _after(self, ready: torch.cuda.Event | None) -> Iterator[None]:
+        """On a stream of our own, after what made the logits."""
+        if self._stream is None or ready is None:
             yield
             return
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(late.ready)
+            self._stream.wait_event(ready)
             yield
 
     def _draw_block(
-        self, late: LateDraws, some: SomeLines, logits: Tensor
-    ) -> list[tuple[Sampled, SomeLines]]:
-        left = [i for i, row in enumerate(some.rows.tolist()) if row not in late.gone]
-        if not left:
-            return []
-        if len(left) < len(some.rows):
-            logits = logits[left]
-            parts = (some.lines[left], some.rows[left], some.positions[left])
-            some = SomeLines(some.name, *parts)
-        sampled = self._sampler.sample(
-            logits, some.rows, some.positions, late.masks, beside_others=late.beside_others
-        )
-        return [(sampled, some)]
+        self, late: LateDraws, some: SomeLines, steps: list[KeptStep], patience: Patience
+    ) -> _Drawn:
+        """A token for each line; for one that tried ahead the next, while it drew what the device
+        did."""
+        drawn = _Drawn(some, np.full((len(some.rows), len(steps)), RESTS, np.int32))
+        left = np.array([i for i, r in enumerate(some.rows.tolist()) if r not in late.gone], int)
+        for number, step in enumerate(steps):
+            with self._after(step.ready):
+                made = step.made.cpu().numpy()
+                if number > 0:  # in the first nobody rests
+                    left = left[made[left] != RESTS]
+                if not len(left):
+                    break
+                whole = len(left) == len(some.rows)
+                sampled = self._sampler.sample(
+                    step.logits if whole else step.logits[left],
+                    some.rows[left],
+                    some.positions[left] + np.int32(number),
+                    late.masks,
+                    patience=patience,
+                )
+                tokens = self._tokens(sampled)
+            drawn.tokens[left, number] = tokens
+            drawn.sampled.append((sampled, some.lines[left]))
+            left = left[tokens == made[left]]
+        return drawn
 
-    def _draw_released(self, late: LateDraws) -> list[tuple[Sampled, SomeLines]]:
+    def _draw_released(self, late: LateDraws) -> _Drawn:
         """From logits that an earlier plan held, and that processors are done with."""
         left = [i for i, row in enumerate(late.released.tolist()) if row not in late.gone]
-        if not left:
-            return []
-        rows = late.released[left]
-        lines = (np.array(left) + late.first_released).astype(np.int32)
+        rows, lines = late.released[left], np.array(left, np.int32) + np.int32(late.first_released)
         held = [self._sampler.position_held(row) for row in rows.tolist()]
         some = SomeLines("released", lines, rows, np.array(held, np.int32))
-        return [(self._sampler.sample_held(rows, late.masks), some)]
+        if not left:
+            return _Drawn(some, np.empty((0, 1), np.int32))
+        with self._after(late.launched):
+            sampled = self._sampler.sample_held(rows, late.masks)
+            return _Drawn(some, self._tokens(sampled)[:, None], [(sampled, lines)])
 
     @staticmethod
     def _tokens(sampled: Sampled) -> Ints:
@@ -198,12 +244,29 @@ class SamplerDraws:
         tokens[list(sampled.held)] = RESTS
         return tokens
 
-    def _put(self, rows: Ints, tokens: Ints, positions: Ints) -> None:
-        """These rows go on from these tokens, whatever the device drew for them."""
-        if not len(rows):
+    def _put(self, rows: Ints, positions: Ints, tokens: Ints) -> None:
+        """Each row goes on from the last of its tokens, which begin at its position, whatever the
+        device drew for it."""
+        counts = (tokens >= 0).sum(axis=1)
+        some = np.flatnonzero(counts)
+        if not len(some):
             return
+        last = counts[some] - 1
         upload = Upload(self._columns.device)
-        upload.add("rows", rows)
-        upload.add("drawn", np.stack([tokens, positions]))
+        upload.add("rows", rows[some])
+        upload.add("drawn", np.stack([tokens[some, last], positions[some] + last]))
         upload.send()
         self._columns.go_on_from(upload.take("rows"), upload.take("drawn").view(2, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What lines of one block drew: tokens [lines, steps], and what else the sampler said."""
+
+    some: SomeLines
+    tokens: Ints
+    sampled: list[tuple[Sampled, Ints]] = field(default_factory=list)
+
+    def padded(self, num_steps: int) -> Ints:
+        more = num_steps - self.tokens.shape[1]
+        return np.pad(self.tokens, ((0, 0), (0, more)), constant_values=RESTS)

@@ -87,7 +87,7 @@ class CudaStep:
         released = np.full((late.num_lines - len(tokens), tokens.shape[1]), RESTS, np.int32)
         tokens = np.concatenate([tokens, released])
         tokens[late.lines] = RESTS
-        tokens[late.lines, 0] = late.tokens
+        tokens[late.lines, : late.tokens.shape[1]] = late.tokens
         for sampled, lines in late.drawn:
             self.extras.add(sampled, lines)
         return tokens

@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.errors import ProcessorFailed
 from quire.executor.samplers import plain_sampler
 from quire.request import Ints
-from quire.sampling.holding import Merged
+from quire.sampling.holding import Merged, Patience
 from quire.sampling.rows import Flags
 from quire.sampling.sampler import Sampled
 from quire.step import Floats, Masks, RowStart
@@ -68,7 +68,7 @@ class RankSampler:
         positions: Ints,
         masks: Masks | None,
         *,
-        beside_others: bool = False,
+        patience: Patience | None = None,
     ) -> Sampled:
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):

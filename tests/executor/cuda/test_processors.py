@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from quire.cache.pool import BlockPool
 from quire.engine import Engine
 from quire.errors import ProcessorFailed
 from quire.executor.cpu.local import LocalExecutor
-from quire.request import Request
+from quire.request import Ints, Request
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
+from quire.step import StepPlan, StepResult
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.harness import small_config
@@ -65,6 +67,51 @@ def test_any_depth_and_repeat_gives_the_plain_runners_tokens(depth: int, max_rep
     failed = [s for s in found if s.error is not None]
     assert failed and all(isinstance(s.error, ProcessorFailed) for s in failed)
     assert {failing} == {p for s in failed for p in s.request.processors}
+
+
+def seldom(output_ids: list[int], logits: Tensor) -> Tensor:
+    """Every fifth token is another one."""
+    if len(output_ids) % 5 == 4:
+        logits[int(logits.argmax())] = -torch.inf
+    return logits
+
+
+class Trying(PlainExecutor):
+    """Counts what was tried, and what of it stood."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tried: list[tuple[int, int]] = []
+
+    def submit(self, plan: StepPlan) -> Any:
+        step, rows = super().submit(plan), plan.sampled_rows()
+        return Noted(lambda: self._note(plan, rows, step.result()))
+
+    def _note(self, plan: StepPlan, rows: Ints, result: StepResult) -> StepResult:
+        for row, tried in zip(plan.tried.tolist(), plan.num_tried.tolist(), strict=True):
+            self.tried.append((tried, int(result.counts[rows == row][0])))
+        return result
+
+
+@dataclass
+class Noted:
+    result: Callable[[], StepResult]
+
+
+def test_what_is_tried_stands_as_far_as_the_sampler_draws_the_same() -> None:
+    endless = {"max_tokens": 24, "eos_ids": frozenset[int](), "stop_ids": frozenset[int]()}
+    made = [replace(one, **endless) for one in requests([{"temperature": 0.0, "logprobs": 2}], 3)]
+    made[1] = replace(made[1], processors=(seldom,))
+    plain = small_config(num_blocks=256)
+    expected = answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, made)
+    config = small_config(depth=2, max_repeat=8, num_blocks=128)
+    executor = Trying(config, SPEC, WEIGHTS)
+    found = answers(executor, config, made)
+    assert told(found) == told(expected)
+    for one, wanted in zip(found, expected, strict=True):
+        assert scores_of(one.logprobs)[0] == scores_of(wanted.logprobs)[0]
+    assert (8, 4) in executor.tried or (8, 5) in executor.tried
+    assert len(executor.tried) < 12, "a third of its tokens, at most, came one by one"
 
 
 def long_words() -> list[Request]:
