@@ -89,13 +89,16 @@ class ScoredTokens:
     def _dicts_of(self, part: Scores, at: int) -> Iterator[LogprobsOnePosition]:
         """The token itself first, then the others. Millions of entries are made at once, so all of
         a part are, without a line of Python for each."""
-        own, num_entries = part.token_ids[:, None], 1 + part.top_ids.shape[1]
-        # Among the likeliest the token itself comes again, and is the same there.
-        again = part.top_ids == own
-        top_logprobs = np.where(again, part.logprobs[:, None], part.top_logprobs)
-        others = np.arange(1, num_entries) if self.ranked else np.array(None, object)
+        own, width = part.token_ids[:, None], part.top_ids.shape[1]
+        # Of greedy rows the token is the first of the likeliest, and needs no entry of its own.
+        first = int(width > 0 and bool((part.top_ids[:, :1] == own).all()))
+        top_ids, num_entries = part.top_ids[:, first:], 1 + width - first
+        # Otherwise it may come again among them, and is the same there.
+        again = top_ids == own
+        top_logprobs = np.where(again, part.logprobs[:, None], part.top_logprobs[:, first:])
+        others = np.arange(1 + first, 1 + width) if self.ranked else np.array(None, object)
         ranks = np.hstack([part.ranks[:, None], np.where(again, part.ranks[:, None], others)])
-        ids = np.hstack([own, part.top_ids]).ravel().tolist()
+        ids = np.hstack([own, top_ids]).ravel().tolist()
         logprobs = np.hstack([part.logprobs[:, None], top_logprobs]).ravel().tolist()
         texts = self._texts_of(ids, num_entries, at)
         entries = zip(
@@ -110,11 +113,10 @@ class ScoredTokens:
         if self.texts is None:
             return repeat(None)
         found = self.texts.whole(ids)
-        for i, text in enumerate(found):
-            if text is None:
-                here = at + i // num_entries
-                before = self.ids[max(0, here - CONTEXT) : here].tolist()
-                found[i] = self.texts.text(ids[i], before)
+        for i in [i for i, text in enumerate(found) if text is None] if None in found else ():
+            here = at + i // num_entries
+            before = self.ids[max(0, here - CONTEXT) : here].tolist()
+            found[i] = self.texts.text(ids[i], before)
         return found
 
 
@@ -152,7 +154,7 @@ class UnreadLogprobs(Unread):
         lasts = not self.flat and not self.tokens.is_wide
         if not lasts or self.tokens.num_entries <= MANY:
             return self._made()
-        with making_many(self.tokens.num_entries):
+        with making_many():
             return self._made()
 
     def _made(self) -> PromptLogprobs:
