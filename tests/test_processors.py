@@ -123,7 +123,7 @@ def test_preempted_rows_say_the_same(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
     schedule, turns = scheduler.schedule, iter(range(10**9))
 
     def disturbed() -> Any:
-        if next(turns) % 5 == 4 and scheduler.num_running > 1:
+        if next(turns) % 3 == 2 and scheduler.num_running > 1:
             scheduler._preemption.make_room()
         return schedule()
 

@@ -110,6 +110,8 @@ class BlockPool:
 
     def share(self, blocks: Ints) -> None:
         """One more holder for each of `blocks`; -1 is none."""
+        if not blocks.size:  # of most prompts nothing is there
+            return
         blocks = blocks[blocks >= 0]
         for block in blocks[self.holders[blocks] == 0].tolist():
             del self._idle[block]
@@ -176,7 +178,7 @@ class BlockPool:
     def num_idle_in(self, cached: Cached) -> int:
         """How many of these blocks sharing would take out of the free ones."""
         blocks = cached.blocks
-        return int(((self.holders[blocks] == 0) & (blocks >= 0)).sum())
+        return blocks.size and int(((self.holders[blocks] == 0) & (blocks >= 0)).sum())
 
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
         """Let others find `blocks` [groups, count], which hold `token_ids` after `past`; see

@@ -222,8 +222,8 @@ class Placements:
 
     def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
         have, count = int(self.rows.num_blocks[row]), blocks.shape[1]
-        self.rows.append_blocks(row, blocks)
         if count:
+            self.rows.append_blocks(row, blocks)
             draft.assign(row, np.arange(have, have + count, dtype=np.int32), blocks)
 
     def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:

@@ -78,7 +78,9 @@ class Rows:
         self.blocks = np.full((num_groups, capacity, 8), -1, np.int32)
         self.given_back = np.zeros((num_groups, capacity), np.int32)  # so many, from the first on
         self.outputs = np.full((capacity, 64), -1, np.int32)
-        self._entered, self._some_left = np.empty(0, np.int32), False
+        # The first so many, in order of admission; with room, so that one more costs nothing.
+        self._entered, self._num_entered = np.empty(capacity, np.int32), 0
+        self._some_left = False
         self._free = list(range(capacity - 1, -1, -1))
         self._last_placement = 0
 
@@ -89,13 +91,23 @@ class Rows:
     @property
     def running(self) -> Ints:
         """The rows that are taken, in order of admission."""
-        if self._some_left:  # often hundreds at once: sorted out together
-            self._entered, self._some_left = self._entered[self.placement[self._entered] > 0], False
-        return self._entered
+        self._sort_out()
+        return self._entered[: self._num_entered]
+
+    def _sort_out(self) -> None:
+        """Rows that were left, often hundreds at once, are taken no more. In another array: what
+        was handed out before stays as it was."""
+        if self._some_left:
+            entered = self._entered[: self._num_entered]
+            taken = entered[self.placement[entered] > 0]
+            self._entered, self._num_entered = np.empty_like(self._entered), len(taken)
+            self._entered[: len(taken)] = taken
+            self._some_left = False
 
     def enter(self, sequence: Sequence, expected: float) -> int:
         """Give `sequence` a row, with nothing computed."""
-        before, row = self.running, self._free.pop()
+        self._sort_out()  # before one of their rows is taken again
+        row = self._free.pop()
         self._last_placement += 1
         request = sequence.request
         stops = sorted(request.eos_ids | request.stop_ids)
@@ -137,7 +149,8 @@ class Rows:
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))
         self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
-        self._entered = np.append(before, np.int32(row))
+        self._entered[self._num_entered] = row
+        self._num_entered += 1
         return row
 
     def _keep_ids(self, row: int, sequence: Sequence) -> None:
