@@ -58,6 +58,48 @@ def model(family: str, tmp_path_factory: Any) -> TinyModel:
     return saved(family, tmp_path_factory.mktemp("model"))
 
 
+def test_frames_as_squares_are_those_of_transformers(tmp_path: Path) -> None:
+    family = SEEING["llava_onevision"]
+    model = save_tiny(tmp_path, family.make(), family.added, family.processor)
+    one, two = clip(3, 1, (56, 56)), clip(5, 2, (56, 56))
+    texts: list[tuple[str, list[Any], list[Any]]] = [
+        ("Look <video> what is it?", [one], []),
+        ("<video> and <video>", [two, two], []),
+        ("This <image> is in <video>.", [one], [picture(90, 70)]),
+        ("Nothing to see.", [], []),
+    ]
+    made: list[Any] = [
+        {"prompt": text, "multi_modal_data": {"video": [np.stack(v) for v in videos], "image": i}}
+        for text, videos, i in texts
+    ]
+    with model.llm(max_num_batched_tokens=20, max_num_seqs=3) as llm:
+        outputs = llm.generate(made, SamplingParams(max_tokens=1), use_tqdm=False)
+        expected = []
+        for output, (_, videos, images) in zip(outputs, texts, strict=True):
+            given = family.inputs(family.processor, images) if images else {}
+            if videos:
+                given["pixel_values_videos"] = torch.stack([normalised(v) for v in videos])
+            ids = list(output.prompt_token_ids or [])
+            expected.append(model.written(ids, COUNT, **given))
+        check(llm, made, expected)
+        assert [ids_of(o).count(FIRST_ADDED + 1) for o in outputs] == [13, 42, 13, 0]
+        file = {"prompt": "<video>", "multi_modal_data": {"video": mp4(40)}}
+        few = {**file, "mm_processor_kwargs": {"num_frames": 8}}
+        outputs = llm.generate([file, few], SHORT, use_tqdm=False)  # type: ignore[list-item]
+        assert [ids_of(o).count(FIRST_ADDED + 1) for o in outputs] == [32 * 4 + 1, 8 * 4 + 1]
+
+
+def ids_of(output: Any) -> list[int]:
+    return list(output.prompt_token_ids)
+
+
+def normalised(frames: list[Image.Image]) -> torch.Tensor:
+    """Frames that have the tower's size, as its processor has them."""
+    mean, std = torch.tensor(CLIP_MEAN).view(3, 1, 1), torch.tensor(CLIP_STD).view(3, 1, 1)
+    pixels = torch.stack([torch.from_numpy(np.array(f)).permute(2, 0, 1) for f in frames])
+    return (pixels.float() / 255 - mean) / std
+
+
 def asked() -> list[tuple[str, list[list[Image.Image]], list[Image.Image]]]:
     """Prompts, their videos and their images."""
     return [
@@ -83,11 +125,9 @@ def inputs_of(
     """What `generate` of Transformers takes; frames have a size already that is kept."""
     made: dict[str, Any] = qwen_inputs(SHAPED, images) if images else {}
     if videos:
-        mean, std = torch.tensor(CLIP_MEAN).view(3, 1, 1), torch.tensor(CLIP_STD).view(3, 1, 1)
         patches, grids = [], []
         for frames in videos:
-            pixels = torch.stack([torch.from_numpy(np.array(f)).permute(2, 0, 1) for f in frames])
-            numbers = (pixels.float() / 255 - mean) / std
+            numbers = normalised(frames)
             numbers = torch.cat([numbers, numbers[-1:]])[: len(frames) + len(frames) % 2]
             long, high, wide = len(numbers) // 2, numbers.shape[2] // 4, numbers.shape[3] // 4
             cut = numbers.view(long, 2, 3, high // 2, 2, 4, wide // 2, 2, 4)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.families.media import square_videos
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import (
     BICUBIC,
@@ -195,5 +196,7 @@ ONEVISION = MediaFamily(
     name="llava_onevision",
     architectures=("LlavaOnevisionForConditionalGeneration",),
     read=read_onevision,
+    read_videos=square_videos.read,
     module="LlavaOnevisionModel",
+    options=("num_frames",),
 )

@@ -41,11 +41,15 @@ def _sized(
 ) -> list[Tensor]:
     """Images each by itself, with a size: one that keeps its shape, or the whole and the tiles of a
     grid. `may_be_beside`: one that came as the whole alone has others beside it in its prompt, and
-    the module is told."""
+    the module is told. Videos are frames of one size."""
     module: Any = tower.module
     rows: list[Tensor] = []
     for item in items:
-        pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
+        pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
+        if item.kind == "video":
+            made = module.get_video_features(pixel_values_videos=pixels[None])
+            rows.append(_joined(_features(made)).reshape(-1, tower.hidden_size))
+            continue
         sizes = torch.from_numpy(item.arrays["size"])[None]
         more = {"batch_num_images": [2]} if may_be_beside and len(pixels) == 1 else {}
         made = module.get_image_features(pixel_values=pixels, image_sizes=sizes, **more)

@@ -1,0 +1,74 @@
+"""Videos of LLaVA-OneVision: each frame a square as the tower takes it, of a quarter of its rows,
+and one row more behind them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.families.media.family import MediaConfig
+from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.rules import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalised,
+    Placed,
+    VideoFrames,
+    VideoShape,
+)
+
+MOST_FRAMES = 32  # of a file, where nothing is said: as vLLM takes
+
+
+@dataclass(frozen=True, slots=True)
+class SquareVideos:
+    """Frames of `side`, each `patches` rows a line before these are halved. Of a file at most
+    `most` frames are taken, as far from each other as can be."""
+
+    pad: str
+    side: int
+    patches: int
+    resample: int
+    normalised: Normalised
+    most: int
+    two_way: bool = False
+
+    @property
+    def placeholder(self) -> str:
+        return self.pad
+
+    def place(self, shape: VideoShape, *, together: int) -> Placed:
+        line = -(-self.patches // 2)
+        return Placed(self.pad, (len(self._chosen(shape)) * line**2 + 1,))
+
+    def num_bytes(self, shape: VideoShape, *, together: int) -> int:
+        return 3 * len(self._chosen(shape)) * self.side**2
+
+    def prepare(self, video: VideoFrames, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        """[frames, 3, side, side]"""
+        frames = video.frames(self._chosen(video.shape))
+        made = [pixels_of(resized(one, self.side, self.side, self.resample)) for one in frames]
+        return {"pixels": np.stack(made)}
+
+    def _chosen(self, shape: VideoShape) -> list[int]:
+        """All that were given, some of a file's."""
+        if shape.sampled:
+            return list(range(shape.frames))
+        count = min(self.most, shape.frames)
+        return [int(at) for at in np.linspace(0, shape.frames - 1, count)]
+
+
+def read(config: MediaConfig) -> SquareVideos:
+    said, vision = config.videos, config.model.inner("vision_config")
+    side = vision.count("image_size", 384)
+    return SquareVideos(
+        pad=config.token("video_token_index", "video_token_id", unsaid="<video>"),
+        side=side,
+        patches=side // vision.count("patch_size", 14),
+        resample=said.values.get("resample") or BICUBIC,
+        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        most=said.count("num_frames", MOST_FRAMES),
+    )
