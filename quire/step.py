@@ -40,6 +40,8 @@ class RowStart:
     the row's logits before anything else does. `paced`: each of its tokens has come home before a
     plan asks for the next, and when it decodes it is in `StepPlan.single` or `tried`.
     `adapter` is the number, there too, of the LoRA adapter that the row is computed with; 0: none.
+    `automaton` likewise is the grammar that the device follows by itself, 0 where it is given masks
+    or there is none, and `state` where in it the row stands; see steps/automata.py.
     """
 
     row: int
@@ -56,11 +58,14 @@ class RowStart:
     delta: int = 0  # added to its positions where heads are turned, once its prompt is computed
     adapter: int = 0
     heard: int = 0  # the serial of the item that its tokens attend to; 0: none
+    automaton: int = 0
+    state: int = 0
 
     @property
     def freezing_ids(self) -> Ints:
         """The stop ids that the device judges by itself. Of a row that follows a grammar the host
-        judges all: one in the middle of its text ends nothing."""
+        judges all: one in the middle of its text ends nothing. What ends a text of its grammar
+        stops a row there."""
         return self.stop_ids[:0] if self.sampling.guided else self.stop_ids
 
 

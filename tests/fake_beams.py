@@ -32,6 +32,8 @@ class FussyGuide:
     is_complete = True
     is_stopped = False
     may_force = False
+    walkable = None
+    state = 0
 
     def __init__(self, accepted: tuple[int, ...] = ()) -> None:
         self.accepted = accepted

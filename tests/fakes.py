@@ -75,6 +75,8 @@ class FakeGuide:
     is_complete = True
     is_stopped = False
     may_force = True
+    walkable = None
+    state = 0
 
     def __init__(self) -> None:
         self.accepted: list[int] = []

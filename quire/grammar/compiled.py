@@ -70,6 +70,10 @@ class CompiledGrammar:
             len(self._shares) * (_BASE_BYTES + _BYTES_PER_BYTE * len(self.text)) + states + regular
         )
 
+    def prepare_walk(self) -> None:
+        """Have the form ready in which a device follows the grammar, where there is one."""
+        _ = self._regular and self._regular.walkable
+
     def matcher(self) -> GrammarMatcher | RegularMatcher:
         """A matcher at the grammar's beginning."""
         return self.llguidance_matcher() if self._regular is None else self._regular.matcher()

@@ -54,7 +54,8 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary.
 
     `vocab_size` is the model's, which may be larger than the tokenizer's. `num_lexers` is how
-    many threads will fill masks; `config` holds for every grammar.
+    many threads will fill masks; `config` holds for every grammar. `for_device`: the engine's device
+    follows those by itself that it can.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
         num_lexers: int = 1,
         config: StructuredOutputsConfig | None = None,
+        for_device: bool = False,
     ) -> None:
-        self._config = config or StructuredOutputsConfig()
+        self._config, self._for_device = config or StructuredOutputsConfig(), for_device
         self.limits = limits or GrammarLimits()
         self._tokenizer, self._num_lexers = tokenizer, num_lexers
         self._vocab_size, self._eos_ids = vocab_size, tuple(eos_ids)
@@ -170,6 +172,8 @@ class GrammarCompiler:
         )
         if grammar.error:
             raise self._refusal(grammar.error, source)
+        if self._for_device:
+            grammar.prepare_walk()
         return grammar
 
     def _token_table(self) -> TokenTable:

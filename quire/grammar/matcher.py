@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.errors import GrammarFailed
 from quire.grammar.vocabulary import Bits
+from quire.steps.automata import WalkableGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -74,6 +75,16 @@ class GrammarMatcher:
     def may_force(self) -> bool:
         """Asked of each text: llguidance does not say."""
         return True
+
+    @property
+    def walkable(self) -> WalkableGrammar | None:
+        """llguidance alone can follow it."""
+        return None
+
+    @property
+    def state(self) -> int:
+        """It has no number."""
+        return 0
 
     @property
     def num_tokens(self) -> int:

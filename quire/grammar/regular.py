@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from quire.errors import GrammarFailed
 from quire.grammar.automaton import DEAD, Automaton
 from quire.grammar.vocabulary import Bits, check_mask
+from quire.grammar.walkable import walkable_form
+from quire.steps.automata import TokenTexts, WalkableGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -46,6 +49,17 @@ class TokenTable:
         everything = np.frombuffer(joined, np.uint8)
         starts = np.cumsum(lengths) - lengths
         self._places = [everything[starts[:n] + place] for place, n in enumerate(self._counts)]
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The same as one array, for a device."""
+        texts = [b"" if i in self.eos_ids else text for i, text in enumerate(self.tokens)]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int32)
+        offsets = np.full(self.size + 1, ends[-1] if len(ends) else 0, np.int32)
+        offsets[0], offsets[1 : len(texts) + 1] = 0, ends
+        return TokenTexts(
+            offsets, np.frombuffer(b"".join(texts), np.uint8), tuple(sorted(self.eos_ids))
+        )
 
     def mask(self, automaton: Automaton, state: int) -> Bits:
         """The tokens that can follow in this state: all of whose bytes lead on."""
@@ -100,6 +114,11 @@ class RegularGrammar:
 
     def matcher(self) -> RegularMatcher:
         return RegularMatcher(self)
+
+    @cached_property
+    def walkable(self) -> WalkableGrammar | None:
+        """The grammar as a device follows it by itself, if it can."""
+        return walkable_form(self._automaton, self.grammar.first(), self._tokens.texts)
 
     def accepts(self, state: int) -> bool:
         return state == _END or self._accepts[state]
@@ -170,6 +189,14 @@ class RegularMatcher:
     @property
     def may_force(self) -> bool:
         return self._grammar.may_force
+
+    @property
+    def walkable(self) -> WalkableGrammar | None:
+        return self._grammar.walkable
+
+    @property
+    def state(self) -> int:
+        return self._states[-1]
 
     @property
     def num_tokens(self) -> int:

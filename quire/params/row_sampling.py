@@ -11,6 +11,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from quire.sampling_params import SamplingParams
 
+# Tokens in a row's lists for which a device has room at all times.
+FEW_LISTED = 64
+
 _Ints = npt.NDArray[np.int32]
 _Floats = npt.NDArray[np.float32]
 
@@ -68,6 +71,13 @@ class RowSampling:
             never_ids=never,
             not_first_ids=not_first,
         )
+
+    @property
+    def lists_few(self) -> bool:
+        """Whether what its lists name is little, even with every stop id that devices compare."""
+        listed = 2 * len(self.bias_ids) + sum(len(word) for word in self.bad_words)
+        open_ended = self.has_penalties or self.allowed_ids is not None
+        return not open_ended and listed <= FEW_LISTED // 2
 
     @property
     def has_penalties(self) -> bool:

@@ -32,6 +32,7 @@ from quire.scheduler.stopping import (
     num_kept,
 )
 from quire.scheduler.trials import Trials
+from quire.scheduler.walking import judge_walks
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
 
@@ -156,6 +157,10 @@ class Committer:
         for row in at[is_first].tolist():
             rows.sequence(row).timings.first_token = now
         kept, ended = num_kept(rows, at, tokens, result.counts[live])
+        walking = np.flatnonzero(rows.automaton[at])
+        if len(walking) and rows.automata is not None:
+            drawn_there = (at[walking], tokens[walking], result.counts[live[walking]])
+            kept[walking], ended[walking] = judge_walks(rows, rows.automata, *drawn_there)
         scores = _by_line(result.logprobs)
         visited = np.flatnonzero(rows.visited[at])
         together = rows.follows[at[visited]] & (result.counts[live[visited]] == 1)

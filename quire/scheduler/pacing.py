@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import EngineConfig
+from quire.params.row_sampling import RowSampling
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
+from quire.steps.automata import NO_TOKEN, WalkableGrammar
+from quire.steps.row_schema import STOP_COLUMNS
 
 MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home at a time
 
@@ -30,12 +33,11 @@ class Pacing:
         )
 
     def of(self, sequence: Sequence) -> bool:
-        """Whether the host has a hand in each draw: by a mask, by choosing among a beam's
+        """Whether the host has a hand in each draw, a mask aside: by choosing among a beam's
         candidates, by processors, or because no device row holds what the draw depends on."""
         return (
             self.every_row
             or sequence.group is not None
-            or sequence.guide is not None
             or self._edits(sequence)
         )
 
@@ -53,6 +55,21 @@ class Pacing:
             or (self.logprobs and request.params.num_logprobs is not None)
             or any(len(word) > 1 for word in request.params._bad_words_token_ids or ())
         )
+
+
+def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
+    """The sequence's grammar, if a device can follow it by itself and has room for what the row
+    asks for besides, however full it is. A token that the grammar forces may be forbidden by
+    nothing else: the host gives it to a row without drawing it."""
+    guide, request = sequence.guide, sequence.request
+    if guide is None or sequence.watch is not None:
+        return None
+    grammar, params = guide.walkable, request.params
+    too_many = len(request.eos_ids | request.stop_ids) > STOP_COLUMNS
+    if grammar is None or too_many or not RowSampling.of(params).lists_few:
+        return None
+    forbids = params._bad_words_token_ids or (params.min_tokens and request.stop_ids)
+    return None if forbids and (grammar.forced != NO_TOKEN).any() else grammar
 
 
 def brings_much(params: SamplingParams) -> bool:

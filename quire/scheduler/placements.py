@@ -321,7 +321,7 @@ class Placements:
 
     def _row_start(self, row: int, sequence: Sequence) -> RowStart:
         request = sequence.request
-        about = request.for_rows()
+        about = {**request.for_rows(), **self.rows.walk_of(row)}
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
             ids = request.plain_ids, sequence.output_ids, no_ints()

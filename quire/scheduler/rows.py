@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from quire.cache.prefix import Past
 from quire.request import Ints
-from quire.scheduler.pacing import Pacing, brings_much
+from quire.scheduler.pacing import Pacing, brings_much, walkable_of
 from quire.scheduler.sequence import Sequence
+from quire.steps.automata import AutomatonRoom
 from quire.steps.row_schema import STOP_COLUMNS
 
 NOT_STALE = np.iinfo(np.int32).max
@@ -57,7 +58,10 @@ class Rows:
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
         self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
-        self.guided = np.zeros(capacity, bool)  # a grammar says what it may draw
+        self.guided = np.zeros(capacity, bool)  # masks say what it may draw
+        # The grammar that the device follows for it, 0 = none, and where in it the row is.
+        self.automaton, self.state = ints(), ints()
+        self.automata: AutomatonRoom | None = None  # what the device has room for
         self.follows = np.zeros(capacity, bool)  # and nothing else of it is for Python to judge
         self.jumps = np.zeros(capacity, bool)  # its grammar may force tokens
         self.paced = np.zeros(capacity, bool)  # planned again when its last token is known
@@ -126,16 +130,17 @@ class Rows:
         self.forked[row] = self.renewed[row] = False
         self.stale[row] = NOT_STALE
         self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
-        self.guided[row] = sequence.guide is not None
+        is_paced = self._pacing.of(sequence)
+        walks = not is_paced and self._walk(row, sequence)
+        self.guided[row] = guided = sequence.guide is not None and not walks
         self.watched[row] = request.watched
         self.background[row] = request.background
         self.adapter[row] = request.adapter_number
-        self.paced[row] = self._pacing.of(sequence)
-        self.visited[row] = (
-            sequence.watch is not None or sequence.guide is not None or len(stops) > STOP_COLUMNS
-        )
-        self.jumps[row] = sequence.guide is not None and sequence.guide.may_force
-        self.follows[row] = sequence.guide is not None and sequence.watch is None
+        self.paced[row] = is_paced or guided
+        self.visited[row] = sequence.watch is not None or guided or len(stops) > STOP_COLUMNS
+        may_force = sequence.guide is not None and sequence.guide.may_force
+        self.jumps[row] = guided and may_force
+        self.follows[row] = guided and sequence.watch is None
         self.scored[row] = request.params.num_logprobs is not None
         must_step = request.watched or brings_much(request.params)
         self.stepwise[row] = self.paced[row] or must_step
@@ -144,7 +149,7 @@ class Rows:
         may_try = not (must_step or self.visited[row])
         self.tries[row] = may_try and self._pacing.may_try(sequence)
         self.pauses[row] = self.paced[row] and not (must_step or self.tries[row])
-        self.may_stop[row] = bool(stops) or sequence.watch is not None
+        self.may_stop[row] = bool(stops) or sequence.watch is not None or walks
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
         self.outputs = widened(self.outputs, len(sequence.output_ids))
@@ -158,8 +163,38 @@ class Rows:
         if sequence.request.with_placeholders is not None:
             self.fed_ids[row] = sequence.fed_ids
 
+    def _walk(self, row: int, sequence: Sequence) -> bool:
+        """Have the device follow the sequence's grammar, where it can and has room for it."""
+        self.automaton[row] = 0
+        grammar = None if self.automata is None else walkable_of(sequence)
+        if self.automata is None or grammar is None or sequence.guide is None:
+            return False
+        place = self.automata.take(grammar)
+        if place is None:
+            return False
+        self.automaton[row] = place.number
+        self.state[row] = place.first + sequence.guide.state
+        return True
+
+    def walk_of(self, row: int) -> dict[str, int]:
+        """What a device is told of the grammar it follows for this row (step.RowStart)."""
+        return {"automaton": int(self.automaton[row]), "state": int(self.state[row])}
+
+    def _end_walk(self, row: int) -> None:
+        """The host follows on: the guide is given what the device's row has drawn."""
+        sequence = self.sequence(row)
+        if sequence.guide is not None and sequence.finish_reason is None:
+            first, last = len(self.token_ids[row]), int(self.known[row])
+            for token in self.outputs[row, first - sequence.request.num_prompt :][: last - first]:
+                sequence.guide.accept(int(token))
+        if self.automata is not None:
+            self.automata.give(int(self.automaton[row]))
+        self.automaton[row] = 0
+
     def leave(self, row: int) -> None:
         """Free the row; its blocks were released, its tokens taken, before."""
+        if self.automaton[row]:
+            self._end_walk(row)
         self.sequences[row], self.placement[row] = None, 0
         self.token_ids[row] = self.fed_ids[row] = np.empty(0, np.int32)
         self.clear_blocks(row)

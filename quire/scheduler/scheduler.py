@@ -105,7 +105,7 @@ class Scheduler:
 
     def use(self, handles: Handles) -> None:
         """What results name is found here from now on: with the executor that runs the plans."""
-        self._committer.held.handles = handles
+        self._committer.held.handles, self.rows.automata = handles, handles.automata
 
     @property
     def num_running(self) -> int:

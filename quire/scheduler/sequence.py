@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire.errors import QuireError
     from quire.scheduler.score_tree import ScoreTree
     from quire.step import Floats, Scores
+    from quire.steps.automata import WalkableGrammar
 
 
 class SearchGroup(Protocol):
@@ -61,6 +62,14 @@ class Guide(Protocol):
     @property
     def may_force(self) -> bool:
         """Some text of the grammar has tokens that must come."""
+
+    @property
+    def walkable(self) -> WalkableGrammar | None:
+        """The grammar as a device follows it by itself, if one can."""
+
+    @property
+    def state(self) -> int:
+        """Where in it the sequence stands."""
 
     def accept(self, token_id: int) -> bool:
         """Go on with this token; False, and `error` set, if it may not come here."""

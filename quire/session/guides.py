@@ -57,6 +57,7 @@ class Guides:
             eos_ids=self._eos_ids,
             num_lexers=mask_threads(),
             config=self._config,
+            for_device=self._handles.automata is not None,
         )
 
     @cached_property

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from quire.request import Request
 from quire.step import Masks
+from quire.steps.automata import AutomatonRoom
 
 
 class HeldLogits(Protocol):
@@ -48,6 +49,8 @@ class Handles:
         self._numbers = count(1)
         # Room for masks [rows, words]; an executor may know better memory for them.
         self.new_masks: Callable[[int, int], npt.NDArray[np.uint32]] = _plain_masks
+        # Room for grammars that the executor's device follows by itself, if it can.
+        self.automata: AutomatonRoom | None = None
         # What a LoRA adapter adds (adapters/read.py), by its number.
         self.adapter: Callable[[int], Any] = _no_adapter
 
@@ -82,6 +85,9 @@ class Handles:
         self._held.pop(number, None)
 
     def clear(self) -> None:
-        """Forget masks and logits of plans that will not be run; requests go by themselves."""
+        """Forget masks and logits of plans that will not be run, and that any row follows a grammar;
+        requests go by themselves."""
         self._filling.clear()
         self._held.clear()
+        if self.automata is not None:
+            self.automata.release_all()

@@ -27,6 +27,7 @@ class RecordingExecutor:
 
     def __init__(self, inner: Executor, file: BinaryIO) -> None:
         self._inner, self._file = inner, file
+        inner.handles.automata = None  # a plan in a file has masks, and no grammar to follow
         file.write(_HEADER)
 
     @property

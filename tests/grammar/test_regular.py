@@ -16,6 +16,7 @@ from quire.grammar.plain_regex import read
 from quire.grammar.regular import RegularMatcher
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
+from quire.steps.automata import NO_TOKEN
 from tests.grammar.regexes import REGEXES, random_regexes
 from tests.grammar.walking import allowed_ids, new_bits
 
@@ -56,6 +57,41 @@ def walk(grammar: CompiledGrammar, vocab_size: int, ends: frozenset[int], seed: 
             return step
         assert ours.accept(token) and theirs.accept(token)
     return 40
+
+
+def test_what_a_device_follows_forces_what_the_matcher_forces(
+    compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
+) -> None:
+    """By the state alone, however a row came there; and one token at a time."""
+    rng, num_forced, ends = random.Random(4), 0, frozenset(byte_bpe.eos_ids)
+    literal = ["abc[a-z]+def", r"\d{4}-\d{2}-\d{2}", '{"name": "[a-z]+", "age": [0-9]{1,3}}']
+    for asked in [*random_regexes(30), *CHOICES, *LONG[:2], *literal]:
+        try:
+            matcher = compiled(compiler, asked).matcher()
+        except InvalidGrammar:
+            continue
+        if not isinstance(matcher, RegularMatcher) or matcher.walkable is None:
+            continue
+        form, ahead = matcher.walkable, list[int]()
+        while not matcher.is_stopped and matcher.num_tokens < 30:
+            forced = matcher.forced()
+            assert form.forced[matcher.state] == (forced[0] if forced else NO_TOKEN), asked
+            assert forced[: len(ahead)] == ahead, asked
+            num_forced += bool(forced)
+            token = int(rng.choice(allowed_ids(matcher, vocab_size).tolist()))
+            if token in ends:
+                break
+            assert matcher.accept(token)
+            ahead = forced[1:]
+    assert num_forced > 20
+
+
+def test_a_device_does_not_follow_what_forces_a_character_in_two_ways(
+    compiler: GrammarCompiler,
+) -> None:
+    """Behind the first byte of a character the rest is spelled otherwise than with it."""
+    matchers = [compiled(compiler, asked).matcher() for asked in ("日本(語|人)", "[a-z ]+")]
+    assert [matcher.walkable is None for matcher in matchers] == [True, False]
 
 
 def test_masks_ends_and_forced_tokens_are_llguidances(

@@ -3,9 +3,8 @@
 The columns of rows and their lists in an arena are what executor/cuda/device_edits.py lays out:
 
     0 where its lists begin   1 allowed ids, -1 = all   2 banned ids   3 stop ids   4 biases
-    5 seen ids   6 room for those   7 position from which stop ids may stand   8 has a mask
-
-The mask of a row is line `row` of `masks`: bit t % 32 of word t // 32 allows token t.
+    5 seen ids   6 room for those   7 position from which stop ids may stand
+    8 the line of `masks` that it draws by, -1 = none: bit t % 32 of word t // 32 allows token t
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def copy_lines(
         tl.store(edited_at + line, tl.load(positions + place, mask=place >= 0, other=0))
     if row >= 0:
         all_allowed = tl.load(columns + column_stride + row) < 0
-        has_mask = tl.load(columns + 8 * column_stride + row) > 0
-        bits = masks + row.to(tl.int64) * mask_stride
+        allowing = tl.load(columns + 8 * column_stride + row).to(tl.int64)
+        has_mask, bits = allowing >= 0, masks + allowing * mask_stride
         for first in range(split * TILE, vocab, splits * TILE):
             token = first + tl.arange(0, TILE)
             inside = token < vocab
@@ -129,8 +128,8 @@ def edit_lines(
         raw = logits + tl.load(places + line).to(tl.int64) * stride
         ids = arena + tl.load(own)
         num_allowed = tl.maximum(tl.load(own + column_stride), 0)
-        has_mask = tl.load(own + 8 * column_stride) > 0
-        bits = masks + row.to(tl.int64) * mask_stride
+        allowing = tl.load(own + 8 * column_stride).to(tl.int64)
+        has_mask, bits = allowing >= 0, masks + allowing * mask_stride
         for first in range(0, num_allowed, AT_ONCE):
             at = first + tl.arange(0, AT_ONCE)
             token = tl.load(ids + at, mask=at < num_allowed, other=0)

@@ -130,7 +130,8 @@ class Decoding:
         num_edited = edit_bucket(len(edited))
         adapted, variant = self._pack_adapters(plan, upload, places.size)
         key = GraphKey(
-            *("decode", places.size, drawing.truncated, drawing.scored, num_edited, prefixes),
+            *("decode", places.size, drawing.truncated, drawing.scored, num_edited),
+            *(bool(columns.edits.walking[plan.decode.rows].any()), prefixes),
             adapters=variant,
         )
         num_halved = max(int(plan.masks is not None), looks.num_steps)
@@ -287,6 +288,8 @@ class Decoding:
             entries = self._entries_of(places)
             parts.ops.score(logits, fed.rows, tokens, failed, entries, places.step)
         parts.ops.accept(places, tokens, failed)
+        if edited is not None and key.walks:
+            parts.ops.walk(edited, fed.rows, tokens, failed)
 
     def close(self) -> None:
         self._places.clear()

@@ -6,13 +6,14 @@ Lists of all rows lie in one arena of int32; the host hands out a span to each r
     allowed ids | banned ids | stop ids | bias ids | biases | seen ids | how often in the output
 
 The last two have room for every token that the row may still write. What a span cannot be found
-for is left to the sampler. A row that follows a grammar has a line of bits besides, one for each
-token that it may draw next, which comes with every plan.
+for is left to the sampler; a few words each row has for itself. A row that follows a grammar has a
+line of bits besides, one for each token that it may draw next: line `row`, which comes with every
+plan, or the line of the state it is in, where the device follows its grammar (automata.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.upload import Longs, Upload
-from quire.params.row_sampling import RowSampling
+from quire.params.row_sampling import FEW_LISTED, RowSampling
 from quire.request import Ints
 from quire.step import RowStart
+from quire.steps.arena import Arena
 
 WORDS_PER_ROW = 8192  # of the arena: 4,096 seen tokens with their counts
 LEAST_WORDS = 1 << 20
+OWN_WORDS = FEW_LISTED  # each row has these for itself, before the arena
 NO_LIST = -1
 _NOTHING: Longs = np.empty(0, np.int64)
 
@@ -42,11 +45,11 @@ class EditColumn(IntEnum):
     NUM_SEEN = 5  # changes as the row writes
     ROOM_SEEN = 6
     FREE_FROM = 7  # stop ids may stand from this position on
-    MASKED = 8  # 1: its line of bits counts
+    LINE = 8  # the line of bits that it draws by, NO_LIST: none
 
 
 def arena_words(num_rows: int) -> int:
-    return max(LEAST_WORDS, WORDS_PER_ROW * num_rows)
+    return OWN_WORDS * num_rows + max(LEAST_WORDS, WORDS_PER_ROW * num_rows)
 
 
 def fits_edits(sampling: RowSampling) -> bool:
@@ -66,45 +69,23 @@ def has_edits(start: RowStart) -> bool:
     )
 
 
-class Arena:
-    """Spans of some room, the first that fits."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._free = [(0, size)]
-
-    def take(self, size: int) -> int | None:
-        """Where a span begins; None where no gap is large enough."""
-        for i, (first, last) in enumerate(self._free):
-            if last - first >= size:
-                self._free[i : i + 1] = [(first + size, last)] if last - first > size else []
-                return first
-        return None
-
-    def give(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Back: where each began, and its size."""
-        given = sorted([*self._free, *((first, first + size) for first, size in spans)])
-        joined = given[:1]
-        for begin, end in given[1:]:
-            if begin == joined[-1][1]:
-                joined[-1] = (joined[-1][0], end)
-            else:
-                joined.append((begin, end))
-        self._free = joined
-
-
 class DeviceEdits:
     """The edits of `num_rows` rows."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._mask_shape = num_rows + 1, -(-vocab_size // 32)
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: torch.device, num_states: int = 0
+    ) -> None:
+        """`num_states` of automata that the device follows have lines of bits, too."""
+        self.first_line = num_rows + 1  # of those of states
+        self._mask_shape = self.first_line + num_states, -(-vocab_size // 32)
         self._masks: Tensor | None = None
         self._device, self._num_words = device, arena_words(num_rows)
-        self._room = Arena(self._num_words)
+        self._room = Arena(self._num_words, first=OWN_WORDS * num_rows)
         self._spans: dict[int, tuple[int, int]] = {}
         self._new: dict[int, list[Longs]] = {}  # the lists of rows that begin with this plan
         self._last: tuple[RowSampling, _Listed] | None = None
         self.edited = np.zeros(num_rows + 1, np.bool_)
+        self.walking = np.zeros(num_rows + 1, np.bool_)  # the device follows their grammar
         shape = (len(EditColumn), num_rows + 1)
         self.ints = torch.zeros(shape, dtype=torch.int32, device=device)
         # Repetition, frequency and presence penalty.
@@ -121,23 +102,25 @@ class DeviceEdits:
 
     @property
     def masks(self) -> Tensor:
-        """Bit lines [rows, words] int32: bit t % 32 of word t // 32 allows token t. Before the
-        first came some other integers, which nobody reads."""
-        return self.ints if self._masks is None else self._masks
-
-    def set_masks(self, rows: Tensor, lines: Tensor) -> None:
-        """What these rows may draw next."""
+        """Bit lines [rows and states, words] int32: bit t % 32 of word t // 32 allows token t.
+        Made when the first row has edits of any kind: what is captured for one with a bias alone
+        may be run for one that follows a grammar."""
         if self._masks is None:
             with torch.inference_mode(False):
                 shape, device = self._mask_shape, self._device
                 self._masks = torch.full(shape, -1, dtype=torch.int32, device=device)
-        self._masks.index_copy_(0, rows, lines)
+        return self._masks
+
+    def set_masks(self, rows: Tensor, lines: Tensor) -> None:
+        """What these rows may draw next."""
+        self.masks.index_copy_(0, rows, lines)
 
     def end(self, rows: Ints) -> None:
         mine = rows[self.edited[rows]]
         if len(mine):
-            self._room.give([self._spans.pop(row) for row in mine.tolist()])
-            self.edited[mine] = False
+            spans = [self._spans.pop(row) for row in mine.tolist()]
+            self._room.give(span for span in spans if span[1] > OWN_WORDS)
+            self.edited[mine] = self.walking[mine] = False
 
     def clear(self) -> None:
         self.end(np.flatnonzero(self.edited).astype(np.int32))
@@ -145,13 +128,13 @@ class DeviceEdits:
     def begin(self, start: RowStart) -> bool:
         """Find room for a row that has edits; False where there is none."""
         lists = self._lists_of(start)
-        size = max(1, sum(len(part) for part in lists) + 2 * _room_to_write(start))
-        first = self._room.take(size)
+        size = sum(len(part) for part in lists) + 2 * _room_to_write(start)
+        first = start.row * OWN_WORDS if size <= OWN_WORDS else self._room.take(size)
         if first is None:
             return False
         self._spans[start.row] = first, size
         self._new[start.row] = lists
-        self.edited[start.row] = True
+        self.edited[start.row], self.walking[start.row] = True, start.automaton > 0
         return True
 
     def _lists_of(self, start: RowStart) -> list[Longs]:
@@ -178,8 +161,8 @@ class DeviceEdits:
             allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
             until = len(start.prompt_ids) + start.sampling.min_tokens
             room_seen = len(seen) + room
-            masked = int(start.sampling.guided)
-            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until, masked])
+            line = self._line_of(start)
+            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until, line])
             at = first + np.arange(num_fixed + len(seen))
             places += [at, first + num_fixed + room_seen + np.arange(len(counts))]
             words += lists
@@ -192,6 +175,12 @@ class DeviceEdits:
         upload.add("edit places", np.concatenate(places))
         upload.add("edit words", np.concatenate(words))
         self._new.clear()
+
+    def _line_of(self, start: RowStart) -> int:
+        """The line of bits that the row draws by at first."""
+        if start.automaton:
+            return self.first_line + start.state
+        return start.row if start.sampling.guided else NO_LIST
 
     def change(self, upload: Upload) -> None:
         rows = upload.take("edited rows")

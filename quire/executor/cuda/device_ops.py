@@ -1,7 +1,7 @@
 """What the CUDA runner asks of its kernels beside those of a model.
 
 A decode step is: `feed` (what the rows in the places feed), the model over `attention`, `draw`,
-`score` where logprobs are wanted, `accept`. All of it runs without the host and at fixed
+`score` where logprobs are wanted, `accept`, `walk` where grammars are followed. All of it runs without the host and at fixed
 addresses, so it can be captured.
 """
 
@@ -68,6 +68,13 @@ class DeviceOps(Protocol):
         want logprobs of the device, goes to out[step[0], line]."""
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None: ...
+
+    def walk(self, edited: Tensor, rows: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        """After `accept`: of the lines `edited`, those whose rows the device follows through their
+        grammars go on by what they drew."""
+
+    def make_lines(self, first: int, count: int) -> None:
+        """The lines of bits of so many states of grammars, from the first on."""
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         """pairs [n, 2]: block `to` becomes block `from`."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quire.cache.groups import ONE_GROUP, Windows
+from quire.executor.cuda.automata import DeviceAutomata
 from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.cuda.upload import Upload
 from quire.executor.row_columns import RowColumns
@@ -87,9 +88,10 @@ class DeviceColumns(RowColumns):
         all_special: bool = False,
         logprobs_mode: str = "raw_logprobs",
         windows: Windows = ONE_GROUP,
+        num_states: int = 0,
     ) -> None:
         """`all_special`: every row needs the sampler. `windows` of the groups of layers, those that
-        see everything first."""
+        see everything first. `num_states` of grammars can be followed here."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows + 1, dtype=dtype, device=device)
@@ -120,7 +122,8 @@ class DeviceColumns(RowColumns):
         # Rows whose logprobs are made apart (more_scores.py), and what they ask for.
         self.asks_more = np.zeros(num_rows + 1, np.bool_)
         self.more_asked: dict[int, MoreAsked] = {}
-        self.edits = DeviceEdits(num_rows, vocab_size, device)
+        self.edits = DeviceEdits(num_rows, vocab_size, device, num_states)
+        self.automata = DeviceAutomata(num_states, vocab_size, device)
         self._scores_raw = logprobs_mode.startswith("raw_")
         self.scores_as_logits = logprobs_mode.endswith("_logits")
         self.clear()

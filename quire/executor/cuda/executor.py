@@ -40,6 +40,7 @@ from quire.models.parts import Weights
 from quire.models.registry import build_any_model
 from quire.spec import ModelSpec
 from quire.step import StepPlan
+from quire.steps.automata import AutomatonRoom, num_states_for
 from quire.steps.handles import Handles
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class CudaExecutor:
         self._tp, self._make_sampler = tp or TensorParallel(), make_sampler
         self.handles, self.shelf = Handles(), Shelf(tower)
         self.handles.new_masks = pinned_masks
+        self.handles.automata = AutomatonRoom(num_states_for(spec.vocab_size))
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._weights: Weights | LoadedModule | None = weights
         self._warmup = warmup
@@ -265,6 +267,7 @@ class CudaExecutor:
             all_special=bool(config.batch_processors),
             logprobs_mode=config.logprobs_mode,
             windows=windows,
+            num_states=num_states_for(spec.vocab_size),
         )
         sampler = self._make_sampler(config, spec.vocab_size, device, self.handles)
         few_rows = None

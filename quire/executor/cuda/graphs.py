@@ -72,6 +72,7 @@ class GraphKey:
     truncated: bool
     scored: bool = False  # some want logprobs
     num_edited: int = 0  # places that may have edits
+    walks: bool = False  # some of these follow grammars without the host
     prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
     adapters: tuple[int, ...] | None = None  # which kernels add adapters; None: no line has one
 

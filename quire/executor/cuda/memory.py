@@ -19,6 +19,7 @@ from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, windows_of
 from quire.spec import ModelSpec
+from quire.steps.automata import num_states_for
 
 MIB = 1 << 20
 # What libraries take when they are first used: matrix products' workspace, kernels' code, the
@@ -32,6 +33,8 @@ CAPTURED_COPIES = 2
 LOGITS_COPIES = 4
 # Masks of guided rows: those in use, and those of two plans on their way.
 MASK_COPIES = 3
+# Of grammars that the device follows: a state after each byte, and the text of a token.
+STATE_BYTES, TEXT_BYTES = 4 * 259, 16
 # Lists of blocks: every row's, and those that captured passes over prompts have.
 TABLE_COPIES = 2
 
@@ -58,7 +61,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
     edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
     edits += arena_words(config.max_num_seqs) * 4
-    edits += MASK_COPIES * (config.max_num_seqs + 1) * -(-spec.vocab_size // 32) * 4
+    line = -(-spec.vocab_size // 32) * 4  # of bits
+    edits += MASK_COPIES * (config.max_num_seqs + 1) * line
+    edits += num_states_for(spec.vocab_size) * (line + STATE_BYTES) + TEXT_BYTES * spec.vocab_size
     return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
 
 

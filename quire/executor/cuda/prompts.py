@@ -104,6 +104,7 @@ class LaidOut:
     bucket: Bucket | None
     truncated: bool
     asking: Asking
+    walks: bool = False  # some rows follow grammars without the host
     adapted: PackedLines | None = None  # where some tokens have adapters
 
 
@@ -156,7 +157,8 @@ class Prompts:
             size = bucket.num_tokens if bucket else num_tokens
             slots = adapters.rows.lines(plan.prefill, no_ints(), size)
             adapted = adapters.pack(upload, "prompt adapters", slots)
-        return LaidOut(work, bucket, columns.drawing(rows).truncated, asking, adapted)
+        truncated, walks = columns.drawing(rows).truncated, bool(columns.edits.walking[rows].any())
+        return LaidOut(work, bucket, truncated, asking, walks, adapted)
 
     def run(
         self,
@@ -193,6 +195,8 @@ class Prompts:
             first = torch.zeros(1, dtype=torch.int32, device=parts.device)
             parts.ops.score(logits, drawing, tokens, failed, entries, first)
         block = parts.columns.accept(rows, tokens, at, failed)[None].to(torch.int32)
+        if laid_out.walks:
+            parts.ops.walk(edited, drawing, tokens, failed)
         return Computed(block, hidden, entries)
 
     def _layers(self, batch: Batch, laid_out: LaidOut, upload: Upload) -> Tensor:

@@ -104,13 +104,14 @@ class CudaRunner:
         self._draws = SamplerDraws(columns, sampler)
         more = MoreScores(columns, self._host_copies)
         self._lookers = Lookers(more, self._beams, self._draws)
-        self._masks = MaskUploads(columns.edits, self.device, handles)
+        self._masks, self._handles = MaskUploads(columns.edits, self.device, handles), handles
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> CudaStep:
         columns, upload, extras = self.columns, Upload(self.device), Extras()
         self.media.begin(plan)
         self._draws.forget(plan)
+        columns.automata.bring(plan.starts, self._handles.automata, self.ops)
         if self._adapters is not None:
             self._adapters.rows.end(plan.ends)
             self._adapters.rows.start(plan.starts)

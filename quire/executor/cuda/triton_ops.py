@@ -26,6 +26,7 @@ from quire.request import Ints
 from quire.step import PrefixGroup
 
 if TYPE_CHECKING:
+    from quire.backends.triton.automata import States
     from quire.backends.triton.edit import EditBuffers
 
 
@@ -213,6 +214,25 @@ class TritonOps:
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
         accept(self._columns.ints, places.rows, tokens, failed, places.made, places.step)
+
+    def walk(self, edited: Tensor, rows: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        from quire.backends.triton.automata import walk_states
+
+        columns, edits = self._columns, self._columns.edits
+        drawn = (edited, rows, tokens, failed)
+        walk_states(self._states(), *drawn, edits.ints, columns.ints, edits.first_line)
+
+    def make_lines(self, first: int, count: int) -> None:
+        from quire.backends.triton.automata import make_state_lines
+
+        edits = self._columns.edits
+        make_state_lines(self._states(), edits.masks, edits.first_line, first, count)
+
+    def _states(self) -> States:
+        from quire.backends.triton.automata import States
+
+        automata = self._columns.automata
+        return States(*automata.tables, *automata.vocabulary)
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         copy_blocks(cache, pairs.to(torch.int32))

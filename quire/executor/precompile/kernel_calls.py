@@ -30,6 +30,7 @@ from quire.models.decoder import head_shape
 from quire.params.row_sampling import RowSampling
 from quire.spec import ModelSpec
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
+from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE
 
 ROWS = 16
@@ -101,6 +102,7 @@ class Calls:
             partial(self.edits, truncated=True),
             partial(self.edits, truncated=False),
             self.scores,
+            self.automata,
         ]
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -120,8 +122,9 @@ class Calls:
         one = replace(self.spec, layers=self.spec.layers[:1])
         return make_cache(one, 1, self.shape.block_size, self.shape.kv_dtype, self.device)
 
-    def columns(self) -> DeviceColumns:
-        return DeviceColumns(ROWS, 4, vocab_size=self.spec.vocab_size, device=self.device)
+    def columns(self, num_states: int = 0) -> DeviceColumns:
+        vocab_size, device = self.spec.vocab_size, self.device
+        return DeviceColumns(ROWS, 4, vocab_size=vocab_size, device=device, num_states=num_states)
 
     def prompts(self, window: int | None) -> None:
         from quire.backends.triton.prefill import PrefillAttention
@@ -234,6 +237,19 @@ class Calls:
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody)
+
+    def automata(self) -> None:
+        """A grammar of one state, which nobody follows."""
+        from quire.executor.cuda.triton_ops import TritonOps
+
+        columns = self.columns(num_states=1)
+        texts = np.zeros(self.spec.vocab_size + 1, np.int32), np.zeros(1, np.uint8)
+        columns.automata.learn(TokenTexts(*texts, end_ids=()))
+        ops = TritonOps(self.shape, columns, self.kinds)
+        ops.make_lines(0, 1)
+        nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
+        drawn = self.empty(ROWS, dtype=torch.int64)
+        ops.walk(nobody, nobody, drawn, drawn.bool())
 
     def scores(self) -> None:
         from quire.executor.cuda.triton_ops import TritonOps

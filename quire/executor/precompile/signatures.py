@@ -56,6 +56,7 @@ from quire.executor.precompile.variants import (
     I32,
     I64,
     SOME,
+    U8,
     ElementType,
     Pointer,
     Variant,
@@ -141,6 +142,7 @@ class Steps:
         from quire.backends.triton import edit
 
         made = [self._scores(), *self._edits(edit.scratch_width(self.spec.vocab_size))]
+        made += self._automata()
         known = [*self.first(), *self.later()]
         return [one for one in made if one not in known]
 
@@ -224,6 +226,17 @@ class Steps:
         yield self._limits(F32, width, cast("torch.dtype", ElementType("float32")))
         yield self._draw(F32, width, truncated=True)
         yield self._draw(F32, width, truncated=False)
+
+    def _automata(self) -> Iterator[Variant]:
+        """Grammars that the device follows."""
+        from quire.backends.triton import automata
+        from quire.backends.triton import automata_kernels as code
+
+        vocab = self.spec.vocab_size
+        made = (I32, I32, I32, U8, I32, I32, SOME, SOME, SOME, SOME, vocab)
+        yield Variant(code.make_lines, made, automata.LINES_CONSTANTS)
+        walked = (I32, I32, I64, BOOL, I32, I64, I32, I32, I32, U8, SOME, SOME, SOME, SOME)
+        yield Variant(code.walk, walked, automata.WALK_CONSTANTS)
 
     def _scores(self) -> Variant:
         from quire.backends.triton.score_kernels import score_drawn

@@ -47,6 +47,7 @@ from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Guide, Sequence
 from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
+from quire.steps.automata import AutomatonRoom
 from quire.steps.handles import Handles
 from quire.steps.row_schema import NOWHERE, Column
 
@@ -99,9 +100,9 @@ class PlainEdits:
     def edit(self, logits: Tensor, row: int, at: int) -> Tensor:
         allowed, banned, stops, bias_ids, biases, seen, counts = self.lists(row)
         made = logits.clone()
-        if self.edits.ints[EditColumn.MASKED, row]:
+        if (line := int(self.edits.ints[EditColumn.LINE, row])) >= 0:
             token = torch.arange(len(logits))
-            bits = self.edits.masks[row, token // 32] >> (token % 32) & 1
+            bits = self.edits.masks[line, token // 32] >> (token % 32) & 1
             made = torch.where(bits > 0, made, -torch.inf)
         masked = made.clone()
         if self.edits.ints[EditColumn.NUM_ALLOWED, row] >= 0:
@@ -259,6 +260,39 @@ class PlainOps:
         places.made[int(places.step)] = told.int()
         places.step.add_(1)
 
+    def walk(self, edited: Tensor, rows: Tensor, tokens: Tensor, failed: Tensor) -> None:
+        edits, (_, about) = self.columns.edits, self.columns.automata.tables
+        for line in edited.tolist():
+            row = int(rows[line]) if line >= 0 else -1
+            state = int(edits.ints[EditColumn.LINE, row]) - edits.first_line if row >= 0 else -1
+            if state < 0 or failed[line]:
+                continue
+            after = self.walked(state, int(tokens[line]))
+            if after is None or about[0, after]:
+                self.columns.ints[Column.FROZEN, row] = 1
+            else:
+                edits.ints[EditColumn.LINE, row] = edits.first_line + after
+
+    def walked(self, state: int, token: int) -> int | None:
+        """The state behind a token, None where it may not come or is an end token."""
+        follows = self.columns.automata.tables[0].numpy()
+        offsets, texts, _ = (part.numpy() for part in self.columns.automata.vocabulary)
+        text = texts[offsets[token] : offsets[token + 1]].tolist()
+        for byte in text:
+            state = int(follows[state, byte]) if state >= 0 else state
+        return state if text and state >= 0 else None
+
+    def make_lines(self, first: int, count: int) -> None:
+        (_, about), edits = self.columns.automata.tables, self.columns.edits
+        ends, size = self.columns.automata.vocabulary[2], self.columns.vocab_size
+        for state in range(first, first + count):
+            _, accepts, only = about[:, state].tolist()
+            tokens = [t for t in range(size) if self.walked(state, t) is not None]
+            bits = np.zeros(edits.masks.shape[1] * 32, np.uint8)
+            bits[tokens if only < 0 else [only]] = 1
+            line = torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
+            edits.masks[edits.first_line + state] = line | ends if accepts and only < 0 else line
+
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         for old, new in pairs.tolist():
             cache[:, :, new] = cache[:, :, old]
@@ -274,11 +308,14 @@ class PlainExecutor:
     rounded: bool = False  # passes over prompts are rounded up as for graphs
     make_kernels: type[RestingKernels] = RestingKernels
     make_ops: type[PlainOps] = PlainOps
+    num_states: int = 0  # of grammars that are followed without the host
     sites: AdapterSites | None = None  # made where the config has adapters
 
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
         self.handles = Handles()
+        if self.num_states:
+            self.handles.automata = AutomatonRoom(self.num_states)
         given = self.weights
         weights: Weights | LoadedModule
         if isinstance(given, LoadedModule):
@@ -308,16 +345,7 @@ class PlainExecutor:
             cache.view(torch.float32)[..., -config.block_size :] = torch.nan  # the scales
         else:
             cache.fill_(torch.nan)
-        width = -(-config.max_model_len // config.block_size)
-        columns = DeviceColumns(
-            config.max_num_seqs,
-            width,
-            vocab_size=spec.vocab_size,
-            device=device,
-            all_special=bool(config.batch_processors),
-            logprobs_mode=config.logprobs_mode,
-            windows=self.windows,
-        )
+        columns = self._columns(device)
         sampler = sampler_for(config, spec.vocab_size, device, self.handles)
         self.runner = CudaRunner(
             model,
@@ -336,6 +364,19 @@ class PlainExecutor:
         )
 
         self.runner._prompts.captured = EVERYTHING if self.rounded else NOTHING_CAPTURED
+
+    def _columns(self, device: torch.device) -> DeviceColumns:
+        width = -(-self.config.max_model_len // self.config.block_size)
+        return DeviceColumns(
+            self.config.max_num_seqs,
+            width,
+            vocab_size=self.spec.vocab_size,
+            device=device,
+            all_special=bool(self.config.batch_processors),
+            logprobs_mode=self.config.logprobs_mode,
+            windows=self.windows,
+            num_states=self.num_states,
+        )
 
     def _adapters(self, device: torch.device) -> Any:
         rows = row_adapters(self.config, self.sites, self.handles)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.executor.cuda.device_edits import Arena, DeviceEdits
+from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits
 from quire.request import Request
+from quire.steps.arena import Arena
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched, few_stop
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected
@@ -55,7 +56,7 @@ def test_edited_rows_draw_the_tokens_of_one_step_at_a_time(
     assert any(repeat > 1 for _, repeat in executor.seen) is (max_repeat > 1)
     edits = executor.runner.columns.edits
     executor.reset()
-    assert edits._room._free == [(0, edits._num_words)]
+    assert edits._room._free == [(OWN_WORDS * 16, edits._num_words)]
 
 
 def test_rows_with_edits_draw_by_kernels_beside_the_samplers() -> None:

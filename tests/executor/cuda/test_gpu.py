@@ -21,6 +21,7 @@ from quire.scheduler import repeats
 from quire.scheduler.sequence import Sequence
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
+from tests.executor.cuda import test_walks as walks
 from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import MORE, WHOLE
@@ -120,6 +121,31 @@ def test_guided_rows_draw_the_cpu_engines_tokens(
 ) -> None:
     """Masks that come late, with graphs and without, and few blocks."""
     check_guided(gpu_config(enforce_eager=eager, num_blocks=24), kinds, stopping=True)
+
+
+@pytest.mark.parametrize(("eager", "repeat"), [(False, 32), (True, 8), (False, 1)])
+@pytest.mark.parametrize("num_blocks", [128, 24])
+def test_walking_rows_draw_the_cpu_engines_tokens(
+    eager: bool, repeat: int, num_blocks: int
+) -> None:
+    """Rows whose grammar the device follows, beside all others; with few blocks some come back."""
+    before, repeats.MOST_WASTE = repeats.MOST_WASTE, 9.0
+    try:
+        for kinds in (walks.KINDS, PLAIN + walks.KINDS + walks.MASKED):
+            plain = small_config(num_blocks=512)
+            local = LocalExecutor(plain, walks.WALKED, dict(walks.WEIGHTS))
+            wanted, _ = walks.run(local, plain, kinds, count=30)
+            weights = {name: w.cuda() for name, w in walks.WEIGHTS.items()}
+            config = gpu_config(enforce_eager=eager, max_repeat=repeat, num_blocks=num_blocks)
+            executor = CudaExecutor(config, walks.WALKED, weights)
+            try:
+                got, seen = walks.run(executor, config, kinds, count=30)
+            finally:
+                executor.close()
+            walks.check(got, wanted, atol=1e-3)
+            assert seen["walks"] > 15
+    finally:
+        repeats.MOST_WASTE = before
 
 
 def test_guided_rows_that_pause_draw_the_cpu_engines_tokens() -> None:

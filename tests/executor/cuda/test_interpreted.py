@@ -14,9 +14,11 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan, MlpPlan, NormPlan, Rope
 from quire.request import Request
+from quire.scheduler import repeats
 from quire.spec import LogitsPlan
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
+from tests.executor.cuda import test_walks as walks
 from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_masks import GUIDED
@@ -167,6 +169,19 @@ def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
     for one, other in zip(got, wanted, strict=True):
         assert one.output_ids.tolist() == other.output_ids.tolist()
         assert told(one.logprobs)[0] == told(other.logprobs)[0]
+
+
+def test_the_kernels_follow_grammars_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "MOST_WASTE", 9.0)
+    kinds = [PLAIN[1], *walks.KINDS[2:4]]
+    plain = small_config(num_blocks=64)
+    local = LocalExecutor(plain, walks.WALKED, dict(walks.WEIGHTS))
+    wanted, _ = walks.run(local, plain, kinds, count=3, most=4)
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    executor = InterpretedExecutor(config, walks.WALKED, walks.WEIGHTS, num_states=128)
+    got, seen = walks.run(executor, config, kinds, count=3, most=4)
+    walks.check(got, wanted)
+    assert seen["walks"] == 2 and seen["long"] and not seen["masked"]
 
 
 def test_every_kernel_is_warmed_up_without_an_error() -> None:

@@ -46,6 +46,8 @@ class Walk:
     After 40 comes 41, whatever is drawn."""
 
     may_force = True
+    walkable = None
+    state = 0
 
     def __init__(self, last: int = 0, count: int = 0) -> None:
         self.last, self.count = last, count
