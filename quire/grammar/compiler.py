@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidGrammar, InvalidRequest
 from quire.grammar.automaton import Automaton, automaton_of
@@ -22,8 +22,9 @@ from quire.grammar.door import refusing
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.plain_regex import Part, read, spelled
+from quire.grammar.plain_schema import read_schema
 from quire.grammar.regular import TokenTable
-from quire.grammar.source import GrammarSource, SourceKey, read_source, source_key
+from quire.grammar.source import WHITESPACE, GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
 from quire.grammar.vocabulary import Bits, Vocabulary, known_bits, open_vocabulary, vocabulary_of
 from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
@@ -54,8 +55,8 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary.
 
     `vocab_size` is the model's, which may be larger than the tokenizer's. `num_lexers` is how
-    many threads will fill masks; `config` holds for every grammar. `for_device`: the engine's device
-    follows those by itself that it can.
+    many threads will fill masks; `config` holds for every grammar. `for_device`: the engine has a
+    device that follows those by itself that it can, some schemas among them.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class GrammarCompiler:
             known=opened.known,
             limits=self.limits,
             num_lexers=self._num_lexers,
-            automaton=_automaton_of(key),
+            automaton=_automaton_of(key, source.schema if self._for_device else None),
             tokens=self._token_table,
         )
         if grammar.error:
@@ -199,11 +200,14 @@ class GrammarCompiler:
         return refusal(error, source, lambda text: LLMatcher.validate_grammar(text, limits=limits))
 
 
-def _automaton_of(key: SourceKey) -> Automaton | None:
-    """Of a choice or a plain regex; None for one that begins at its end, `()`, of which llguidance
-    says otherwise."""
+def _automaton_of(key: SourceKey, schema: Any) -> Automaton | None:
+    """Of a choice or a plain regex, and of a plain schema where one is given; None for one that
+    begins at its end, `()`, of which llguidance says otherwise."""
+    part: Part | None
     if key.kind == "choice":
-        part: Part | None = spelled(json.loads(key.text))
+        part = spelled(json.loads(key.text))
+    elif schema is not None:
+        part = read_schema(schema, key.whitespace) if key.whitespace in (None, WHITESPACE) else None
     else:
         part = read(key.text) if key.kind == "regex" else None
     made = None if part is None else automaton_of(part)

@@ -1,4 +1,4 @@
-"""Rows whose grammar the device follows by itself: who they are, and what becomes of what they drew.
+"""Rows whose grammar the device follows by itself: what becomes of what they drew.
 
 Such a row is planned as one without a grammar: it needs no mask, and draws as many tokens as the
 others do before the host sees one. Its guide stands where it began; the state it has come to is a

@@ -85,7 +85,7 @@ class Handles:
         self._held.pop(number, None)
 
     def clear(self) -> None:
-        """Forget masks and logits of plans that will not be run, and that any row follows a grammar;
+        """Forget masks and logits of plans that will not be run, and whose grammars are followed;
         requests go by themselves."""
         self._filling.clear()
         self._held.clear()

@@ -213,7 +213,13 @@ class Decoding:
             "forward", places.size, False, prefixes=key.prefixes, adapters=key.adapters
         )
         graphs.prepare(forward, lambda: self._forward(places, forward))
-        graphs.prepare(draw, lambda: self._second_half(places, draw, forward))
+
+        def rest() -> None:
+            # The first half may have been captured long ago: its rows are those of the last plan,
+            # which would count, and go on by, what is drawn here.
+            self._fed[forward] = self._parts.ops.feed(places, forward.prefixes)
+
+        graphs.prepare(draw, lambda: self._second_half(places, draw, forward), rest)
         return forward, draw
 
     def _run_halves(

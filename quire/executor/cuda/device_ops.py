@@ -1,8 +1,8 @@
 """What the CUDA runner asks of its kernels beside those of a model.
 
 A decode step is: `feed` (what the rows in the places feed), the model over `attention`, `draw`,
-`score` where logprobs are wanted, `accept`, `walk` where grammars are followed. All of it runs without the host and at fixed
-addresses, so it can be captured.
+`score` where logprobs are wanted, `accept`, `walk` where grammars are followed. All of it runs
+without the host and at fixed addresses, so it can be captured.
 """
 
 from __future__ import annotations

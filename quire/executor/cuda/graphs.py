@@ -85,11 +85,15 @@ class Graphs:
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
-    def prepare(self, key: GraphKey, work: Callable[[], None]) -> None:
+    def prepare(
+        self, key: GraphKey, work: Callable[[], None], rest: Callable[[], None] = lambda: None
+    ) -> None:
         """Capture the work if it is new. It is done for real first, so that its kernels are
-        compiled and loaded; whoever calls sees to it that this changes nothing."""
+        compiled and loaded; whoever calls sees to it that this changes nothing, by what `rest`
+        does right before, if need be."""
         if not self._capture or key in self._graphs:
             return
+        rest()
         work()
         graph = torch.cuda.CUDAGraph()
         with _capturing(graph, self._pool):

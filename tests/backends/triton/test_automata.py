@@ -1,4 +1,4 @@
-"""Grammars followed on the device: lines of bits, and rows from state to state, as the host says."""
+"""Grammars followed on the device: lines of bits and steps from state to state as the host's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_lines_and_steps_are_the_hosts(size: int) -> None:
     drawn = np.array([rng.choice([3, rng.randrange(size)]) for _ in rows], np.int64)
     failed = np.array([rng.random() < 0.1 for _ in rows])
     seats = np.array([*rng.sample(range(len(rows)), 20), *[-1] * 20], np.int32)
-    walk_states(states, *map(on_device, (seats, rows, drawn, failed)), columns, ints, first_line)
+    drew = (on_device(seats), on_device(rows), on_device(drawn), on_device(failed))
+    walk_states(states, *drew, columns, ints, first_line)
     walked = {int(rows[i]): int(drawn[i]) for i in seats[:20] if rows[i] >= 0 and not failed[i]}
     walked.pop(5, None)
     assert {t in table.eos_ids for t in walked.values()} == {True, False}

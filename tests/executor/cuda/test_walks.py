@@ -15,7 +15,6 @@ import torch
 from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import PendingStep
-from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.masks import MaskFiller
 from quire.inputs.tokenizer import Tokenizer
@@ -38,6 +37,12 @@ WEIGHTS = {
     name: w * 10 if w.dim() == 2 else w
     for name, w in dummy_weights(WALKED, dtype=torch.float32, device="cpu").items()
 }
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "s": {"type": "string"}},
+    "required": ["n", "s"],
+    "additionalProperties": False,
+}
 REGEXES = ["[a-z ]+", "[a-z ]{24}", "([a-z]+ ){3}[a-z]+", r"\d{4}-\d{2}-\d{2}", "x[ab]{0,9}end"]
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "regex": REGEXES[0]},
@@ -47,7 +52,9 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "min_tokens": 6, "logit_bias": {66: 3.0}, "regex": REGEXES[4]},
     {"temperature": 1.0, "choice": ["positive", "negative", "neutral"]},
     {"temperature": 1.0, "ignore_eos": True, "regex": REGEXES[0]},
+    {"temperature": 1.0, "json": SCHEMA, "disable_any_whitespace": True},
 ]
+GIVEN = ("regex", "choice", "json", "disable_any_whitespace")
 # What the device cannot follow, or has no room for at all times: they are given masks. And one of
 # which too much comes home for several steps a plan.
 MASKED: list[dict[str, Any]] = [
@@ -59,25 +66,16 @@ MASKED: list[dict[str, Any]] = [
 
 
 @cache
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(TOKENIZER, vocab_size=VOCAB, eos_ids=TOKENIZER.eos_ids)
-
-
-def grammar_of(request: Request) -> CompiledGrammar | None:
-    asked = request.params.structured_outputs
-    return None if asked is None else compiler().compile(asked)
-
-
-def guide_for(request: Request) -> Guide | None:
-    grammar = grammar_of(request)
-    return None if grammar is None else grammar.matcher()
+def compiler(for_device: bool) -> GrammarCompiler:
+    given = {"vocab_size": VOCAB, "eos_ids": TOKENIZER.eos_ids}
+    return GrammarCompiler(TOKENIZER, **given, for_device=for_device)
 
 
 def asked(kinds: list[dict[str, Any]], count: int, most: int) -> list[Request]:
     made = []
     for one in kinds:
         kind = dict(one)
-        given = {name: kind.pop(name) for name in ("regex", "choice") if name in kind}
+        given = {name: kind.pop(name) for name in GIVEN if name in kind}
         ignores = kind.pop("ignore_eos", False)
         structured = StructuredOutputsParams(**given) if given else None
         made.append({**kind, "structured_outputs": structured, "ignore_eos": ignores})
@@ -128,6 +126,11 @@ def run(
     most: int = 40,
 ) -> tuple[list[Sequence], Counter[str]]:
     filler, counted = MaskFiller(1), Counted(executor)
+    grammars = compiler(executor.handles.automata is not None)
+
+    def guide_for(request: Request) -> Guide | None:
+        wanted = request.params.structured_outputs
+        return None if wanted is None else grammars.compile(wanted).matcher()
 
     def make_masks(rows: Ints, guides: Many[Any]) -> Masks:
         bits = executor.handles.new_masks(len(rows), -(-VOCAB // 32))
@@ -178,7 +181,7 @@ def test_walking_rows_draw_the_tokens_of_rows_with_masks(
     kinds = {"walking": KINDS, "mixed": PLAIN + KINDS + MASKED}[names]
     expected = wanted(names, 30, 40)
     config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
-    executor = PlainExecutor(config, WALKED, WEIGHTS, num_states=1024)
+    executor = PlainExecutor(config, WALKED, WEIGHTS, num_states=2048)
     found, seen = run(executor, config, kinds, count=30)
     check(found, expected)
     assert seen["walks"] > 15
@@ -189,6 +192,25 @@ def test_walking_rows_draw_the_tokens_of_rows_with_masks(
     assert {("stop", None), ("length", None)} <= reasons
     assert ("length", "unfinished_structured_output") in reasons
     assert any(s.num_preemptions for s in found) == (num_blocks == 60)
+
+
+@pytest.mark.parametrize("names", ["walking", "mixed"])
+def test_what_is_captured_is_nobodys_work(names: str) -> None:
+    """Before a pass is captured it is run once, between two plans: no row may go on by that."""
+    config = small_config(depth=2, max_repeat=8, num_blocks=256)
+    executor = PlainExecutor(config, WALKED, WEIGHTS, num_states=2048)
+    graphs, known = executor.runner.graphs, set[Any]()
+
+    def prepare(key: Any, work: Any, rest: Any = lambda: None) -> None:
+        if key not in known:
+            known.add(key)
+            rest()
+            work()
+
+    vars(graphs)["prepare"] = prepare
+    kinds = {"walking": KINDS, "mixed": PLAIN + KINDS + MASKED}[names]
+    check(run(executor, config, kinds, count=30)[0], wanted(names, 30, 40))
+    assert len(known) > 3
 
 
 def test_grammars_without_room_are_given_masks() -> None:
