@@ -40,8 +40,10 @@ class CompiledGrammar:
         num_lexers: int,
         automaton: Automaton | None = None,
         tokens: Callable[[], TokenTable] | None = None,
+        late_automaton: Callable[[], Automaton | None] = lambda: None,
     ) -> None:
-        """`automaton` over the bytes of `tokens`, where the grammar is regular."""
+        """`automaton` over the bytes of `tokens`, where the grammar is regular; `late_automaton`
+        makes one that pays only where a device follows it."""
         self.kind, self.text, self.known = kind, text, known
         self._tokenizer, self._limits, self._max_lexers = tokenizer, limits, num_lexers
         self._lock = threading.Lock()
@@ -55,8 +57,9 @@ class CompiledGrammar:
         self._seconds = time.perf_counter() - started
         self._shares: dict[int, LLMatcher] = {0: first}
         self._regular: RegularGrammar | None = None
-        if automaton is not None and tokens is not None and not self.error:
-            self._regular = RegularGrammar(self, automaton, tokens())
+        self._tokens, self._late_automaton = tokens, late_automaton
+        if not self.error:
+            self._use(automaton)
 
     @property
     def num_bytes(self) -> int:
@@ -70,9 +73,17 @@ class CompiledGrammar:
             len(self._shares) * (_BASE_BYTES + _BYTES_PER_BYTE * len(self.text)) + states + regular
         )
 
+    def _use(self, automaton: Automaton | None) -> None:
+        if automaton is not None and self._tokens is not None:
+            self._regular = RegularGrammar(self, automaton, self._tokens())
+
     def prepare_walk(self) -> None:
-        """Have the form ready in which a device follows the grammar, where there is one."""
-        _ = self._regular and self._regular.walkable
+        """Make the form in which a device follows the grammar, where there is one: matchers that
+        are made from now on have it. Takes a tenth of a second and more."""
+        if self._regular is None:
+            self._use(self._late_automaton())
+        if self._regular is not None:
+            self._regular.prepare_walk()
 
     def matcher(self) -> GrammarMatcher | RegularMatcher:
         """A matcher at the grammar's beginning."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _MAX_THREADS = 4
 # A refusal is kept as well: the next row with the same bomb costs nothing.
 _REFUSAL_BYTES = 2048
+# Rows that ask for a grammar before it is brought into the form that a device follows by itself:
+# that takes a tenth of a second and more, too much for grammars of one row each.
+_ROWS_WORTH_A_FORM = 8
 # Sizes grow while grammars are used, so they are counted anew, but not for each one added.
 _ADDED_PER_COUNT = 16
 
@@ -78,6 +81,8 @@ class GrammarCompiler:
         self._opened: _Opened | None = None
         self._tokens: TokenTable | None = None
         self._num_added = 0
+        self._asked: Counter[SourceKey] = Counter()  # of those that are kept
+        self._formed: set[SourceKey] = set()  # of those, which have the form for a device
         self._kept: OrderedDict[SourceKey, Future[CompiledGrammar]] = OrderedDict()
         threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-grammar")
@@ -87,11 +92,16 @@ class GrammarCompiler:
         with refusing("structured_outputs"):
             key = source_key(params, self._config)
         with self._lock:
-            future = self._kept.get(key)
-            if future is not None:
+            self._asked[key] += 1
+            kept = self._kept.get(key)
+            if kept is not None:
                 self._kept.move_to_end(key)
-                return future
-            future = self._kept[key] = self._pool.submit(self._compile, key)
+            future = kept or self._kept.setdefault(key, self._pool.submit(self._compile, key))
+        if kept is not None:
+            # One that was compiled before enough rows had asked for it.
+            if kept.done() and not kept.exception() and self._wants_form(key):
+                self._pool.submit(kept.result().prepare_walk)
+            return kept
         # Runs here if it is done already, so not under the lock.
         future.add_done_callback(lambda _: self._trim())
         return future
@@ -135,7 +145,8 @@ class GrammarCompiler:
                 if excess <= 0:
                     return
                 if self._kept[key].done():
-                    del self._kept[key]
+                    del self._kept[key], self._asked[key]
+                    self._formed.discard(key)
                     excess -= size
 
     def _open(self) -> _Opened:
@@ -168,14 +179,25 @@ class GrammarCompiler:
             known=opened.known,
             limits=self.limits,
             num_lexers=self._num_lexers,
-            automaton=_automaton_of(key, source.schema if self._for_device else None),
+            automaton=_automaton_of(key),
             tokens=self._token_table,
+            late_automaton=lambda: _schema_automaton(source.schema, key.whitespace),
         )
         if grammar.error:
             raise self._refusal(grammar.error, source)
-        if self._for_device:
+        if self._wants_form(key):
             grammar.prepare_walk()
         return grammar
+
+    def _wants_form(self, key: SourceKey) -> bool:
+        """Whether the form that a device follows is to be made now: once, when enough rows have
+        asked for the grammar to be worth the work."""
+        with self._lock:
+            worth = self._for_device and self._asked[key] >= _ROWS_WORTH_A_FORM
+            is_new = worth and key not in self._formed
+            if is_new:
+                self._formed.add(key)
+            return is_new
 
     def _token_table(self) -> TokenTable:
         """Made for the first regular grammar."""
@@ -200,14 +222,17 @@ class GrammarCompiler:
         return refusal(error, source, lambda text: LLMatcher.validate_grammar(text, limits=limits))
 
 
-def _automaton_of(key: SourceKey, schema: Any) -> Automaton | None:
-    """Of a choice or a plain regex, and of a plain schema where one is given; None for one that
-    begins at its end, `()`, of which llguidance says otherwise."""
-    part: Part | None
+def _schema_automaton(schema: Any, whitespace: str | None) -> Automaton | None:
+    """Of a plain schema."""
+    part = read_schema(schema, whitespace) if whitespace in (None, WHITESPACE) else None
+    return None if part is None else automaton_of(part)
+
+
+def _automaton_of(key: SourceKey) -> Automaton | None:
+    """Of a choice or a plain regex; None for one that begins at its end, `()`, of which llguidance
+    says otherwise."""
     if key.kind == "choice":
-        part = spelled(json.loads(key.text))
-    elif schema is not None:
-        part = read_schema(schema, key.whitespace) if key.whitespace in (None, WHITESPACE) else None
+        part: Part | None = spelled(json.loads(key.text))
     else:
         part = read(key.text) if key.kind == "regex" else None
     made = None if part is None else automaton_of(part)

@@ -100,6 +100,7 @@ class RegularGrammar:
         self._ends = (automaton.ends & automaton.accepts).tolist()
         self.forces: list[bool] = automaton.forces.tolist()
         self.may_force = any(self.forces)
+        self.walkable: WalkableGrammar | None = None  # before `prepare_walk`
         self._lock = threading.Lock()
         self._masks: dict[int, Bits] = {}
         self._steps: dict[int, int] = {}
@@ -115,10 +116,11 @@ class RegularGrammar:
     def matcher(self) -> RegularMatcher:
         return RegularMatcher(self)
 
-    @cached_property
-    def walkable(self) -> WalkableGrammar | None:
-        """The grammar as a device follows it by itself, if it can."""
-        return walkable_form(self._automaton, self.grammar.first(), self._tokens.texts)
+    def prepare_walk(self) -> None:
+        """Make the form in which a device follows the grammar by itself, if it can."""
+        if self.walkable is None:
+            first = self.grammar.first()
+            self.walkable = walkable_form(self._automaton, first, self._tokens.texts)
 
     def accepts(self, state: int) -> bool:
         return state == _END or self._accepts[state]

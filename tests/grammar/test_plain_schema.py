@@ -87,6 +87,7 @@ def check(
         grammar = compiler.compile(StructuredOutputsParams(json=schema, **options))
     except InvalidGrammar:
         return False
+    grammar.prepare_walk()
     if not isinstance(grammar.matcher(), RegularMatcher):
         return False
     for seed in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 
 import numpy as np
 import pytest
@@ -67,9 +68,11 @@ def test_what_a_device_follows_forces_what_the_matcher_forces(
     literal = ["abc[a-z]+def", r"\d{4}-\d{2}-\d{2}", '{"name": "[a-z]+", "age": [0-9]{1,3}}']
     for asked in [*random_regexes(30), *CHOICES, *LONG[:2], *literal]:
         try:
-            matcher = compiled(compiler, asked).matcher()
+            grammar = compiled(compiler, asked)
         except InvalidGrammar:
             continue
+        grammar.prepare_walk()
+        matcher = grammar.matcher()
         if not isinstance(matcher, RegularMatcher) or matcher.walkable is None:
             continue
         form, ahead = matcher.walkable, list[int]()
@@ -90,8 +93,27 @@ def test_a_device_does_not_follow_what_forces_a_character_in_two_ways(
     compiler: GrammarCompiler,
 ) -> None:
     """Behind the first byte of a character the rest is spelled otherwise than with it."""
-    matchers = [compiled(compiler, asked).matcher() for asked in ("日本(語|人)", "[a-z ]+")]
-    assert [matcher.walkable is None for matcher in matchers] == [True, False]
+    grammars = [compiled(compiler, asked) for asked in ("日本(語|人)", "[a-z ]+")]
+    for grammar in grammars:
+        grammar.prepare_walk()
+    assert [grammar.matcher().walkable is None for grammar in grammars] == [True, False]
+
+
+def test_the_form_for_a_device_is_made_when_enough_rows_ask(
+    byte_bpe: Tokenizer, vocab_size: int
+) -> None:
+    ends, asked = byte_bpe.eos_ids, StructuredOutputsParams(regex="[a-z]{3}")
+    for for_device in (True, False):
+        made = GrammarCompiler(byte_bpe, vocab_size=vocab_size, eos_ids=ends, for_device=for_device)
+        first = made.compile(asked)
+        assert first.matcher().walkable is None
+        grammars = {made.compile(asked) for _ in range(20)}
+        assert grammars == {first}
+        deadline = time.monotonic() + 20 * for_device
+        while first.matcher().walkable is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (first.matcher().walkable is not None) == for_device
+        made.close()
 
 
 def test_masks_ends_and_forced_tokens_are_llguidances(

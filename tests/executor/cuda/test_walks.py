@@ -129,8 +129,12 @@ def run(
     grammars = compiler(executor.handles.automata is not None)
 
     def guide_for(request: Request) -> Guide | None:
-        wanted = request.params.structured_outputs
-        return None if wanted is None else grammars.compile(wanted).matcher()
+        if request.params.structured_outputs is None:
+            return None
+        grammar = grammars.compile(request.params.structured_outputs)
+        if executor.handles.automata is not None:
+            grammar.prepare_walk()
+        return grammar.matcher()
 
     def make_masks(rows: Ints, guides: Many[Any]) -> Masks:
         bits = executor.handles.new_masks(len(rows), -(-VOCAB // 32))
