@@ -14,7 +14,7 @@ from typing import Any
 from quire.grammar.plain_regex import AnyOf, InOrder, OneOf, Part, Repeated, read, spelled
 
 _NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment"})
-_MOST_NESTED = 16
+_MOST_NESTED, _MOST_VALUES = 16, 1000  # the second with all that references repeat
 _MOST_LENGTH = 200
 _ESCAPES = r'\\(["\\bfnrt]|u00([01][0-9a-fA-F]|7[fF]))'
 _PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
@@ -46,12 +46,14 @@ def _regex(text: str) -> Part:
 
 class _Reading:
     def __init__(self, root: Any, between: Part | None) -> None:
-        self._root = root
+        self._root, self._num_values = root, 0
         self._space = InOrder(()) if between is None else Repeated(between, 0, 1)
         self._character = AnyOf((OneOf(_PLAIN), _regex(_ESCAPES)))
 
     def value(self, schema: Any, depth: int) -> Part:
-        if not isinstance(schema, dict) or depth > _MOST_NESTED:
+        self._num_values += 1
+        too_much = depth > _MOST_NESTED or self._num_values > _MOST_VALUES
+        if not isinstance(schema, dict) or too_much:
             raise _NotPlainError
         said = {key: value for key, value in schema.items() if key not in _NOTES}
         said.pop("x-guidance", None)
@@ -161,7 +163,7 @@ def _literal(value: Any, kind: Any) -> Part:
     is_text = isinstance(value, str) and kind in (None, "string")
     if is_text and value.isascii() and value.isprintable() and not set(value) & set('"\\'):
         return spelled([json.dumps(value)])
-    if value is None or isinstance(value, bool):
+    if kind is None and (value is None or isinstance(value, bool)):
         return spelled([json.dumps(value)])
     raise _NotPlainError
 

@@ -63,11 +63,19 @@ OTHERS: list[Any] = [
     {"type": "array", "items": False, "prefixItems": [TEXT]},
     {"enum": [1.5]},
     {"enum": ["é"]},
-    {"type": "string", "enum": ["a", None, 3]},
+    {"type": "string", "enum": ["a", None]},
+    {"type": "boolean", "const": True},
     {"type": "string", "const": "a", "minLength": 3},
     {"anyOf": [TEXT], "type": "string"},
     an_object(["b"], a=WHOLE),
     {"$defs": {"T": an_object([], t={"$ref": "#/$defs/T"})}, "$ref": "#/$defs/T"},
+    {
+        "$defs": {
+            "D0": TEXT,
+            **{f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{i - 1}"}] * 4} for i in range(1, 8)},
+        },
+        "$ref": "#/$defs/D7",
+    },
 ]
 
 
