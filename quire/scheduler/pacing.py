@@ -35,11 +35,7 @@ class Pacing:
     def of(self, sequence: Sequence) -> bool:
         """Whether the host has a hand in each draw, a mask aside: by choosing among a beam's
         candidates, by processors, or because no device row holds what the draw depends on."""
-        return (
-            self.every_row
-            or sequence.group is not None
-            or self._edits(sequence)
-        )
+        return self.every_row or sequence.group is not None or self._edits(sequence)
 
     def may_try(self, sequence: Sequence) -> bool:
         """Whether what the host does for a row is to edit its logits, of this row alone, so that
