@@ -73,13 +73,15 @@ class RowSampling:
         )
 
     @property
-    def lists_few(self) -> bool:
-        """Whether what its lists name is little, even with every stop id that devices compare."""
-        listed = 2 * len(self.bias_ids) + sum(len(word) for word in self.bad_words)
-        open_ended = self.has_penalties or self.allowed_ids is not None
-        return not open_ended and listed <= FEW_LISTED // 2
-
-    @property
     def has_penalties(self) -> bool:
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
         return penalties != (1, 0, 0)
+
+
+def lists_few(params: SamplingParams) -> bool:
+    """Whether what a row's lists name is little, even with every stop id that devices compare."""
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    words = params._bad_words_token_ids or ()
+    listed = 2 * len(params.logit_bias or ()) + sum(len(word) for word in words)
+    open_ended = penalties != (1, 0, 0) or params.allowed_token_ids is not None
+    return not open_ended and listed <= FEW_LISTED // 2

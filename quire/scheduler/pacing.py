@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import EngineConfig
-from quire.params.row_sampling import RowSampling
+from quire.params.row_sampling import lists_few
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
 from quire.steps.automata import NO_TOKEN, WalkableGrammar
@@ -62,7 +62,7 @@ def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
         return None
     grammar, params = guide.walkable, request.params
     too_many = len(request.eos_ids | request.stop_ids) > STOP_COLUMNS
-    if grammar is None or too_many or not RowSampling.of(params).lists_few:
+    if grammar is None or too_many or not lists_few(params):
         return None
     forbids = params._bad_words_token_ids or (params.min_tokens and request.stop_ids)
     return None if forbids and (grammar.forced != NO_TOKEN).any() else grammar

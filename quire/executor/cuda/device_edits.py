@@ -32,6 +32,7 @@ LEAST_WORDS = 1 << 20
 OWN_WORDS = FEW_LISTED  # each row has these for itself, before the arena
 NO_LIST = -1
 _NOTHING: Longs = np.empty(0, np.int64)
+_NO_LISTS = [_NOTHING] * 7
 
 
 class EditColumn(IntEnum):
@@ -140,6 +141,8 @@ class DeviceEdits:
     def _lists_of(self, start: RowStart) -> list[Longs]:
         """A row's lists, in their order. Rows that begin together often share parameters."""
         sampling = start.sampling
+        if _lists_nothing(sampling):
+            return _NO_LISTS
         if self._last is None or self._last[0] is not sampling:
             self._last = sampling, _Listed.of(sampling)
         listed = self._last[1]
@@ -152,7 +155,7 @@ class DeviceEdits:
         upload.add("edited rows", [start.row for start in mine])
         if not mine:
             return
-        columns, places, words = [], [], []
+        columns, places, words = [], [_NOTHING], [_NOTHING]
         for start in mine:
             first, room = self._spans[start.row][0], _room_to_write(start)
             *fixed, seen, counts = lists = self._new[start.row]
@@ -163,6 +166,8 @@ class DeviceEdits:
             room_seen = len(seen) + room
             line = self._line_of(start)
             columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until, line])
+            if lists is _NO_LISTS:  # hundreds of rows that follow a grammar and ask for no more
+                continue
             at = first + np.arange(num_fixed + len(seen))
             places += [at, first + num_fixed + room_seen + np.arange(len(counts))]
             words += lists
@@ -194,6 +199,17 @@ class DeviceEdits:
             self._masks.index_fill_(0, rows, -1)  # nothing is forbidden before the first comes
         words = upload.take("edit words").to(torch.int32)
         self.words.index_copy_(0, upload.take("edit places"), words)
+
+
+def _lists_nothing(sampling: RowSampling) -> bool:
+    """Whether a row's grammar is all that edits its logits."""
+    return not (
+        len(sampling.bias_ids)
+        or sampling.bad_words
+        or sampling.allowed_ids is not None
+        or sampling.min_tokens
+        or sampling.has_penalties
+    )
 
 
 def _room_to_write(start: RowStart) -> int:
