@@ -112,9 +112,10 @@ def table(
     options: dict[str, Any],
     names: Sequence[str],
     once: Sequence[str] = (),
+    profiled: Sequence[str] = (),
 ) -> None:
     """Every GPU workload, the second of two runs where the budget allows and it is not to be run
-    `once`."""
+    `once`; then the kernels of the plans that are to be `profiled`."""
     model, rows = MODELS[part], []
     with opened(model, options) as llm:
         clock = Clock(llm)
@@ -155,6 +156,8 @@ def table(
             )
             print(clock.line(), flush=True)
             budget.write(part, {"machine": machine(), "rows": rows})
+        if profiled:
+            profile(llm, budget, profiled)
     ratios = [row["ratio"] for row in rows if row["ratio"]]
     if ratios:
         mean = statistics.geometric_mean(ratios)
@@ -171,6 +174,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--only", nargs="+", default=[], help="workloads")
     parser.add_argument("--once", nargs="+", default=[], help="workloads not to run twice")
+    parser.add_argument(
+        "--profiled", nargs="+", default=[], help="plans of `profile`, of this model"
+    )
     parser.add_argument("--checks", nargs="+", default=[], help="words of the checks to run")
     given = list(sys.argv[1:] if words is None else words)
     arguments = parser.parse_args([word for word in given if not OPTION.match(word)])
@@ -181,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"== {part}, {budget.left:.0f} s left", flush=True)
         try:
             if part in MODELS:
-                table(part, budget, options, names, arguments.once)
+                table(part, budget, options, names, arguments.once, arguments.profiled)
             elif part == "check":
                 check(budget, arguments.checks)
             elif part == "profile":

@@ -46,7 +46,8 @@ def main() -> None:
     downs = torch.randn(e, h, i, device="cuda", dtype=torch.bfloat16) / i**0.5
     kernels = TritonKernels(HeadShape(1, 1, 64, 16, torch.bfloat16))
     product = Linear(kernels, torch.randn(e, h, device="cuda"))
-    router = Router(product, ExpertsPlan(e, given.per_token, MlpPlan(i)))
+    plan = ExpertsPlan(e, given.per_token, MlpPlan(i))
+    router = Router(product, kernels.make_choice(plan, None))
     with torch.inference_mode():
         for tokens in given.tokens:
             measure(router, ups, downs, tokens, sweep=given.sweep)

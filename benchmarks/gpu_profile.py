@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from quire import LLM
 
 
-def profile(llm: LLM, budget: Budget) -> None:
+def profile(llm: LLM, budget: Budget, wanted_names: Collection[str] = ()) -> None:
     """Kernel times: decode steps at 256 and 1,024 rows with contexts of about 768, steps of 1,024
-    rows that share prefixes by sixteens and by all, a pass of prompts alone, and truncation."""
+    rows that share prefixes by sixteens and by all, a pass of prompts alone, and truncation; or
+    those of these names."""
 
     def decodes(plan: Any) -> bool:
         return not plan.prefill and plan.repeat >= 8
@@ -33,14 +34,16 @@ def profile(llm: LLM, budget: Budget) -> None:
 
     report: dict[str, Any] = {}
     for name, items, wanted, nth in (
-        ("decode 256", equal(256), decodes, 2),
-        ("decode 1024", equal(1024), decodes, 2),
-        ("prompts", workloads.build("prefill", 0.1), prompts, 3),
-        ("sixteens", workloads.build("samples"), decodes, 4),
-        ("fewshot", workloads.build("fewshot", 0.5), decodes, 1),
-        ("nucleus", workloads.build("nucleus"), decodes, 2),
+        ("decode 256", partial(equal, 256), decodes, 2),
+        ("decode 1024", partial(equal, 1024), decodes, 2),
+        ("prompts", partial(workloads.build, "prefill", 0.1), prompts, 3),
+        ("sixteens", partial(workloads.build, "samples"), decodes, 4),
+        ("fewshot", partial(workloads.build, "fewshot", 0.5), decodes, 1),
+        ("nucleus", partial(workloads.build, "nucleus"), decodes, 2),
     ):
-        work = partial(measure, llm, name, items, 1)
+        if wanted_names and name not in wanted_names:
+            continue
+        work = partial(measure, llm, name, items(), 1)
         report[name] = profile_plan(llm, name, work, wanted, nth)
         budget.write("profile", report)
 

@@ -1,4 +1,4 @@
-"""The experts of a layer over the tokens that chose them, on any device.
+"""Which experts tokens choose, and those of a layer over the tokens that chose them, on any device.
 
 x [T, H], chosen int64 [T, k] (experts of each token) and scores float32 [T, k] -> [T, H]: the sum
 of what the chosen experts make of a token, each times its score. Sums are added in the order of
@@ -14,6 +14,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.ops import LinearOp, RowOp
+from quire.layer_plan import ExpertsPlan
+
+# Keeps the sum of scores that are all 0 from being divided by.
+SMALLEST_SUM = 1e-20
+
+
+class Choice:
+    """Which experts a token takes by the products of the router, and how much each counts."""
+
+    def __init__(self, plan: ExpertsPlan, bias: Tensor | None) -> None:
+        self._plan, self._bias = plan, bias
+
+    def __call__(self, products: Tensor) -> tuple[Tensor, Tensor]:
+        plan = self._plan
+        scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
+        by = scores if self._bias is None else scores + self._bias
+        chosen = self._in_best_groups(by).topk(plan.per_token, -1).indices
+        best = scores.gather(-1, chosen)
+        if plan.renormalise:
+            best = best / (best.sum(-1, keepdim=True) + SMALLEST_SUM)
+        return chosen, best if plan.factor == 1.0 else best * plan.factor
+
+    def _in_best_groups(self, scores: Tensor) -> Tensor:
+        """Scores [T, E], those of groups that are not among the best as low as can be."""
+        plan = self._plan
+        if plan.groups == plan.groups_taken:
+            return scores
+        grouped = scores.view(len(scores), plan.groups, -1)
+        counted = grouped.topk(2 if plan.group_score == "best_two" else 1, -1).values.sum(-1)
+        taken = counted.topk(plan.groups_taken, -1).indices
+        left = torch.ones_like(counted, dtype=torch.bool).scatter_(-1, taken, False)
+        return grouped.masked_fill(left[..., None], -torch.inf).flatten(-2)
 
 
 class LoopedExperts:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quire.layer_plan import Activation, LayerPlan
+from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # (x [T, H], chosen int64 [T, k], scores float32 [T, k]) -> [T, H]
 ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+# The router's products float32 [T, E] -> chosen int64 [T, k] and scores float32 [T, k].
+ChoiceOp = Callable[["Tensor"], "tuple[Tensor, Tensor]"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
 
 
@@ -188,6 +190,10 @@ class Kernels(Protocol):
 
     def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
         """A product for each head, of those made here: [T, heads, K] -> [T, heads, N]."""
+
+    def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
+        """Which experts tokens take, and how much each of them counts; `bias` float32 [E] is added
+        to the scores where the best are chosen."""
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         """What adds LoRA adapters to products (adapters.py)."""

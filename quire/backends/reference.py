@@ -11,9 +11,17 @@ from torch import Tensor
 from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.adapters import LoopedAdapters
-from quire.backends.experts import LoopedExperts
-from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
-from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
+from quire.backends.experts import Choice, LoopedExperts
+from quire.backends.ops import (
+    AttentionInputs,
+    ChoiceOp,
+    ExpertsOp,
+    HeadNorms,
+    HeadShape,
+    LinearOp,
+    RowOp,
+)
+from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, ExpertsPlan, LayerPlan
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
     "silu": F.silu,
@@ -50,6 +58,9 @@ class ReferenceKernels:
 
     def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
         return generic.HeadProducts(products)
+
+    def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
+        return Choice(plan, bias)
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return LoopedAdapters(self.make_linear, self.padded)

@@ -311,7 +311,7 @@ class Parts:
         hidden, biased = self.spec.hidden_size, plan.router_bias
         product = self.linear(f"{name}.router", plan.count, hidden, bias=biased)
         choice = self.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None
-        return Router(product, plan, choice)
+        return Router(product, self.kernels.make_choice(plan, choice))
 
     def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
         hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels

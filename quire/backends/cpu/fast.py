@@ -13,16 +13,17 @@ from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.cpu.attention import CpuAttention, Scratch
 from quire.backends.cpu.linear import make_linear
-from quire.backends.experts import LoopedExperts
+from quire.backends.experts import Choice, LoopedExperts
 from quire.backends.ops import (
     AttentionInputs,
+    ChoiceOp,
     ExpertsOp,
     HeadShape,
     LinearOp,
     PlannedAttention,
     RowOp,
 )
-from quire.layer_plan import Activation, LayerPlan
+from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
 
 class CpuKernels:
@@ -51,6 +52,9 @@ class CpuKernels:
 
     def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
         return generic.HeadProducts(products)
+
+    def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
+        return Choice(plan, bias)
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return LoopedAdapters(self.make_linear, self.padded)

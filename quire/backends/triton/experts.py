@@ -17,11 +17,13 @@ import triton
 
 from quire.backends.triton.experts_kernels import (
     add_up,
+    arrange_pairs,
+    choose_experts,
     count_pairs,
     multiply_experts,
     order_pairs,
 )
-from quire.backends.triton.jit import power_of_two, precision
+from quire.backends.triton.jit import power_of_two, precision, waiting
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 # (4096 x 14336, measured), where of narrow experts it takes twice as long.
 WIDE, MANY_PAIRS = 4096, 512
 PAIRS_AT_ONCE = 128
+FEW_PAIRS = 4096  # that one program puts in order
+TOKENS_AT_ONCE = 4
 COLUMNS_AT_ONCE = 1024
 
 
@@ -120,6 +124,7 @@ def product_constants(
         "PRECISION": precision(dtype),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **waiting(),
     }
 
 
@@ -137,7 +142,7 @@ def products_of(
 
 def sum_constants(per_token: int) -> dict[str, int]:
     """What adding up is compiled for."""
-    return {"PER_TOKEN": per_token, "BLOCK": COLUMNS_AT_ONCE, "num_warps": 4}
+    return {"PER_TOKEN": per_token, "BLOCK": COLUMNS_AT_ONCE, "num_warps": 4, **waiting()}
 
 
 COUNT_CONSTANTS = {"BLOCK": PAIRS_AT_ONCE, "num_warps": 4}
@@ -149,19 +154,45 @@ def order_constants(experts: int, tile: Tile) -> dict[str, int]:
     return {"EXPERTS": experts, "LANES": lanes, "ROWS": tile.rows, **COUNT_CONSTANTS}
 
 
+def arrange_constants(experts: int, tile: Tile) -> dict[str, int]:
+    """What doing so in one program is compiled for."""
+    own = {"BLOCK": FEW_PAIRS, "num_warps": 16, **waiting()}
+    return {**order_constants(experts, tile), **own}
+
+
+def choice_constants(plan: ExpertsPlan) -> dict[str, Any]:
+    """What choosing experts is compiled for."""
+    return {
+        "EXPERTS": plan.count,
+        "LANES": power_of_two(plan.count),
+        "PER_TOKEN": plan.per_token,
+        "PLACES": power_of_two(plan.per_token),
+        "ROWS": TOKENS_AT_ONCE,
+        "SOFTMAX": plan.score == "softmax",
+        "HAS_BIAS": plan.choice_bias,
+        "RENORMALISE": plan.renormalise,
+        "num_warps": 4,
+        **waiting(),
+    }
+
+
 def compile_experts(plan: ExpertsPlan, hidden: int, tile: Tile, dtype: torch.dtype) -> None:
     """Compile what a layer's experts call with this tile, without computing anything."""
     import torch
 
-    own, whole, pairs = dtype, torch.int32, torch.int64
+    own, whole, pairs, wide = dtype, torch.int32, torch.int64, torch.float32
     made = [
+        choose_experts.warmup(
+            *(wide, wide, pairs, wide, 2, 0.5, 0.5), grid=(1,), **choice_constants(plan)
+        ),
         count_pairs.warmup(pairs, whole, whole, 2, grid=(1,), **COUNT_CONSTANTS),
         order_pairs.warmup(
             *(pairs, whole, whole, whole, 2), grid=(1,), **order_constants(plan.count, tile)
         ),
-        add_up.warmup(
-            *(own, torch.float32, own, hidden), grid=(1,), **sum_constants(plan.per_token)
+        arrange_pairs.warmup(
+            *(pairs, whole, whole, 2), grid=(1,), **arrange_constants(plan.count, tile)
         ),
+        add_up.warmup(*(own, wide, own, hidden), grid=(1,), **sum_constants(plan.per_token)),
     ]
     for inner, constants in products_of(plan, hidden, tile, dtype):
         given = (own, own, own, whole, whole, own, inner)
@@ -208,9 +239,15 @@ class Pairs:
         # Experts whose last tile is not full have one more than their share.
         self._num_tiles = self._num_pairs // tile.rows + min(experts, self._num_pairs)
         chosen = chosen.contiguous()
-        self._counts = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
-        ranks = torch.empty(self._num_pairs, dtype=torch.int32, device=chosen.device)
-        self._ordered = ranks.new_empty(self._num_tiles * tile.rows)
+        self._counts = torch.empty(experts, dtype=torch.int32, device=chosen.device)
+        self._ordered = self._counts.new_empty(self._num_tiles * tile.rows)
+        if self._num_pairs <= FEW_PAIRS:
+            arrange_pairs[(1,)](
+                *(chosen, self._counts, self._ordered, self._num_pairs),
+                **arrange_constants(experts, tile),
+            )
+            return
+        ranks = self._counts.zero_().new_empty(self._num_pairs)
         grid = (triton.cdiv(self._num_pairs, PAIRS_AT_ONCE),)
         count_pairs[grid](chosen, self._counts, ranks, self._num_pairs, **COUNT_CONSTANTS)
         order_pairs[grid](

@@ -5,8 +5,59 @@ from __future__ import annotations
 from typing import Any
 
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from quire.backends.triton.jit import kernel, part
+
+
+@kernel("num_tokens")
+def choose_experts(
+    products: tl.tensor,
+    bias: tl.tensor,
+    chosen: tl.tensor,
+    scores: tl.tensor,
+    num_tokens: tl.tensor,
+    factor: tl.tensor,
+    least_sum: tl.tensor,
+    EXPERTS: tl.constexpr,
+    LANES: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """Of ROWS tokens the PER_TOKEN experts with the best scores, the first of equal ones."""
+    token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inside, lane, place = token < num_tokens, tl.arange(0, LANES), tl.arange(0, PLACES)
+    if OVERLAPS:
+        gdc_wait()
+    spot = products + tl.minimum(token, num_tokens - 1)[:, None] * EXPERTS + lane[None, :]
+    made = tl.load(spot, mask=(lane < EXPERTS)[None, :], other=float("-inf"))
+    if SOFTMAX:
+        made = tl.exp(made - tl.max(made, 1)[:, None])
+        made /= tl.sum(made, 1)[:, None]
+    else:
+        made = tl.sigmoid(made)
+    by = made
+    if HAS_BIAS:
+        by += tl.load(bias + lane, mask=lane < EXPERTS, other=0.0)[None, :]
+    by = tl.where((lane < EXPERTS)[None, :], by, float("-inf"))
+    best, found = tl.zeros((ROWS, PLACES), tl.float32), tl.zeros((ROWS, PLACES), tl.int32)
+    for i in tl.static_range(PER_TOKEN):
+        # Where nothing is comparable there may be none, and yet one has to be named.
+        at = tl.minimum(tl.argmax(by, 1), EXPERTS - 1)
+        mine, here = lane[None, :] == at[:, None], (place == i)[None, :]
+        best = tl.where(here, tl.sum(tl.where(mine, made, 0.0), 1)[:, None], best)
+        found = tl.where(here, at[:, None], found)
+        by = tl.where(mine, float("-inf"), by)
+    if RENORMALISE:
+        best /= (tl.sum(best, 1) + least_sum)[:, None]
+    into, kept = token[:, None] * PER_TOKEN + place[None, :], (place < PER_TOKEN)[None, :]
+    tl.store(chosen + into, found.to(tl.int64), mask=inside[:, None] & kept)
+    tl.store(scores + into, best * factor, mask=inside[:, None] & kept)
 
 
 @kernel("num_pairs")
@@ -59,6 +110,35 @@ def order_pairs(
     tl.store(ordered + first * ROWS + rank, at, mask=inside)
 
 
+@kernel("num_pairs")
+def arrange_pairs(
+    chosen: tl.tensor,
+    counts: tl.tensor,
+    ordered: tl.tensor,
+    num_pairs: tl.tensor,
+    EXPERTS: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+) -> None:
+    """The two above in one program, for at most BLOCK pairs."""
+    lane, at = tl.arange(0, LANES), tl.arange(0, BLOCK)
+    exists, inside = lane < EXPERTS, at < num_pairs
+    if OVERLAPS:
+        gdc_wait()
+    expert = tl.load(chosen + at, mask=inside, other=0).to(tl.int32)
+    tl.store(counts + lane, 0, mask=exists)
+    tl.debug_barrier()
+    rank = tl.atomic_add(counts + expert, 1, mask=inside)
+    tl.debug_barrier()
+    # By atomics, too: a plain load may find what was there before them.
+    count = tl.atomic_add(counts + lane, 0, mask=exists)
+    tiles = tl.where(exists, (count + ROWS - 1) // ROWS, 0)
+    begin = (tl.cumsum(tiles, 0) - tiles) * ROWS
+    tl.store(ordered + tl.gather(begin, expert, 0) + rank, at, mask=inside)
+
+
 @kernel()
 def multiply_experts(
     x: tl.tensor,
@@ -79,6 +159,7 @@ def multiply_experts(
     EVEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """out[pair] = x[pair // PER_ROW] weights[its expert]^T: a tile of one expert's pairs, COLUMNS
     columns of it. Columns of one tile are next to each other, so that its rows and its expert's
@@ -86,6 +167,8 @@ def multiply_experts(
     per_tile: tl.constexpr = (OUTER + COLUMNS - 1) // COLUMNS
     tile, strip = tl.program_id(0) // per_tile, tl.program_id(0) % per_tile
     lane = tl.arange(0, LANES)
+    if OVERLAPS:
+        gdc_wait()
     count, tiles = _tiles_of(counts, EXPERTS, LANES, ROWS)
     ends = tl.cumsum(tiles, 0)
     expert = tl.sum((ends <= tile).to(tl.int32), 0)
@@ -129,11 +212,14 @@ def add_up(
     width: tl.tensor,
     PER_TOKEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:
     """What a token's experts made, each times its score, added in the order it chose them."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
+    if OVERLAPS:
+        gdc_wait()
     total = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(PER_TOKEN):
         pair = token * PER_TOKEN + i

@@ -29,7 +29,8 @@ from quire.backends.ops import (
 )
 from quire.backends.triton.experts import FusedExperts
 from quire.backends.triton.experts import Tile as ExpertsTile
-from quire.backends.triton.kernels import PlainLinear, TritonKernels, stacked
+from quire.backends.triton.kernels import TritonKernels, stacked
+from quire.backends.triton.plain import PlainLinear
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
 from quire.backends.triton.tiles import steady_tiles
 from quire.errors import NotSupported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,9 +14,18 @@ from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.fp8 import wide_keys, wide_values
-from quire.backends.ops import AttentionInputs, ExpertsOp, HeadNorms, HeadShape, LinearOp, RowOp
+from quire.backends.ops import (
+    AttentionInputs,
+    ChoiceOp,
+    ExpertsOp,
+    HeadNorms,
+    HeadShape,
+    LinearOp,
+    RowOp,
+)
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
+from quire.backends.triton.choice import choice_by
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
@@ -30,10 +38,11 @@ from quire.backends.triton.latent import (
     parts_shape,
     store_rows,
 )
+from quire.backends.triton.plain import PlainLinear
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.steady import SteadyDecode
-from quire.layer_plan import Activation, LayerPlan
+from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
 DENSE = DenseSizes()
 
@@ -74,6 +83,9 @@ class TritonKernels:
         if made is None or made.biases is not None:
             return generic.HeadProducts(products)
         return BatchedProducts(made.weights)
+
+    def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
+        return choice_by(plan, bias)
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
         return StackedAdapters(room)
@@ -170,24 +182,6 @@ def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
         part.copy_(one.weight)
         one.weight = part
     return ExpertWeights(stack, torch.stack(biases) if biases else None)
-
-
-@dataclass(slots=True)
-class PlainLinear:
-    """x weight^T + bias by the vendor's library; its tensors are there for small_batch.py, too."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        """In place, where captured passes read them."""
-        self.weight[first : first + len(rows)] = rows
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
 
 
 class TritonAttention:

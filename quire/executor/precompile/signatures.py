@@ -26,6 +26,8 @@ from quire.backends.triton.decode_kernels import attend_items, merge_parts
 from quire.backends.triton.draw_kernels import TILE, draw, pick
 from quire.backends.triton.experts_kernels import (
     add_up,
+    arrange_pairs,
+    choose_experts,
     count_pairs,
     multiply_experts,
     order_pairs,
@@ -289,11 +291,15 @@ class Steps:
         own, hidden = self._own(), self.spec.hidden_size
         for plan in expert_plans(self.spec.layers):
             counted, summed = experts.COUNT_CONSTANTS, experts.sum_constants(plan.per_token)
+            router = (F32, F32, I64, F32, SOME, A_FRACTION, A_FRACTION)
+            yield Variant(choose_experts, router, experts.choice_constants(plan))
             yield Variant(count_pairs, (I64, I32, I32, SOME), counted)
             yield Variant(add_up, (own, F32, own, hidden), summed)
             for tile in dict.fromkeys(experts.all_tiles(plan, self.dtype)):
                 order = experts.order_constants(plan.count, tile)
+                arranged = experts.arrange_constants(plan.count, tile)
                 yield Variant(order_pairs, (I64, I32, I32, I32, SOME), order)
+                yield Variant(arrange_pairs, (I64, I32, I32, SOME), arranged)
                 for inner, constants in experts.products_of(plan, hidden, tile, self.dtype):
                     given = (own, own, own, I32, I32, own, inner)
                     yield Variant(multiply_experts, given, constants)

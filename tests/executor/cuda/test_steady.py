@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.backends.triton.invariant import SteadyLinear
-from quire.backends.triton.kernels import PlainLinear
+from quire.backends.triton.plain import PlainLinear
 from quire.errors import NotSupported
 from quire.executor.cuda.steady import check_steady
 from tests.executor.cuda.test_runner import SPEC

@@ -1,0 +1,26 @@
+"""A product with a plain weight, by the vendor's library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class PlainLinear:
+    """x weight^T + bias; its tensors are there for kernels of our own, too."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """In place, where captured passes read them."""
+        self.weight[first : first + len(rows)] = rows
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
