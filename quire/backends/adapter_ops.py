@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.backends.ops import LinearOp
 from quire.request import Ints
 
 
@@ -48,6 +49,10 @@ class AdaptedProduct(Protocol):
         """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.
         `y` may be written to."""
 
+    def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
+        """The same of the product that `base` makes of x."""
+        return self.add(x, base(x), lines)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """What it keeps on its device."""
 
@@ -63,10 +68,17 @@ class AdapterKernels(Protocol):
     """Makes products that hold adapters, and lines for them, on one device."""
 
     def product(
-        self, rows: tuple[int, ...], columns: int, bias: Tensor | None, *, seldom: bool
+        self,
+        rows: tuple[int, ...],
+        columns: int,
+        bias: Tensor | None,
+        *,
+        seldom: bool,
+        base: LinearOp | None = None,
     ) -> AdaptedProduct:
         """Slots of a product of so many rows, part by part, to which its op has added `bias`.
-        `seldom`: few adapters change it, so memory is taken when one does."""
+        `seldom`: few adapters change it, so memory is taken when one does. `base`: that op, if it
+        is known, whose weight may be put elsewhere."""
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
         """Slots of an embedding, a table of so many rows."""

@@ -27,7 +27,13 @@ class LoopedAdapters:
         self._make_linear, self._padded = make_linear, padded
 
     def product(
-        self, rows: tuple[int, ...], columns: int, bias: Tensor | None, *, seldom: bool
+        self,
+        rows: tuple[int, ...],
+        columns: int,
+        bias: Tensor | None,
+        *,
+        seldom: bool,
+        base: LinearOp | None = None,
     ) -> AdaptedProduct:
         return LoopedProduct(self._make_linear, self._padded, bias)
 
@@ -76,7 +82,7 @@ class _Slot:
     expands: tuple[_Expand, ...]
 
 
-class LoopedProduct:
+class LoopedProduct(AdaptedProduct):
     """One slot after the other, over its own lines: for a host that knows which they are."""
 
     def __init__(
@@ -138,7 +144,7 @@ class LoopedProduct:
         )
 
 
-class LoopedRows:
+class LoopedRows(AdaptedProduct):
     """The same for an embedding, whose A is looked up."""
 
     def __init__(

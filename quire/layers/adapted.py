@@ -30,8 +30,8 @@ class AdaptedLinear:
         self._base, self._product, self._current = base, product, current
 
     def __call__(self, x: Tensor) -> Tensor:
-        y, lines = self._base(x), self._current.lines
-        return y if lines is None else self._product.add(x, y, lines)
+        lines = self._current.lines
+        return self._base(x) if lines is None else self._product.multiply(self._base, x, lines)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self._base.write_rows(first, rows)
@@ -61,7 +61,7 @@ class AdapterSites:
         """The product of this name, with slots if it may have some."""
         if name not in self._rows:
             return base
-        return AdaptedLinear(base, self._product(name, bias), self._current)
+        return AdaptedLinear(base, self._product(name, bias, base), self._current)
 
     def after(self, name: str, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         """The same for a product that is computed elsewhere: what becomes of its y [T, N] of
@@ -73,9 +73,11 @@ class AdapterSites:
 
         return add
 
-    def _product(self, name: str, bias: Tensor | None) -> AdaptedProduct:
-        rows, columns = self._rows[name], self._columns[name]
-        made = self.kernels.product(rows, columns, bias, seldom=name in self._heads)
+    def _product(
+        self, name: str, bias: Tensor | None, base: LinearOp | None = None
+    ) -> AdaptedProduct:
+        sizes, seldom = (self._rows[name], self._columns[name]), name in self._heads
+        made = self.kernels.product(*sizes, bias, seldom=seldom, base=base)
         self._products[name] = made
         return made
 

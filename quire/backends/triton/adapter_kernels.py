@@ -5,32 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.backends.triton.jit import kernel, part
 
 
 @part
-def _fetch_tile(tiles: tl.tensor, order: tl.tensor, number: tl.tensor, ROWS: tl.constexpr) -> Any:
-    """The slot of a tile, where its lines stand in the order, which they are, and which exist."""
-    slot = tl.load(tiles + number * 3).to(tl.int64)
-    first = tl.load(tiles + number * 3 + 1)
-    count = tl.load(tiles + number * 3 + 2)
-    at = tl.arange(0, ROWS)
-    inside = at < count
-    lines = tl.load(order + first + at, mask=inside, other=0).to(tl.int64)
-    return slot, (first + at).to(tl.int64), lines, inside, count
+def _fetch_tile(tiles: tl.tensor, number: tl.tensor, ROWS: tl.constexpr) -> Any:
+    """The slot of a tile, or what stands for none, and its lines, -1 behind the last."""
+    record = tiles + number * (1 + ROWS)
+    return tl.load(record).to(tl.int64), tl.load(record + 1 + tl.arange(0, ROWS)).to(tl.int64)
 
 
-@kernel("x_stride", "num_lines")
+@kernel()
 def shrink_lines(
     x: tl.tensor,
     a: tl.tensor,
     tiles: tl.tensor,
-    order: tl.tensor,
     made: tl.tensor,
     x_stride: tl.tensor,
-    num_lines: tl.tensor,
     INNER: tl.constexpr,
     RANK: tl.constexpr,
     PARTS: tl.constexpr,
@@ -40,16 +33,17 @@ def shrink_lines(
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """made [splits, parts, lines in order, rank] = x A^T of each line's slot, by shares of the sum.
+    """made [splits, parts, lines by tile, rank] = x A^T of each line's slot, by shares of the sum.
 
     a [slots, parts, rank, inner]"""
     number, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAPS:
         gdc_wait()
-    slot, place, lines, inside, count = _fetch_tile(tiles, order, number, ROWS)
-    if count == 0:
+        gdc_launch_dependents()  # what comes next may fetch its B, and waits then
+    slot, lines = _fetch_tile(tiles, number, ROWS)
+    if slot < 0:
         return
-    rank, at = tl.arange(0, RANK), tl.arange(0, DEPTH)
+    inside, rank, at = lines >= 0, tl.arange(0, RANK), tl.arange(0, DEPTH)
     mine = a + (slot * PARTS + part) * RANK * INNER + rank.to(tl.int64)[None, :] * INNER
     total = tl.zeros((ROWS, RANK), tl.float32)
     for first in range(split * SHARE, split * SHARE + SHARE, DEPTH):
@@ -59,62 +53,100 @@ def shrink_lines(
         given = tl.load(x + lines[:, None] * x_stride + k[None, :], mask=both, other=0.0)
         by = tl.load(mine + k[:, None], mask=fits[:, None], other=0.0)
         total = tl.dot(given, by, total, input_precision=PRECISION)
-    into = made + ((split * PARTS + part).to(tl.int64) * num_lines + place[:, None]) * RANK
-    tl.store(into + rank[None, :], total, mask=inside[:, None])
+    place = (split * PARTS + part).to(tl.int64) * tl.num_programs(0) + number
+    place = place * ROWS + tl.arange(0, ROWS)
+    tl.store(made + place[:, None] * RANK + rank[None, :], total)
 
 
-@kernel("y_stride", "num_lines")
+@part
+def _fetch_shrunk(
+    y: tl.tensor,
+    made: tl.tensor,
+    lines: tl.tensor,
+    slot: tl.tensor,
+    part: tl.tensor,
+    number: tl.tensor,
+    y_stride: tl.tensor,
+    OUTER: tl.constexpr,
+    RANK: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> Any:
+    """What A made of these lines, [ROWS, RANK]."""
+    rank, there = tl.arange(0, RANK)[None, :], (lines >= 0)[:, None] & (slot >= 0)
+    if SPLITS == 0:
+        column = OUTER + (slot * PARTS + part) * RANK + rank
+        return tl.load(y + lines[:, None] * y_stride + column, mask=there, other=0.0)
+    total = tl.zeros((ROWS, RANK), tl.float32)
+    for split in range(SPLITS):
+        place = (split * PARTS + part) * tl.num_programs(0) + number
+        place = place * ROWS + tl.arange(0, ROWS)
+        total += tl.load(made + place[:, None] * RANK + rank, mask=there, other=0.0)
+    return total.to(y.dtype.element_ty)
+
+
+@kernel()
 def expand_lines(
+    y: tl.tensor,
     made: tl.tensor,
     b: tl.tensor,
     less: tl.tensor,
     bias: tl.tensor,
-    y: tl.tensor,
     tiles: tl.tensor,
-    order: tl.tensor,
     blocks: tl.tensor,
+    out: tl.tensor,
     y_stride: tl.tensor,
-    num_lines: tl.tensor,
+    out_stride: tl.tensor,
     OUTER: tl.constexpr,
     RANK: tl.constexpr,
     PARTS: tl.constexpr,
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     HAS_FACTOR: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """y += made B^T of each line's slot; with factors also (f - 1) (y - bias).
+    """out = y + what A made B^T, each line by its slot; with factors also (f - 1) (y - bias).
 
-    b [slots, outer, rank], less float32 [slots, outer]; blocks int32 [*, 3]: the part of some
-    columns, the first of them, and the one behind the last."""
+    `made` float32 [splits, parts, lines by tile, rank] is what A made, and out is y. Where SPLITS
+    is 0 that stands behind the columns of y, which have no bias yet, and out is another tensor.
+    b [slots, outer, rank], less = f - 1 float32 [slots, outer]; blocks int32 [*, 3]: the part of
+    some columns, the first of them, and the one behind the last."""
     number, block = tl.program_id(0), tl.program_id(1)
+    # None of this was written by the launch ahead, nor by the one before it.
+    slot, lines = _fetch_tile(tiles, number, ROWS)
+    part = tl.load(blocks + block * 3).to(tl.int64)
+    first, last = tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
+    if slot < (-1 if SPLITS == 0 else 0):
+        if OVERLAPS:
+            gdc_wait()
+        return
+    if ALIGNED:
+        first, last = tl.multiple_of(first, 16), tl.multiple_of(last, 16)
+    column, rank = first + tl.arange(0, COLUMNS), tl.arange(0, RANK)
+    exists, used = column < last, column < tl.where(slot >= 0, last, 0)
+    place = slot * OUTER + column.to(tl.int64)
+    by = tl.load(b + place[None, :] * RANK + rank[:, None], mask=used[None, :], other=0.0)
     if OVERLAPS:
         gdc_wait()
-    slot, place, lines, inside, count = _fetch_tile(tiles, order, number, ROWS)
-    if count == 0:
-        return
-    part = tl.load(blocks + block * 3).to(tl.int64)
-    column = tl.load(blocks + block * 3 + 1) + tl.arange(0, COLUMNS)
-    exists = column < tl.load(blocks + block * 3 + 2)
-    rank = tl.arange(0, RANK)
-    total = tl.zeros((ROWS, RANK), tl.float32)
-    for split in range(SPLITS):
-        of = made + ((split * PARTS + part) * num_lines + place[:, None]) * RANK
-        total += tl.load(of + rank[None, :], mask=inside[:, None], other=0.0)
-    wide = column.to(tl.int64)
-    by = tl.load(
-        b + (slot * OUTER + wide)[None, :] * RANK + rank[:, None], mask=exists[None, :], other=0.0
+    both = (lines >= 0)[:, None] & exists[None, :]
+    acc = tl.load(y + lines[:, None] * y_stride + column[None, :], mask=both, other=0.0)
+    acc = acc.to(tl.float32)
+    shrunk = _fetch_shrunk(
+        *(y, made, lines, slot, part, number, y_stride),
+        *(OUTER, RANK, PARTS, SPLITS, ROWS),
     )
-    more = tl.dot(total.to(b.dtype.element_ty), by, input_precision=PRECISION)
-    into = y + lines[:, None] * y_stride + wide[None, :]
-    both = inside[:, None] & exists[None, :]
-    before = tl.load(into, mask=both, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        shift = tl.load(bias + column, mask=exists, other=0.0).to(tl.float32)[None, :]
     if HAS_FACTOR:
-        plain = before
-        if HAS_BIAS:
-            plain -= tl.load(bias + wide, mask=exists, other=0.0).to(tl.float32)[None, :]
-        more += plain * tl.load(less + slot * OUTER + wide, mask=exists, other=0.0)[None, :]
-    tl.store(into, (before + more).to(y.dtype.element_ty), mask=both)
+        grown = tl.load(less + place, mask=used, other=0.0)[None, :]
+        acc += ((acc - shift) if HAS_BIAS and SPLITS > 0 else acc) * grown
+    if HAS_BIAS and SPLITS == 0:
+        acc += shift
+    acc = tl.dot(shrunk, by, acc, input_precision=PRECISION)
+    spot = out + lines[:, None] * out_stride + column[None, :]
+    tl.store(spot, acc.to(out.dtype.element_ty), mask=both)

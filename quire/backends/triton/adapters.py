@@ -1,9 +1,9 @@
 """LoRA adapters on the device: A and B of all slots stacked, lines in order of their slots.
 
 Lines that share a slot are cut into tiles. One launch multiplies every tile with its slot's A, one
-adds what its B makes of that to the product; neither asks which slots occur, and the number of
-programs depends on the number of lines and slots alone, so a captured pass serves any lines. Sums
-are added in the same order whatever else is in the batch.
+adds what its B makes of that to the product, or makes the product, too (adapted.py); neither asks
+which slots occur, and the number of programs depends on the number of lines and slots alone, so a
+captured pass serves any lines. Sums are added in the same order whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from typing import cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, AdapterRoom, Added
+from quire.backends.ops import LinearOp
 from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.jit import power_of_two, precision, waiting
+from quire.backends.triton.plain import PlainLinear
 from quire.request import Ints
 
 LEAST_RANK = 16  # that products on the device have
 FEW_LINES, FEW_ROWS, MANY_ROWS = 1024, 16, 64  # rows of a tile, by the lines of a pass
+NO_SLOT, UNUSED = -1, -2  # of tiles
 COLUMNS, DEPTH = 128, 128
 # Of the sum over K, so much by one program; twice as much where K is long.
 SHARE, LONG_INNER = 512, 8192
+# A of all slots stands behind a weight if it has at most so many lines of each of the weight's,
+# and is multiplied by with it in passes of at most so many lines.
+MOST_BEHIND, MOST_LINES_BEHIND = 0.5, 512
 
 
 def tile_rows(num_lines: int) -> int:
@@ -34,50 +41,47 @@ def tile_rows(num_lines: int) -> int:
 
 def most_tiles(num_lines: int, num_slots: int) -> int:
     """Tiles that so many lines take at most, whichever slots they have."""
-    return num_lines // tile_rows(num_lines) + min(num_slots, num_lines)
+    return num_lines // tile_rows(num_lines) + min(num_slots + 1, num_lines)
 
 
-def tiled(slots: Ints, num_slots: int) -> tuple[Ints, Ints, Ints]:
-    """Lines in the order of their slots, those without one last; tiles [most, 3] of them: slot,
-    first in that order, count; and the slots in that order, 0 for those without one.
+def tiled(slots: Ints, num_slots: int) -> Ints:
+    """Tiles [most, 1 + rows] of lines that share a slot: the slot, and the lines, -1 behind the
+    last. Lines without one stand in tiles of NO_SLOT; tiles that are not needed are of UNUSED.
 
-    Of 16 rows: 20 lines of slot 1 -> tiles [1 0 16] [1 16 4]."""
+    Of 16 rows: 20 lines of slot 1 -> [1 0 1 .. 15] [1 16 .. 19 -1 -1 ..] [-2 -1 -1 ..]."""
     rows, count = tile_rows(len(slots)), len(slots)
-    order = np.argsort(np.where(slots < 0, num_slots, slots), kind="stable").astype(np.int32)
-    tiles = np.zeros((most_tiles(count, num_slots), 3), np.int32)
-    counts = np.bincount(slots[slots >= 0], minlength=num_slots)
-    per_slot = -(-counts // rows)
-    slot = np.repeat(np.arange(num_slots), per_slot)
-    nth = np.arange(len(slot)) - np.repeat(np.cumsum(per_slot) - per_slot, per_slot)
-    firsts = np.cumsum(counts) - counts
-    tiles[: len(slot), 0] = slot
-    tiles[: len(slot), 1] = firsts[slot] + nth * rows
-    tiles[: len(slot), 2] = np.minimum(counts[slot] - nth * rows, rows)
-    return order, tiles, np.maximum(slots[order], 0).astype(np.int32)
+    kinds = np.where(slots < 0, num_slots, slots)
+    order = np.argsort(kinds, kind="stable")
+    counts = np.bincount(kinds, minlength=num_slots + 1)
+    per_kind = -(-counts // rows)
+    nth = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+    tile = np.repeat(np.cumsum(per_kind) - per_kind, counts) + nth // rows
+    tiles = np.full((most_tiles(count, num_slots), 1 + rows), -1, np.int32)
+    tiles[tile, 1 + nth % rows] = order
+    of = np.repeat([*range(num_slots), NO_SLOT], per_kind)
+    tiles[: len(of), 0], tiles[len(of) :, 0] = of, UNUSED
+    return tiles
 
 
 @dataclass(frozen=True, slots=True)
 class TiledLines:
-    """Lines on the device: `order` int32 [lines], `tiles` int32 [most, 3] and `in_order` int32
-    [lines], as above; `slots` are those on the host."""
+    """Lines on the device: `tiles` int32 [most, 1 + rows] as above; `slots` are those on the
+    host."""
 
     slots: Ints
     num_slots: int
-    order: Tensor
     tiles: Tensor
-    in_order: Tensor
 
     @classmethod
     def of(cls, slots: Ints, num_slots: int, device: torch.device) -> TiledLines:
-        arrays = (torch.from_numpy(one).to(device) for one in tiled(slots, num_slots))
-        return cls(slots, num_slots, *arrays)
+        return cls(slots, num_slots, torch.from_numpy(tiled(slots, num_slots)).to(device))
 
     @property
     def rows(self) -> int:
-        return tile_rows(len(self.order))
+        return self.tiles.shape[1] - 1
 
     def take(self, lines: Ints) -> TiledLines:
-        return TiledLines.of(self.slots[lines], self.num_slots, self.order.device)
+        return TiledLines.of(self.slots[lines], self.num_slots, self.tiles.device)
 
 
 class StackedAdapters:
@@ -88,10 +92,18 @@ class StackedAdapters:
         self.rank = max(LEAST_RANK, power_of_two(room.max_rank))
 
     def product(
-        self, rows: tuple[int, ...], columns: int, bias: Tensor | None, *, seldom: bool
+        self,
+        rows: tuple[int, ...],
+        columns: int,
+        bias: Tensor | None,
+        *,
+        seldom: bool,
+        base: LinearOp | None = None,
     ) -> AdaptedProduct:
         made = StackedProduct(self.room, self.rank, rows, columns, bias)
         if not seldom:
+            if isinstance(base, PlainLinear) and made.fits_behind(base):
+                made.stand_behind(base)
             made.make_room()
         return made
 
@@ -114,7 +126,9 @@ class _Expands:
         shape = (room.num_slots, self.outer, rank)
         self.b = torch.zeros(shape, dtype=room.dtype, device=room.device)
         self.less: Tensor | None = None  # float32 [slots, N], once an adapter has factors
-        self._blocks = torch.tensor(column_blocks(rows), dtype=torch.int32, device=room.device)
+        blocks, self._parts = column_blocks(rows), len(rows)
+        self._aligned = all(edge % 16 == 0 for _, *edges in blocks for edge in edges)
+        self._blocks = torch.tensor(blocks, dtype=torch.int32, device=room.device)
 
     def clear(self, slot: int) -> None:
         self.b[slot].zero_()
@@ -130,31 +144,36 @@ class _Expands:
             self.less = torch.zeros(self.b.shape[:2], device=self._room.device)
         self.less[slot, one.first : last].copy_(one.factor - 1.0)
 
-    def add(self, made: Tensor, y: Tensor, lines: TiledLines) -> None:
-        """made float32 [splits, parts, lines in order, rank]"""
-        splits, parts, count, rank = made.shape
-        less, bias = self.less, self._bias
-        expand_lines[(len(lines.tiles), len(self._blocks))](
-            *(made, self.b, made if less is None else less, made if bias is None else bias),
-            *(y, lines.tiles, lines.order, self._blocks, y.stride(0), count),
-            OUTER=self.outer,
+    def add(self, y: Tensor, made: Tensor | None, lines: TiledLines) -> Tensor:
+        """y [lines, N] with what adapters add to it, in place where `made` float32 [splits, parts,
+        lines by tile, rank] is what A made; where it is None, that stands behind y, and y has no
+        bias yet."""
+        _, outer, rank = self.b.shape
+        less, bias, blocks = self.less, self._bias, self._blocks
+        out = y.new_empty(len(y), outer) if made is None else y
+        expand_lines[(len(lines.tiles), len(blocks))](
+            *(y, y if made is None else made, self.b, self.b if less is None else less),
+            *(y if bias is None else bias, lines.tiles, blocks, out, y.stride(0), out.stride(0)),
+            OUTER=outer,
             RANK=rank,
-            PARTS=parts,
-            SPLITS=splits,
+            PARTS=self._parts,
+            SPLITS=0 if made is None else len(made),
             ROWS=lines.rows,
             COLUMNS=COLUMNS,
+            ALIGNED=self._aligned,
             HAS_FACTOR=less is not None,
             HAS_BIAS=bias is not None,
             PRECISION=precision(y.dtype),
             num_warps=4,
             **waiting(),
         )
+        return out
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.b,) if self.less is None else (self.b, self.less)
 
 
-class StackedProduct:
+class StackedProduct(AdaptedProduct):
     """One product's slots: a [slots, parts, rank, K] and b [slots, N, rank]. Where no slot holds
     anything, nothing is launched."""
 
@@ -168,8 +187,24 @@ class StackedProduct:
     ) -> None:
         self._room, self._given = room, (rank, rows, columns, bias)
         self._share = SHARE if columns <= LONG_INNER else 2 * SHARE
+        self._wide: Tensor | None = None  # the weight, and a behind it
         self._stacks: tuple[Tensor, _Expands] | None = None
         self._filled: set[int] = set()
+
+    def fits_behind(self, base: PlainLinear) -> bool:
+        """Whether a product with the weight and all A, of which a line uses one, is worth it."""
+        rank, rows, _, _ = self._given
+        lines = self._room.num_slots * len(rows) * rank
+        return base.weight.dtype == self._room.dtype and lines <= MOST_BEHIND * sum(rows)
+
+    def stand_behind(self, base: PlainLinear) -> None:
+        """Have A of all slots in the same memory as the weight, which is copied there: one
+        product makes both."""
+        rank, rows, columns, _ = self._given
+        outer, lines = sum(rows), self._room.num_slots * len(rows) * rank
+        self._wide = base.weight.new_zeros(outer + lines, columns)
+        self._wide[:outer] = base.weight
+        base.weight = self._wide[:outer]
 
     @property
     def variant(self) -> int:
@@ -182,7 +217,10 @@ class StackedProduct:
         if self._stacks is None:
             rank, rows, columns, bias = self._given
             shape = (self._room.num_slots, len(rows), rank, columns)
-            a = torch.zeros(shape, dtype=self._room.dtype, device=self._room.device)
+            if self._wide is None:
+                a = torch.zeros(shape, dtype=self._room.dtype, device=self._room.device)
+            else:
+                a = self._wide[sum(rows) :].view(shape)
             self._stacks = a, _Expands(self._room, rank, rows, bias)
         return self._stacks
 
@@ -202,15 +240,21 @@ class StackedProduct:
         if self._stacks is None or not self._filled:
             return y
         (a, expands), of = self._stacks, cast(TiledLines, lines)
-        expands.add(self._shrunk(x, a, of), y, of)
-        return y
+        return expands.add(y, self._shrunk(x, a, of), of)
+
+    def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
+        behind = self._wide is not None and len(x) <= MOST_LINES_BEHIND
+        if not behind or self._stacks is None or not self._filled:
+            return super().multiply(base, x, lines)
+        y = F.linear(x, cast(Tensor, self._wide))
+        return self._stacks[1].add(y, None, cast(TiledLines, lines))
 
     def _shrunk(self, x: Tensor, a: Tensor, lines: TiledLines) -> Tensor:
         _, parts, rank, inner = a.shape
-        splits, count = -(-inner // self._share), len(lines.order)
-        made = torch.empty(splits, parts, count, rank, dtype=torch.float32, device=x.device)
+        splits, places = -(-inner // self._share), lines.tiles.shape[0] * lines.rows
+        made = torch.empty(splits, parts, places, rank, dtype=torch.float32, device=x.device)
         shrink_lines[(len(lines.tiles), parts, splits)](
-            *(x, a, lines.tiles, lines.order, made, x.stride(0), count),
+            *(x, a, lines.tiles, made, x.stride(0)),
             INNER=inner,
             RANK=rank,
             PARTS=parts,
@@ -224,6 +268,8 @@ class StackedProduct:
         return made
 
     def release(self) -> None:
+        if self._wide is not None and self._stacks is not None:
+            self._stacks[0].zero_()  # its memory goes and comes with the weight's
         self._stacks = None
         self._filled.clear()
 
@@ -231,7 +277,7 @@ class StackedProduct:
         return () if self._stacks is None else (self._stacks[0], *self._stacks[1].tensors())
 
 
-class StackedRows:
+class StackedRows(AdaptedProduct):
     """An embedding's slots: tables [slots, V, rank], looked up, then B as for a product."""
 
     def __init__(self, room: AdapterRoom, rank: int, num_rows: int, width: int) -> None:
@@ -263,11 +309,10 @@ class StackedRows:
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         if self._stacks is None or not self._filled:
             return y
-        (table, expands), tiled_lines = self._stacks, cast(TiledLines, lines)
-        tokens = x.index_select(0, tiled_lines.order)
-        made = table[tiled_lines.in_order.long(), tokens].float()
-        expands.add(made[None, None], y, tiled_lines)
-        return y
+        (table, expands), of = self._stacks, cast(TiledLines, lines)
+        which = of.tiles.clamp(min=0).long()  # those without are not used
+        made = table[which[:, :1], x[which[:, 1:]]].flatten(0, 1).float()
+        return expands.add(y, made[None, None], of)
 
     def release(self) -> None:
         self._stacks = None

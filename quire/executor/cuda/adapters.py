@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.triton.adapters import TiledLines, most_tiles, tiled
+from quire.backends.triton.adapters import TiledLines, tile_rows, tiled
 from quire.executor.adapters import RowAdapters
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
-
-_ARRAYS = ("order", "tiles", "in_order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +39,26 @@ class CudaAdapters:
         """Before the parcel is sent; None where no line has an adapter."""
         if not (slots >= 0).any():
             return None
-        for what, array in zip(_ARRAYS, tiled(slots, self._num_slots), strict=True):
-            upload.add(f"{name} {what}", array)
+        upload.add(name, tiled(slots, self._num_slots))
         return PackedLines(name, slots)
 
     def lines(self, upload: Upload, packed: PackedLines) -> TiledLines:
         """As they came: for a pass that is not captured."""
-        order, tiles, in_order = self._taken(upload, packed)
-        return TiledLines(packed.slots, self._num_slots, order, tiles.view(-1, 3), in_order)
+        return TiledLines(packed.slots, self._num_slots, self._taken(upload, packed))
 
     def fixed(self, name: str, num_lines: int) -> TiledLines:
-        """The lines of captured passes of this size; no tile has any until some are brought."""
+        """The lines of captured passes of this size; no line has a slot until some are brought."""
         key = (name, num_lines)
         if key not in self._fixed:
             with torch.inference_mode(False):
-                sizes = ((num_lines,), (most_tiles(num_lines, self._num_slots), 3), (num_lines,))
-                made = (torch.zeros(s, dtype=torch.int32, device=self._device) for s in sizes)
-                slots: Ints = torch.full((num_lines,), -1, dtype=torch.int32).numpy()
-                self._fixed[key] = TiledLines(slots, self._num_slots, *made)
+                none: Ints = np.full(num_lines, -1, np.int32)
+                self._fixed[key] = TiledLines.of(none, self._num_slots, self._device)
         return self._fixed[key]
 
     def bring(self, upload: Upload, packed: PackedLines) -> TiledLines:
         """Write lines that were sent to where captured passes of their size look."""
         fixed = self.fixed(packed.name, len(packed.slots))
-        order, tiles, in_order = self._taken(upload, packed)
-        fixed.order.copy_(order)
-        fixed.tiles.copy_(tiles.view(-1, 3))
-        fixed.in_order.copy_(in_order)
+        fixed.tiles.copy_(self._taken(upload, packed))
         fixed.slots[:] = packed.slots
         return fixed
 
@@ -74,8 +66,9 @@ class CudaAdapters:
         """What is computed next has these lines."""
         self.rows.use_pass(lines)
 
-    def _taken(self, upload: Upload, packed: PackedLines) -> list[Tensor]:
-        return [upload.take(f"{packed.name} {what}").to(torch.int32) for what in _ARRAYS]
+    def _taken(self, upload: Upload, packed: PackedLines) -> Tensor:
+        taken = upload.take(packed.name).to(torch.int32)
+        return taken.view(-1, 1 + tile_rows(len(packed.slots)))
 
     def close(self) -> None:
         self._fixed.clear()

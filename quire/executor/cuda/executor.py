@@ -177,7 +177,7 @@ class CudaExecutor:
             if self._sites is not None:
                 self._sites.release()
             if not keep_weights:
-                self._model = self._on_host = None
+                self._model = self._on_host = self._sites = None
             elif self._model is not None and self._on_host is None:
                 self._on_host = HostCopies(self._model)
             self._give_back()

@@ -13,7 +13,15 @@ from torch import Tensor
 from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.reference import ReferenceLinear
-from quire.backends.triton.adapters import StackedAdapters, column_blocks, most_tiles, tiled
+from quire.backends.triton import adapters
+from quire.backends.triton.adapters import (
+    UNUSED,
+    StackedAdapters,
+    column_blocks,
+    most_tiles,
+    tiled,
+)
+from quire.backends.triton.plain import PlainLinear
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.triton.places import small_places
 
@@ -108,17 +116,73 @@ def test_embeddings_and_long_sums(place: Place) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 15, 40, 1025, 3000])
-def test_every_line_with_a_slot_is_in_one_tile(count: int) -> None:
+def test_every_line_is_in_one_tile(count: int) -> None:
     slots = np.random.default_rng(count).integers(-1, 5, count).astype(np.int32)
-    order, tiles, in_order = tiled(slots, 5)
-    assert len(tiles) == most_tiles(count, 5) and sorted(order.tolist()) == list(range(count))
+    tiles = tiled(slots, 5)
+    assert len(tiles) == most_tiles(count, 5)
     seen = []
-    for slot, first, size in tiles[tiles[:, 2] > 0].tolist():
-        assert (slots[order[first : first + size]] == slot).all()
-        assert (in_order[first : first + size] == slot).all()
-        seen += order[first : first + size].tolist()
-    assert sorted(seen) == np.flatnonzero(slots >= 0).tolist()
+    for slot, *lines in tiles.tolist():
+        used = [line for line in lines if line >= 0]
+        assert lines == used + [-1] * (len(lines) - len(used)) and bool(used) == (slot != UNUSED)
+        assert (slots[used] == slot).all()
+        seen += used
+    assert sorted(seen) == list(range(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 256, 1024, 1025])
+def test_tiles_suffice_for_any_slots(count: int) -> None:
+    for slots in (np.arange(count) % 6 - 1, np.full(count, -1), np.minimum(np.arange(count), 4)):
+        assert (tiled(slots.astype(np.int32), 5)[:, 1:] >= 0).sum() == count
 
 
 def test_blocks_of_columns_never_reach_into_another_part() -> None:
     assert column_blocks((160, 32)) == [(0, 0, 160), (0, 128, 160), (1, 160, 192)]
+
+
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize(
+    ("rows", "dora"), [((160, 32, 40), True), ((128, 64), False)], ids=("dora", "aligned")
+)
+@pytest.mark.parametrize("behind", [False, True], ids=("apart", "behind"))
+def test_products_with_adapters(
+    place: Place,
+    rows: tuple[int, ...],
+    dora: bool,
+    behind: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside the product, then the loops: A apart from the weight and behind it, lines
+    without a slot, slots that hold nothing, lines that are not next to each other in memory."""
+    torch.manual_seed(3)
+    monkeypatch.setattr(adapters, "MOST_BEHIND", 10.0 if behind else 0.0)
+    columns, num_slots, num_lines = 80 if dora else 128, 5, 75
+    room = AdapterRoom(num_slots, 8, place.dtype, torch.device(place.device))
+    weight, bias = some(place, sum(rows), columns), some(place, sum(rows)) if dora else None
+    host = None if bias is None else bias.cpu()
+    base = PlainLinear(weight.clone(), bias)
+    ours = StackedAdapters(room).product(rows, columns, bias, seldom=False, base=base)
+    loops = LoopedAdapters(ReferenceLinear, lambda count: count)
+    theirs = loops.product(rows, columns, host, seldom=False)
+    for slot in range(num_slots - 1):
+        part = slot % len(rows)
+        factor = torch.rand(rows[part]) + 0.5 if dora else None
+        b, first = some(place, rows[part], 8), sum(rows[:part])
+        one = Added(part, first, some(place, 8, columns), b, factor)
+        ours.load(slot, [one])
+        theirs.load(slot, [replace(one, a=one.a.cpu(), b=one.b.cpu())])
+    slots = np.random.default_rng(1).permutation(np.arange(num_lines) % (num_slots + 1) - 1)
+    slots = slots.astype(np.int32)
+    x = some(place, num_lines, 2 * columns)[:, :columns]
+    lines, on_host = StackedAdapters(room).lines(slots), loops.lines(slots)
+    assert lines is not None and on_host is not None
+    made = ours.multiply(base, x, lines)
+    wanted = theirs.multiply(ReferenceLinear(weight.cpu(), host), x.cpu().contiguous(), on_host)
+    assert_close(made, wanted.to(made.device))
+    plain = x.float() @ weight.float().t() + (0 if bias is None else bias.float())
+    near = [bool(torch.allclose(a, b, atol=0.05)) for a, b in zip(made.float(), plain, strict=True)]
+    assert near == [slot in (-1, num_slots - 1) for slot in slots]
+    assert torch.equal(base.weight, weight) and base.weight.is_contiguous()
+    ours.release()  # as before the first was loaded, in the same memory
+    assert torch.equal(ours.multiply(base, x, lines), base(x))
+    ours.load(0, [replace(one, factor=None)])
+    assert_close(ours.multiply(base, x, lines)[slots != 0], base(x)[slots != 0])
