@@ -4,7 +4,10 @@ nothing, and none is left behind."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +87,12 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def ended(pid: int) -> bool:
+    """Gone, or nobody has asked yet how it ended."""
+    status = Path(f"/proc/{pid}/stat")
+    return gone(pid) or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def pids(children: MediaChildren) -> list[int]:
     found = [*children._busy, *(one for some in children._idle.values() for one in some)]
     return [one._process.pid for one in found]
@@ -153,10 +162,35 @@ def test_several_work_at_once_and_no_more_than_allowed() -> None:
         for thread in threads:
             thread.join()
         left = pids(made)
-        assert found == [GOOD.size] * 25 and 1 <= len(left) <= 2
+        assert found == [GOOD.size] * 25 and 1 <= len(left) <= 3
     assert all(map(gone, left))
     with pytest.raises(EngineError, match="closed"):
         EncodedImage.of(data, made)
+
+
+def test_headers_do_not_wait_for_what_is_decoded() -> None:
+    pytest.importorskip("soundfile")
+    with MediaChildren(most=1) as made:
+        stream = blocks(wav(tone(30.0)), RATE, made)
+        next(stream)
+        assert about(wav(tone(0.2)), made).frames == 3200
+        assert len(pids(made)) == 2
+        assert sum(len(block) for block in stream) > 20 * RATE
+
+
+def test_a_killed_parent_leaves_no_process() -> None:
+    parent = (
+        "import io, os; from PIL import Image; "
+        "from quire.inputs.media.children import MediaChildren; file = io.BytesIO(); "
+        "Image.new('RGB', (9, 9)).save(file, 'PNG'); made = MediaChildren(); "
+        "made.one('image', 'about', file.getvalue()); "
+        "print(made._idle['image'][0]._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    pid, deadline = int(killed.stdout), time.monotonic() + 20
+    while not ended(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert killed.returncode == -9 and ended(pid)
 
 
 def test_what_is_not_read_to_its_end_leaves_no_process(children: MediaChildren) -> None:

@@ -31,7 +31,8 @@ from quire.errors import EngineError, InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import WORDS, bad_medium
 from quire.inputs.media.files import open_file
 
-MOST_CHILDREN = 8  # of each kind
+MOST_CHILDREN = 8  # of each kind, that decode
+HEADER = "about"  # the task that reads no further
 MEMORY = {"image": 4 << 30, "audio": 1 << 30, "video": 2 << 30}  # bytes beside what a child begins
 LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
@@ -58,11 +59,12 @@ class MediaChildren:
     """The processes that decode for one owner, which closes them."""
 
     def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
-        """`most` of each kind, and the least `seconds` of processor time that an item is given."""
+        """`most` of each kind decode at once; one more is there for headers, which the engine waits
+        for. `seconds` of processor time is the least that an item is given."""
         self._most = most or min(MOST_CHILDREN, len(os.sched_getaffinity(0)))
         self._seconds, self._changed = seconds, Condition()
         self._idle: dict[str, list[_Child]] = {kind: [] for kind in WORDS}
-        self._count = dict.fromkeys(WORDS, 0)
+        self._count, self._decoding = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
         self._busy: set[_Child] = set()
         self._closed = False
 
@@ -76,11 +78,12 @@ class MediaChildren:
             raise NotSupported(missing)
         seconds += self._seconds
         with _as_file(data) as file:
-            child = self._taken(kind)
+            decodes = task != HEADER
+            child = self._taken(kind, decodes)
             try:
                 yield from child.answers({"task": task, "seconds": seconds, **about}, file)
             finally:
-                self._give_back(child)
+                self._give_back(child, decodes)
 
     def one(self, kind: str, task: str, data: bytes | Path, **about: Any) -> Any:
         """The only answer of a task that has one."""
@@ -104,11 +107,13 @@ class MediaChildren:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _taken(self, kind: str) -> _Child:
+    def _taken(self, kind: str, decodes: bool) -> _Child:
         with self._changed:
-            while not self._closed and not self._idle[kind] and self._count[kind] >= self._most:
+            while not (self._closed or self._may_take(kind, decodes)):
                 self._changed.wait()
-            self._check_open()
+            if self._closed:
+                raise _closed()
+            self._decoding[kind] += decodes
             if self._idle[kind]:
                 child = self._idle[kind].pop()
                 self._busy.add(child)
@@ -117,33 +122,36 @@ class MediaChildren:
         try:
             child = _Child(kind)
         except BaseException:
-            self._forget(kind)
+            self._forget(kind, decodes)
             raise
         with self._changed:
             self._busy.add(child)
             if not self._closed:
                 return child
-        self._give_back(child)
-        raise EngineError("media were to be decoded after their LLM was closed.")
+        self._give_back(child, decodes)
+        raise _closed()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineError("media were to be decoded after their LLM was closed.")
+    def _may_take(self, kind: str, decodes: bool) -> bool:
+        if decodes and self._decoding[kind] >= self._most:
+            return False
+        return bool(self._idle[kind]) or self._count[kind] <= self._most
 
-    def _give_back(self, child: _Child) -> None:
+    def _give_back(self, child: _Child, decodes: bool) -> None:
         with self._changed:
             self._busy.discard(child)
             if child.is_idle and not self._closed:
                 self._idle[child.kind].append(child)
-                self._changed.notify()
+                self._decoding[child.kind] -= decodes
+                self._changed.notify_all()
                 return
         child.end()
-        self._forget(child.kind)
+        self._forget(child.kind, decodes)
 
-    def _forget(self, kind: str) -> None:
+    def _forget(self, kind: str, decodes: bool) -> None:
         with self._changed:
             self._count[kind] -= 1
-            self._changed.notify()
+            self._decoding[kind] -= decodes
+            self._changed.notify_all()
 
 
 class _Child:
@@ -261,6 +269,10 @@ def _as_file(data: bytes | Path) -> BinaryIO:
     file.seek(0)
     opened: BinaryIO = file
     return opened
+
+
+def _closed() -> EngineError:
+    return EngineError("media were to be decoded after their LLM was closed.")
 
 
 def _not_started(kind: str, why: str) -> EngineError:

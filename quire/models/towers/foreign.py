@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import groupby
 from math import sqrt
 from pathlib import Path
@@ -50,7 +51,7 @@ class ForeignImages:
     placeholder: str
     pad_id: int
     names: tuple[str, ...]
-    about: str  # how the processor is set
+    about: str  # a hash of how the processor is set
     processor: Any = field(repr=False, compare=False)
     two_way: bool = False
     known: OrderedDict[tuple[int, int], tuple[Placed, int]] = field(
@@ -141,7 +142,7 @@ def read_foreign(path: Path, family: MediaFamily, config: MediaConfig) -> Foreig
         raise _refused(name, "its files do not say which token stands for an image")
     taken = [one for one in inspect.signature(call).parameters if one not in ("self", "kwargs")]
     pad = processor.tokenizer.convert_ids_to_tokens(pad_id)
-    about = str(processor.image_processor.to_dict())
+    about = blake2b(str(processor.image_processor.to_dict()).encode()).hexdigest()
     return ForeignImages(pad, placeholder, pad_id, tuple(taken), about, processor)
 
 
