@@ -19,7 +19,7 @@ from tests.parity.make_oracle import load_model
 
 ORACLE = Path(__file__).parent / "beam_oracle.json.gz"
 NEAR_TIE = 1e-3  # between the scores of two beams
-NUM_IN_GATE = 6
+NUM_IN_GATE = 3
 
 Beams = list[list[int]]
 

@@ -35,10 +35,11 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def answers(llm: LLM) -> list[Any]:
-    """All that may not change, of every answer."""
-    prompts = [prompt for prompt, _ in ASKED]
-    outputs = llm.generate(prompts, [SamplingParams(**p) for _, p in ASKED], use_tqdm=False)
+def answers(llm: LLM, name: str) -> list[Any]:
+    """All that may not change, of every answer; of every second one where passes take long."""
+    asked = ASKED[::2] if name == "float32" else ASKED
+    prompts = [prompt for prompt, _ in asked]
+    outputs = llm.generate(prompts, [SamplingParams(**p) for _, p in asked], use_tqdm=False)
     return [
         (
             list(a.token_ids),
@@ -60,7 +61,7 @@ def plain(default_model: Path) -> Callable[[str], list[Any]]:
     @functools.cache
     def made(name: str) -> list[Any]:
         with LLM(str(default_model), speculative_config=NEVER, **ARITHMETIC[name]) as llm:
-            found = answers(llm)
+            found = answers(llm, name)
             assert llm.llm_engine.speculation.num_guessed == 0
         return found
 
@@ -90,7 +91,7 @@ def test_tokens_and_logprobs_are_bitwise_those_without_guesses(
     with LLM(str(default_model), **ARITHMETIC[name], **changes) as llm:
         if "num_gpu_blocks_override" in changes:
             preempt_every_second_step(llm._session.engine.scheduler)
-        assert answers(llm) == plain(name)
+        assert answers(llm, name) == plain(name)
         told = llm.llm_engine.speculation
     assert told.num_guessed > told.num_accepted > 50
 
