@@ -324,12 +324,6 @@ class EncoderSpec:
         return self.hidden_size // self.num_heads
 
     @property
-    def num_ids(self) -> int:
-        """Token ids as an encoder is given them: those of type t are numbered from
-        t * vocab_size on."""
-        return self.vocab_size * max(1, self.num_types)
-
-    @property
     def keeps_states(self) -> bool:
         return False
 

@@ -19,7 +19,6 @@ class Column(IntEnum):
 
 
 _CHECKSUM_BITS = 32
-_CHECKSUM = (1 << _CHECKSUM_BITS) - 1
 
 
 class Board:
