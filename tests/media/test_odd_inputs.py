@@ -4,6 +4,7 @@ Transformers read them, or end their row with an error that says what to do."""
 from __future__ import annotations
 
 import io
+import struct
 from fractions import Fraction
 from typing import Any
 
@@ -151,16 +152,18 @@ def test_samples_as_people_bring_them(children: MediaChildren) -> None:
             read_sound(bad, ANY, 16_000, children)
 
 
-def video(kind: str, codec: str, times: list[int], pixels: str = "yuv420p") -> bytes:
-    """A video whose frames are shown at these thousandths of a second."""
+def video(kind: str, codec: str, times: list[int], *, side: bool = False) -> bytes:
+    """A video whose frames are shown at these thousandths of a second; `side`: with one that is
+    darker."""
     av: Any = pytest.importorskip("av")
     file = io.BytesIO()
     with av.open(file, "w", format=kind) as container:
         stream = container.add_stream(codec, rate=10)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
         for number, time in enumerate(times):
             shade = np.full((48, 64, 3), number * 255 // len(times), np.uint8)
+            shade[:, :16] //= 1 + side
             frame = av.VideoFrame.from_ndarray(shade, format="rgb24")
             frame.pts, frame.time_base = time, Fraction(1, 1000)
             container.mux(stream.encode(frame))
@@ -186,6 +189,22 @@ def test_videos_as_people_bring_them(
     assert count == len(times) and (found.shape.rate or 0) > 0
     shades = [np.asarray(frame).mean() for frame in found.frames(range(count))]
     assert shades == pytest.approx([i * 255 // count for i in range(count)], abs=12)
+
+
+@pytest.mark.parametrize(("quarters", "matrix"), [(1, (0, -1, 1, 0)), (3, (0, 1, -1, 0))])
+def test_a_video_is_turned_as_it_says(
+    quarters: int, matrix: tuple[int, ...], children: MediaChildren
+) -> None:
+    """As a phone writes it that was held upright."""
+    data = bytearray(video("mp4", "mpeg4", [0, 100, 200], side=True))
+    plain = read_video(bytes(data), ANY, children)
+    at = data.index(b"tkhd") + 44
+    a, b, c, d = (number << 16 for number in matrix)
+    data[at : at + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    found = read_video(bytes(data), ANY, children)
+    assert (found.shape.width, found.shape.height) == (48, 64)
+    for turned, frame in zip(found.frames([0, 2]), plain.frames([0, 2]), strict=True):
+        assert np.array_equal(np.asarray(turned), np.rot90(np.asarray(frame), quarters))
 
 
 def test_a_gif_is_a_video_and_sound_alone_is_none(children: MediaChildren) -> None:

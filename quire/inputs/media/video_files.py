@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from quire.inputs.media.images import checked_size
 from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
 
@@ -27,8 +29,10 @@ def tasks() -> dict[str, Any]:
 
 
 def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """What the header says, or its packets; nothing is decoded."""
-    with _opened(file) as container:
+    """What the header says, or its packets; of frames the first alone is decoded, which says how
+    all are turned."""
+    raw = file.read()
+    with _opened(raw) as container:
         if not container.streams.video:
             raise bad("holds no pictures")
         stream = container.streams.video[0]
@@ -40,27 +44,35 @@ def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
             raise bad("holds no frames")
         if count / rate > MOST_SECONDS:
             raise bad(f"lasts {count / rate:,.0f} s; at most {MOST_SECONDS:,} s are read")
-        yield {"frames": count, "rate": rate, "size": [stream.width, stream.height]}
+        size = checked_size(stream.width, stream.height)
+    with _opened(raw) as container:
+        turned = _turns(next(_decoded(container), None)) % 2
+    yield {"frames": count, "rate": rate, "size": size[::-1] if turned else size}
 
 
 def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
     """These of them, [height, width, 3] in RGB."""
     chosen = set(wanted)
-    with _opened(file) as container:
+    with _opened(file.read()) as container:
         container.streams.video[0].thread_type = "NONE"  # threads hold frames of their own
         for number, frame in enumerate(_decoded(container)):
             if number in chosen:
                 checked_size(frame.width, frame.height)
-                yield frame.to_ndarray(format="rgb24")
+                yield np.rot90(frame.to_ndarray(format="rgb24"), _turns(frame))
             if number >= wanted[-1]:
                 return
 
 
-def _opened(file: BinaryIO) -> Any:
+def _turns(frame: Any) -> int:
+    """Quarters of a turn to the left that a frame is shown with; a phone held upright says so."""
+    return 0 if frame is None else round(frame.rotation / 90)
+
+
+def _opened(raw: bytes) -> Any:
     import av
 
     try:
-        return av.open(io.BytesIO(file.read()), metadata_errors="ignore", container_options=_ALONE)
+        return av.open(io.BytesIO(raw), metadata_errors="ignore", container_options=_ALONE)
     except (av.FFmpegError, ValueError) as error:
         raise bad(f"cannot be opened: {str(error)[:200]}") from None
 
