@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from quire.config import EngineConfig
@@ -79,6 +82,33 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
     assert config.quantization == kept
     said = any("dequantised when they are loaded" in line for line in config.notes)
     assert said == (kept is None and options.get("quantization") != "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, "fp8"),
+        ({"dtype": "float16"}, "fp8"),
+        ({"dtype": "float32"}, None),
+        ({"batch_invariant": True}, None),
+        ({"tensor_parallel_size": 2}, None),
+        ({"quantization": "none"}, None),
+    ],
+)
+def test_fp8_stays_so_unasked_where_it_is_fast(options: dict[str, Any], kept: str | None) -> None:
+    hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_fp8=True)
+    config = resolve(parse_options(options), SPEC, hopper, stored="fp8", all_fp8=True)
+    assert config.quantization == kept
+    said = any("stay in fp8" in line for line in config.notes)
+    assert said == (kept == "fp8")
+
+
+def test_fp8_is_dequantised_where_it_is_not_known_to_be_fast() -> None:
+    older = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",))
+    hopper = replace(older, fast_fp8=True)
+    for facts, all_fp8 in ((older, True), (hopper, False)):
+        config = resolve(parse_options({}), SPEC, facts, stored="fp8", all_fp8=all_fp8)
+        assert config.quantization is None
 
 
 def test_quantised_products_do_not_promise_the_same_bits_in_any_batch() -> None:

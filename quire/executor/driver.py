@@ -22,8 +22,12 @@ class Gpu:
 
     def facts(self) -> DeviceFacts:
         """As far as the driver knows: nobody has looked how much of the memory is free."""
-        fast = fast_on(self.capability[0])
-        return DeviceFacts("cuda", self.memory, self.memory, num_cores=1, fast_dtypes=fast)
+        return DeviceFacts(
+            *("cuda", self.memory, self.memory),
+            num_cores=1,
+            fast_dtypes=fast_on(self.capability[0]),
+            fast_fp8=fast_fp8_on(self.capability),
+        )
 
 
 def fast_on(major: int) -> tuple[str, ...]:
@@ -31,6 +35,11 @@ def fast_on(major: int) -> tuple[str, ...]:
     if major < 7:
         return ()
     return ("bfloat16", "float16") if major >= 8 else ("float16",)
+
+
+def fast_fp8_on(capability: tuple[int, int]) -> bool:
+    """On Hopper, where it was measured (benchmarks/gpu_quant.py speed)."""
+    return capability == (9, 0)
 
 
 def count_gpus() -> int:

@@ -19,7 +19,7 @@ import torch
 from quire.backends.cpu.linear import make_linear
 from quire.base.home import keep, kept
 from quire.executor.cores import usable_cores
-from quire.executor.driver import fast_on
+from quire.executor.driver import fast_fp8_on, fast_on
 from quire.options import DeviceFacts
 
 # How many times faster than float32 a smaller format must be to be worth its rounding.
@@ -46,13 +46,14 @@ def device_facts(wanted: str | None = None) -> DeviceFacts:
 def _gpu_facts() -> DeviceFacts:
     """The current GPU."""
     free, total = torch.cuda.mem_get_info()
-    major, _ = torch.cuda.get_device_capability()
+    capability = torch.cuda.get_device_capability()
     return DeviceFacts(
         device="cuda",
         memory_total=total,
         memory_free=free,
         num_cores=num_cores(),
-        fast_dtypes=fast_on(major),
+        fast_dtypes=fast_on(capability[0]),
+        fast_fp8=fast_fp8_on(capability),
     )
 
 

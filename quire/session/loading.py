@@ -32,7 +32,7 @@ from quire.session.fallback import load_fallback, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
-from quire.session.quantisation import check_quantisation, stored_method
+from quire.session.quantisation import all_fp8, check_quantisation, stored_method
 from quire.session.ranks import ranks_executor
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
@@ -245,7 +245,8 @@ def _gpu_executor(
 ) -> tuple[EngineConfig, ModelExecutor]:
     if spec.heard_rows:
         raise NotSupported("attention to sounds is not built for a GPU: pass device='cpu'.")
-    config = resolve(options, spec, facts, stored=stored_method(files))
+    stored = stored_method(files)
+    config = resolve(options, spec, facts, stored=stored, all_fp8=all_fp8(files))
     hashing = hash_triton()
     from quire.executor.cuda.executor import CudaExecutor, check_fp8
     from quire.executor.precompile.warmup import Warmup

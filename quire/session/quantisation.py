@@ -15,6 +15,13 @@ def stored_method(files: ModelFiles) -> str:
     return "" if files.quantisation is None else files.quantisation.method
 
 
+def all_fp8(files: ModelFiles) -> bool:
+    """Whether whatever is quantised of a model is in fp8."""
+    rules = () if files.quantisation is None else files.quantisation.rules
+    kinds = {rule.layout.kind for rule in rules if rule.layout is not None}
+    return kinds == {"fp8"}
+
+
 def check_quantisation(files: ModelFiles, options: Options) -> None:
     """Refuse an option that names another layout than the checkpoint has."""
     if "quantization_config" in (options.hf_overrides or {}):

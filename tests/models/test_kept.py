@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from quire.weights.load import load_weights
 from quire.weights.load_kept import load_kept_weights
 from quire.weights.source import locate
 from tests.backends.triton import conftest  # noqa: F401 - before kernels: they are interpreted
+from tests.parity.more_families import LATENTS, random_model
 from tests.weights.quantised_files import CASES, write_quantised
 from tests.weights.tiny import tiny_model, write_gguf
 
@@ -71,3 +73,11 @@ def test_fp8_rounds_activations_too(name: str, tmp_path: Path) -> None:
 def test_blocks_of_gguf(name: str, tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen2", num_hidden_layers=1), tmp_path / "m.gguf", quantised=name)
     check(tmp_path / "m.gguf", 4, 1e-3)
+
+
+def test_what_latents_become_keys_and_values_by_is_plain(tmp_path: Path) -> None:
+    """It is taken apart by heads, whatever it was stored as."""
+    config = copy.deepcopy(LATENTS["deepseek v2 lite"])
+    config.first_k_dense_replace = config.num_hidden_layers  # a choice of experts may change
+    write_quantised(random_model(config), tmp_path, CASES["fp8 by tensor"])
+    check(tmp_path, 4, 2e-1)

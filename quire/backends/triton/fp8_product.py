@@ -33,7 +33,9 @@ class Fp8Tile:
 
 def fp8_tile(matrix: Fp8Matrix, num_rows: int) -> Fp8Tile:
     lines, columns = matrix.shape
-    depth = min(128, matrix.wide)
+    # Of one group for all columns those behind the last are left out; else a step is within one.
+    whole = matrix.scales.shape[1] == 1
+    depth = min(128, power_of_two(columns) if whole else matrix.wide & -matrix.wide)
     if num_rows > MOST_FEW:
         return Fp8Tile(128, 128, depth, 1, 8, 3)
     rows = next(one for one in (16, 32, 64) if num_rows <= one)

@@ -1,7 +1,8 @@
 """Weights that stay quantised on a GPU: read and stacked as a model wants them, or random ones.
 
 Kept are the matrices of layers and a head of its own. An embedding is plain, since its rows are
-looked up; so are experts, whose products take plain stacks.
+looked up; so are experts, whose products take plain stacks, and what latents become keys and values
+by, which is taken apart by heads.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ SMALL = 0.02  # how large random weights are
 
 
 def may_be_kept(weight: Weight) -> bool:
-    """Whether this is a matrix that is multiplied with, and no expert's."""
-    return weight.is_matrix and weight.name != "embed.weight" and ".experts." not in weight.name
+    """Whether this is a matrix that is multiplied with as a whole, and no expert's."""
+    if weight.name == "embed.weight" or weight.name.endswith(".kv_b.weight"):
+        return False
+    return weight.is_matrix and ".experts." not in weight.name
 
 
 def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
