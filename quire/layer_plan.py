@@ -319,6 +319,11 @@ class LayerPlan:
     state: DeltaNetPlan | None = None
     cross: CrossPlan | None = None  # a branch between the two, with a norm before it
 
+    @property
+    def mixed_width(self) -> int:
+        """What the last product of its attention, or of what it has in that place, takes."""
+        return self.attention.product_width if self.state is None else self.state.value_width
+
 
 def mlp_of(layer: LayerPlan) -> MlpPlan:
     """The feed-forward of a layer; of one with experts, the part that each token takes."""

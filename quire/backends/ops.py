@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
+from quire.layer_plan import Activation, DeltaNetPlan, ExpertsPlan, LayerPlan
 
 if TYPE_CHECKING:
     import torch
@@ -132,6 +132,28 @@ class HeadNorms:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """What Gated DeltaNet computes by between its products: convolution float32 [channels, reach],
+    log_slopes and shifts float32 [heads]."""
+
+    plan: DeltaNetPlan
+    convolution: Tensor
+    log_slopes: Tensor
+    shifts: Tensor
+
+
+class StateStep(Protocol):
+    """The states of one pass: made once, used by every layer of a group that keeps some."""
+
+    def take_up(
+        self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Tokens go into the states in `keys` and `values`, each behind the one before it, and
+        read from them: qkv [T, channels], rates float32 [T, 2 heads], what becomes rates and
+        decays -> float32 [T, heads, Dv]"""
+
+
 class AttentionStep(Protocol):
     """The attention of one pass: made once, used by every layer with the same window."""
 
@@ -220,6 +242,9 @@ class Kernels(Protocol):
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         """Everything about a pass that its layers share; `window` = tokens a query sees."""
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        """The same for layers that keep states, under the tables of their group."""
 
     def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
         """Rows [T, D] are the keys [N, 1, S, D] of slots from now on, which have their values in

@@ -20,7 +20,9 @@ from quire.backends.ops import (
     HeadShape,
     LinearOp,
     RowOp,
+    StateStep,
 )
+from quire.backends.states import state_pass
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, ExpertsPlan, LayerPlan
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
@@ -100,6 +102,9 @@ class ReferenceKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
         return ReferenceAttention(self.shape, inputs, window)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        return state_pass(inputs, self.shape.block_size)
 
     def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
         generic.store_rows(rows, slots, keys)

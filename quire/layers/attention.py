@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, AttentionStep, HeadNorms, HeadShape, RowOp
+from quire.backends.ops import (
+    AttentionInputs,
+    AttentionStep,
+    HeadNorms,
+    HeadShape,
+    RowOp,
+    StateStep,
+)
 from quire.layer_plan import QueryGrowth, WholeHeads
 from quire.layers.batch import Batch
 from quire.layers.cross import Heard
@@ -16,7 +23,6 @@ from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
-from quire.layers.states import StatePass
 from quire.layers.tp import TensorParallel
 
 # What attention of a pass is planned for: the group of layers whose tables it reads, and a window.
@@ -54,7 +60,7 @@ class Pass:
     slots: tuple[Tensor, ...]
     attention: Mapping[Kind, AttentionStep]
     overlay: Overlay | None = None
-    states: Mapping[int, StatePass] = field(default_factory=dict)
+    states: Mapping[int, StateStep] = field(default_factory=dict)
     heard: Heard = ()
 
 

@@ -23,7 +23,6 @@ from quire.layers.logits import FinishedLogits, unchanged
 from quire.layers.norm import Norm
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Rotary
-from quire.layers.states import state_pass
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
 from quire.models.model import KVCache
@@ -84,9 +83,9 @@ class Decoder:
         plan, kinds = self.kernels.plan_attention, self.kinds
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
-        size = self.layers[0].attention.shape.block_size
         states = {
-            group: state_pass(attention_inputs(batch, group), size) for group in self.state_groups
+            group: self.kernels.plan_states(attention_inputs(batch, group))
+            for group in self.state_groups
         }
         if batch.two_way:
             attention = {

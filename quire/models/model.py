@@ -56,6 +56,10 @@ class Model(Protocol):
         """What the attention of a pass has to be planned for."""
 
     @property
+    def state_groups(self) -> frozenset[int]:
+        """The groups of layers that keep states."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """What activations are."""
 

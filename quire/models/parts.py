@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
+from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import (
     AttentionPlan,
@@ -24,7 +24,7 @@ from quire.layers.attention import (
     unchanged,
 )
 from quire.layers.cross import CrossAttention
-from quire.layers.delta_net import DeltaNet, DeltaNetWeights
+from quire.layers.delta_net import DeltaNet, DeltaNetParts
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.latent import (
@@ -169,16 +169,19 @@ class Parts:
 
     def delta_net(self, name: str, plan: DeltaNetPlan) -> DeltaNet:
         hidden, heads, width = self.spec.hidden_size, plan.num_heads, plan.value_width
-        weights = DeltaNetWeights(
-            self.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
-            self.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
+        rule = DeltaRule(
+            plan,
             self.tensor(f"{name}.convolution.weight", plan.channels, 1, plan.reach)[:, 0],
             self.tensor(f"{name}.log_slopes.weight", heads),
             self.tensor(f"{name}.shifts.bias", heads),
+        )
+        parts = DeltaNetParts(
+            self.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
+            self.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
             self.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
             self.linear(f"{name}.o", hidden, width, bias=False),
         )
-        return DeltaNet(self.shape, plan, weights)
+        return DeltaNet(self.shape, rule, parts)
 
     def _hearing(
         self, index: int, plan: LayerPlan, attention: Mixer, mlp: Mlp, next_norm: Norm

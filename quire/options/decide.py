@@ -63,7 +63,7 @@ def resolve(
     `all_fp8`: to fp8 and nothing else."""
     _check_device(options, facts)
     if spec.keeps_states:
-        check_states(options, facts.device)
+        check_states(options)
     notes, on_gpu = list[str](), facts.device == "cuda"
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     classes = options.logits_processors or ()

@@ -9,12 +9,12 @@ from quire.spec import ModelSpec
 LEAST, TILE = 16, 128  # tokens of a block, and of what attention takes at once
 
 
-def check_states(options: Options, device: str) -> None:
+def check_states(options: Options) -> None:
     """NotSupported, by name, for what such layers cannot do yet."""
-    if device != "cpu":
+    if options.kv_cache_dtype == "fp8":
         raise NotSupported(
-            f"device={device!r}: layers that keep a state (Gated DeltaNet) are built for CPUs. "
-            "Set device='cpu'."
+            "kv_cache_dtype='fp8': layers that keep a state have it in the blocks of the KV cache, "
+            "and not in 8 bits. Leave it out."
         )
     if options.batch_invariant:
         raise NotSupported(

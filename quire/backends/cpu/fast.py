@@ -22,7 +22,9 @@ from quire.backends.ops import (
     LinearOp,
     PlannedAttention,
     RowOp,
+    StateStep,
 )
+from quire.backends.states import state_pass
 from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
 
@@ -80,6 +82,9 @@ class CpuKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return CpuAttention(self.shape, self.scratch, inputs, window)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        return state_pass(inputs, self.shape.block_size)
 
     def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
         generic.store_rows(rows, slots, keys)

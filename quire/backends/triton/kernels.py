@@ -22,11 +22,13 @@ from quire.backends.ops import (
     HeadShape,
     LinearOp,
     RowOp,
+    StateStep,
 )
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.choice import choice_by
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
+from quire.backends.triton.delta import TritonStates
 from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
@@ -129,6 +131,10 @@ class TritonKernels:
     ) -> DecodeAttention | SteadyDecode:
         """Of its decode rows."""
         return _decode(self, inputs, window)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        given = (inputs.query_starts, inputs.context_lens, inputs.tables)
+        return TritonStates(*given, self.shape.block_size)
 
     def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
         store_rows(rows, slots, keys)

@@ -18,7 +18,6 @@ from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.executor.memory import make_cache
 from quire.layers.attention import Kind, Pass
 from quire.layers.rotary import Rotary
-from quire.layers.states import state_pass
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
 
@@ -204,7 +203,7 @@ def pass_alone(
     planned = {window: kernels.plan_attention(inputs, window) for _, window in kinds}
     attention = {kind: planned[kind[1]] for kind in kinds}
     slots = (positions,) * (1 + max(group for group, _ in kinds))
-    states = {0: state_pass(inputs, shape.block_size)}
+    states = {0: kernels.plan_states(inputs)}
     return Pass(positions, rotary(positions), slots, attention, states=states)
 
 

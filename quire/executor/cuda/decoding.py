@@ -270,7 +270,7 @@ class Decoding:
         if parts.adapters is not None:
             parts.adapters.use(parts.adapters.fixed(ADAPTED, key.size) if adapted else None)
         turns = parts.model.rotary(parts.turned_at(fed))
-        shared = Pass(fed.positions, turns, fed.slots, fed.attention)
+        shared = Pass(fed.positions, turns, fed.slots, fed.attention, states=fed.states)
         return parts.logits(fed.token_ids, shared, adapted=adapted)
 
     def _draw(

@@ -7,12 +7,12 @@ without the host and at fixed addresses, so it can be captured.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from quire.backends.ops import AttentionStep
+from quire.backends.ops import AttentionStep, StateStep
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.layers.attention import Kind
 from quire.request import Ints
@@ -29,6 +29,7 @@ class Feed:
     rows: Tensor  # -1 for a row that rests
     next_at: Tensor
     attention: dict[Kind, AttentionStep]
+    states: dict[int, StateStep] = field(default_factory=dict)  # of groups of layers that keep some
 
 
 class DeviceOps(Protocol):

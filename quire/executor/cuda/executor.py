@@ -20,7 +20,7 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.cuda.offload import HostCopies
-from quire.executor.cuda.prompts import Captured
+from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.steady import check_steady
 from quire.executor.cuda.step import CudaStep
@@ -278,7 +278,11 @@ class CudaExecutor:
             cache,
             columns,
             sampler,
-            TritonOps(shape, columns, model.kinds, steady=config.batch_invariant),
+            TritonOps(
+                *(shape, columns, model.kinds),
+                state_groups=model.state_groups,
+                steady=config.batch_invariant,
+            ),
             handles=self.handles,
             block_size=size,
             max_repeat=config.max_repeat,
@@ -294,7 +298,10 @@ class CudaExecutor:
         )
 
     def _captured(self) -> Captured:
-        """Alike on all ranks, though their shares may differ: a captured pass runs once more."""
+        """Alike on all ranks, though their shares may differ: a captured pass runs once more. So
+        none is where layers keep states: those would take up its tokens twice."""
+        if self.spec.keeps_states:
+            return NOTHING_CAPTURED
         own = Captured.of(self.spec)
         return Captured(self._tp.least(own.num_tokens), self._tp.least(own.num_pairs))
 
@@ -322,7 +329,7 @@ def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.de
     layer = model.layers[0]
     products = (
         (layer.attention.products[0], spec.hidden_size),
-        (layer.attention.products[1], spec.layers[0].attention.product_width),
+        (layer.attention.products[1], spec.layers[0].mixed_width),
         (layer.mlp.products[0], spec.hidden_size),
         (layer.mlp.products[1], spec.layers[0].mlp.product_width),
     )

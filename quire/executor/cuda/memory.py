@@ -18,6 +18,7 @@ from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, windows_of
+from quire.layer_plan import DeltaNetPlan
 from quire.spec import ModelSpec
 from quire.steps.automata import num_states_for
 
@@ -48,10 +49,11 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     # stretches' results and what they add up to in float32.
     long = 2 * attended + attended * 4 // dtype.itemsize + 2 * spec.num_kv_heads * spec.head_dim
     around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
-    per_token = around + max(heads + 2 * attended, gates)
+    mixed = max(map(_state_numbers, spec.states)) * 4 // dtype.itemsize
+    per_token = around + max(heads + 2 * attended, gates, mixed)
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
-    activations = most * (around + max(heads + 2 * attended + long, gates))
+    activations = most * (around + max(heads + 2 * attended + long, gates, mixed))
     activations += CAPTURED_COPIES * captured * per_token
     # Those of a step made in two halves, which wait for their masks, have room of their own.
     logits = (LOGITS_COPIES + 1) * config.max_num_seqs * spec.vocab_size
@@ -65,6 +67,12 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     edits += MASK_COPIES * (config.max_num_seqs + 1) * line
     edits += num_states_for(spec.vocab_size) * (line + STATE_BYTES) + TEXT_BYTES * spec.vocab_size
     return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
+
+
+def _state_numbers(plan: DeltaNetPlan | None) -> int:
+    """What a layer that keeps a state makes of a token, as numbers of float32: the products, their
+    convolution, what was read, its norm and its gate."""
+    return 0 if plan is None else 2 * plan.channels + 5 * plan.value_width
 
 
 def num_cuda_blocks(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionStep, HeadNorms, HeadShape
+from quire.backends.ops import AttentionStep, HeadNorms, HeadShape, StateStep
 from quire.backends.triton.blocks import copy_blocks
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import norm_rope_store, rope_store
@@ -87,11 +87,14 @@ class TritonOps:
         columns: DeviceColumns,
         kinds: frozenset[Kind],
         *,
+        state_groups: frozenset[int] = frozenset(),
         max_rows: int | None = None,
         steady: bool = False,
     ) -> None:
-        """`steady`: attention gives a row the same bits in any batch."""
+        """`state_groups`: groups of layers that keep states; `steady`: attention gives a row the
+        same bits in any batch."""
         self._shape, self._columns, self._kinds, self._steady = shape, columns, kinds, steady
+        self._state_groups = state_groups
         sampling_columns, rows = columns.sampling_columns, max_rows or columns.num_rows
         self._sampling = SamplingColumns(
             temperature=sampling_columns.temperature,
@@ -113,6 +116,7 @@ class TritonOps:
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
+        self._starts: dict[int, Tensor] = {}  # 0, 1, 2 ... where places have one token each
         self._work: dict[int, list[PrefixWork]] = {}  # one for each group that sees everything
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
         # By places, window, and for shared prefixes their size and the group of layers.
@@ -162,7 +166,23 @@ class TritonOps:
                 attention.plan(fed.context_lens, tables[group], places.rows)
             planned[group, window] = PlannedDecode(attention, fed.slots[group], tables[group])
         slots = fed.slots.unbind()
-        return Feed(fed.token_ids, fed.positions, slots, fed.rows, fed.next_at, planned)
+        given = (fed.token_ids, fed.positions, slots, fed.rows, fed.next_at)
+        return Feed(*given, planned, self._states(places, fed))
+
+    def _states(self, places: DecodePlaces, fed: Fed) -> dict[int, StateStep]:
+        if not self._state_groups:
+            return {}
+        from quire.backends.triton.delta import TritonStates
+
+        if places.size not in self._starts:
+            with torch.inference_mode(False):
+                made = torch.arange(places.size + 1, dtype=torch.int32, device=self._columns.device)
+            self._starts[places.size] = made
+        given, size = (self._starts[places.size], fed.context_lens), self._shape.block_size
+        return {
+            group: TritonStates(*given, self._columns.tables[group], size, places.rows, single=True)
+            for group in self._state_groups
+        }
 
     def draw(
         self,

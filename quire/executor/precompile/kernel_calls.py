@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
+from quire.backends.ops import AttentionInputs, DeltaRule, HeadNorms, HeadShape
 from quire.config import EngineConfig
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.device_rows import DeviceColumns
@@ -25,7 +25,7 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import make_cache
-from quire.layer_plan import NormPlan, expert_plans, mlp_of
+from quire.layer_plan import DeltaNetPlan, NormPlan, expert_plans, mlp_of
 from quire.models.decoder import head_shape
 from quire.params.row_sampling import RowSampling
 from quire.spec import ModelSpec
@@ -59,6 +59,7 @@ class Calls:
             partial(self.sample, truncated=False),
             *self.small_batch(),
             *self.experts(),
+            *self.states(),
             self.heads,
             self.norms,
             self.gates,
@@ -195,6 +196,27 @@ class Calls:
             for plan in expert_plans(self.spec.layers)
             for tile in dict.fromkeys(all_tiles(plan, self.dtype))
         ]
+
+    def states(self) -> list[Callable[[], object]]:
+        """Of layers that keep some: a row that rests, and a slice of no token."""
+        plans = dict.fromkeys(plan for plan in self.spec.states if plan is not None)
+        return [partial(self.state, plan, single) for plan in plans for single in (True, False)]
+
+    def state(self, plan: DeltaNetPlan, single: bool) -> None:
+        from quire.backends.triton.delta import TritonStates
+
+        kind = torch.int32 if single else torch.int64
+        starts, none = (self.empty(n, dtype=kind) for n in (2, 1))
+        tables, rows = self.empty(1, 4, dtype=torch.int32), none if single else None
+        states = TritonStates(starts, none, tables, self.shape.block_size, rows, single)
+        taps, sums = self.wide(plan.channels, plan.reach), self.wide(plan.num_heads)
+        qkvz = self.empty(1, plan.channels + plan.value_width)
+        rates = self.wide(1, 2 * plan.num_heads)
+        rule = DeltaRule(plan, taps, sums, sums)
+        states.take_up(rule, qkvz[:, : plan.channels], rates, *self.cache())
+
+    def wide(self, *size: int) -> Tensor:
+        return self.empty(*size, dtype=torch.float32)
 
     def packed(self) -> None:
         """Attention of few rows straight from the packed projection."""

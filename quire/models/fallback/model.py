@@ -87,6 +87,10 @@ class TransformersModel:
     def kinds(self) -> frozenset[Kind]:
         return frozenset((0, window) for window in self.windows)
 
+    @property
+    def state_groups(self) -> frozenset[int]:
+        return frozenset()
+
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
         """All layers are one group: a sequence that goes through by itself reads all its blocks,
         and Transformers hides what lies behind a window."""

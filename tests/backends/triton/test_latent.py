@@ -55,7 +55,7 @@ def check_rows(place: Place, shape: HeadShape, lengths: Sequence[int]) -> None:
     expected = torch.zeros(num_rows, shape.num_heads * shape.value_dim)
     found = expected_attention(shape, q[active.to(q.device)], inputs, made, None)
     expected[active] = of_values(found, shape)
-    assert_close(out, expected.to(place.dtype))
+    assert_close(out, expected.to(place.dtype), least=1e-4)
 
 
 def check_slices(place: Place, shape: HeadShape, slices: Sequence[tuple[int, int]]) -> None:
@@ -74,7 +74,7 @@ def check_slices(place: Place, shape: HeadShape, slices: Sequence[tuple[int, int
     step = TritonKernels(shape).plan_attention(on_device, None)
     out = step.attend(q, made.keys, made.keys)
     expected = of_values(expected_attention(shape, q, inputs, made, None), shape)
-    assert_close(out, expected.to(place.dtype))
+    assert_close(out, expected.to(place.dtype), least=1e-4)
 
 
 @pytest.mark.parametrize("place", small_places())

@@ -10,6 +10,7 @@ import torch
 from quire.executor.cpu.accuracy import hidden_states
 from quire.layer_plan import (
     AttentionPlan,
+    DeltaNetPlan,
     ExpertsPlan,
     LatentPlan,
     LayerPlan,
@@ -75,6 +76,12 @@ ROWS = LatentPlan(24, 12, 8, 10, NORM, q_rank=20)
 LATENT = AttentionPlan(6, 1, 32, 0.25, Rope(100.0, 8), qkv_bias=True, latent=ROWS)
 SPECS["latents"] = ModelSpec(
     *("llama", 60, 32, 64), layers=(LayerPlan(LATENT, GATED, NORM),) * 2, norm=NORM
+)
+STATE = DeltaNetPlan(4, 2, 4, 3, 4, NORM)
+SPECS["states"] = ModelSpec(
+    *("llama", 60, 32, 64),
+    layers=(LayerPlan(GLOBAL, GATED, NORM, state=STATE), LayerPlan(GLOBAL, GATED, NORM)),
+    norm=NORM,
 )
 TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 

@@ -136,7 +136,14 @@ class PlainEdits:
 class PlainOps:
     """DeviceOps without a kernel of its own."""
 
-    def __init__(self, shape: HeadShape, columns: DeviceColumns, kinds: frozenset[Kind]) -> None:
+    def __init__(
+        self,
+        shape: HeadShape,
+        columns: DeviceColumns,
+        kinds: frozenset[Kind],
+        state_groups: frozenset[int] = frozenset(),
+    ) -> None:
+        assert not state_groups, "states are not in plain torch here"
         self.shape, self.columns, self.kinds = shape, columns, kinds
 
     def list_prefixes(
@@ -352,7 +359,7 @@ class PlainExecutor:
             cache,
             columns,
             sampler,
-            self.make_ops(shape, columns, model.kinds),
+            self.make_ops(shape, columns, model.kinds, state_groups=model.state_groups),
             handles=self.handles,
             block_size=config.block_size,
             max_repeat=config.max_repeat,

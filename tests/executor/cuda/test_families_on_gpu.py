@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM
-from quire.errors import NotSupported
+from quire.options.states import least_block_size
 from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
@@ -21,7 +20,6 @@ from tests.parity.more_families import LATENTS, MORE, random_model
 pytestmark = pytest.mark.gpu
 PRECISE = 2e-3  # of logprobs in float32
 FAMILIES = {**MORE, **LATENTS}
-STATES = tuple(name for name in MORE if hasattr(MORE[name], "linear_num_value_heads"))
 
 
 def stored(oracle: Any, directory: Path) -> ModelSpec:
@@ -44,6 +42,7 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
         dtype=dtype,
         max_num_batched_tokens=64,
         num_blocks=60,
+        block_size=least_block_size(spec, kind.itemsize),
         max_model_len=min(512, spec.max_model_len),
     )
     for s in on_gpu(logprob_requests(spec.vocab_size)[:12], config, spec, weights):
@@ -59,14 +58,7 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
     return ours, theirs
 
 
-@pytest.mark.parametrize("name", STATES[:1])
-def test_layers_that_keep_a_state_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    random_model(MORE[name]).save_pretrained(tmp_path)
-    with pytest.raises(NotSupported, match="device='cuda'.*a state.*device='cpu'"):
-        LLM(str(tmp_path), device="cuda", skip_tokenizer_init=True)
-
-
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in STATES])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In float32 the same; in bf16 no further off than Transformers in bf16 is."""
     torch.backends.cuda.matmul.allow_tf32 = False

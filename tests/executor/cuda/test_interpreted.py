@@ -12,7 +12,15 @@ from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
-from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import (
+    AttentionPlan,
+    DeltaNetPlan,
+    LatentPlan,
+    LayerPlan,
+    MlpPlan,
+    NormPlan,
+    Rope,
+)
 from quire.request import Request
 from quire.scheduler import repeats
 from quire.spec import LogitsPlan
@@ -157,6 +165,23 @@ def test_latents_are_kept_and_read_by_the_kernels() -> None:
 
 
 @pytest.mark.interpreted
+def test_states_are_kept_and_taken_up_by_the_kernels() -> None:
+    """In chunks that end within blocks, several tokens a plan, in blocks that others had."""
+    first, second = SPEC.layers
+    state = DeltaNetPlan(2, 1, 4, 4, 4, NormPlan(1e-5))
+    spec = replace(SPEC, layers=(replace(first, state=state), second))
+    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
+    weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    config = replace(config, max_num_batched_tokens=24)
+    asked = few(config)[1:3]
+    got = answers(InterpretedExecutor(config, spec, dict(weights)), config, asked, poisoned=True)
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+    wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, asked)
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+@pytest.mark.interpreted
 def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
     """Guided rows, and one that asks for more logprobs than an entry holds."""
     more: dict[str, object] = {"temperature": 0.0, "logprob_token_ids": [3, 150]}
@@ -193,8 +218,10 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
     rows = LatentPlan(16, 8, 8, 8, normed)
     heads = AttentionPlan(4, 1, 24, 0.25, Rope(100.0, 8), latent=rows)
     kept = Calls(small_config(block_size=16), spec.with_attention(lambda _: heads), DEVICE)
+    layers = tuple(replace(one, state=DeltaNetPlan(2, 1, 4, 4, 4, normed)) for one in spec.layers)
+    taken_up = Calls(small_config(block_size=16), replace(spec, layers=layers), DEVICE)
     with torch.inference_mode():
         for call in (*calls.all(), *calls.later(), *calls.features()):
             call()
-        for call in (*kept.all(), *kept.later()):
+        for call in (*kept.all(), *kept.later(), *taken_up.states()):
             call()

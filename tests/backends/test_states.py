@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.backends.ops import AttentionInputs
-from quire.layers.states import Span, StateBlocks, state_pass
+from quire.backends.states import Span, StateBlocks, state_pass
 
 
 def test_a_pass_goes_from_block_to_block() -> None:

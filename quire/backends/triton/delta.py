@@ -1,0 +1,103 @@
+"""The states of Gated DeltaNet on a GPU: a convolution, then the rule (delta_rule.py).
+
+Two launches a layer, for prompts and decode rows alike, both along each sequence: what the first
+token of a block begins from is what the last one before it left there. Nothing is worked out on
+the host: which blocks those are is in the tables, so that a step can be captured.
+
+A state lies in a block as layers/states.py has it on any device, so it is forked, kept and given
+back as keys and values are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.backends.ops import DeltaRule
+from quire.backends.states import block_numbers, half_of
+from quire.backends.triton.delta_kernels import convolve, take_up_tokens
+from quire.backends.triton.jit import power_of_two
+from quire.layer_plan import DeltaNetPlan
+
+_CHANNELS_AT_ONCE = 128
+_TOKENS_AT_ONCE = 16  # of a slice, by the convolution
+_COLUMNS_AT_ONCE = 16  # of a head's state: more would not stay in the registers of one warp
+
+
+@dataclass(frozen=True, slots=True)
+class TritonStates:
+    """The sequences of a pass, as their states see them: sequence i has the tokens query_starts[i]
+    .. query_starts[i + 1], the last of context_lens[i] (0: it rests), and the table rows[i], or
+    i."""
+
+    query_starts: Tensor
+    context_lens: Tensor
+    tables: Tensor
+    block_size: int
+    rows: Tensor | None = None
+    single: bool = False  # each has one token
+
+    def take_up(
+        self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        plan, count = rule.plan, len(qkv)
+        mixed = qkv.new_empty(count, plan.channels, dtype=torch.float32)
+        read = qkv.new_zeros(count, plan.num_heads, plan.value_dim, dtype=torch.float32)
+        states = keys.view(len(keys), -1).view(torch.float32)
+        apart = (values.data_ptr() - keys.data_ptr()) // states.itemsize
+        sequences, rows = len(self.context_lens), self.rows
+        who = self.context_lens if rows is None else rows
+        given = (self.query_starts, self.context_lens, self.tables, who, states)
+        shared = state_constants(plan, block_numbers(keys, plan), self.block_size)
+        shared["HAS_ROWS"] = rows is not None
+        convolve[(sequences, -(-plan.channels // _CHANNELS_AT_ONCE))](
+            *(qkv, rule.convolution, mixed, *given, apart),
+            *(self.tables.stride(0), qkv.stride(0)),
+            **shared,
+            **convolution_constants(plan, single=self.single),
+        )
+        tiles = -(-plan.value_dim // _COLUMNS_AT_ONCE)
+        take_up_tokens[(sequences, plan.num_heads * tiles)](
+            *(mixed, rates, rule.log_slopes, rule.shifts, read, *given, apart),
+            self.tables.stride(0),
+            **shared,
+            **rule_constants(plan),
+        )
+        return read
+
+
+def state_constants(plan: DeltaNetPlan, block: int, slots: int) -> dict[str, Any]:
+    """What both kernels are compiled for; `block`: numbers from one block's state to the next."""
+    return {
+        "CHANNELS": plan.channels,
+        "HALF": half_of(plan.state_numbers),
+        "BLOCK": block,
+        "SLOTS": slots,
+    }
+
+
+def convolution_constants(plan: DeltaNetPlan, *, single: bool) -> dict[str, Any]:
+    return {
+        "REACH": plan.reach,
+        "MATRIX": plan.matrix_numbers,
+        "TOKENS": 1 if single else _TOKENS_AT_ONCE,
+        "COLUMNS": _CHANNELS_AT_ONCE,
+        "num_warps": 1 if single else 4,
+    }
+
+
+def rule_constants(plan: DeltaNetPlan) -> dict[str, Any]:
+    return {
+        "HEADS": plan.num_heads,
+        "KEY_HEADS": plan.num_key_heads,
+        "IN_TURN": plan.in_turn,
+        "KEY": plan.key_dim,
+        "KEY_PADDED": power_of_two(plan.key_dim),
+        "VALUE": plan.value_dim,
+        "COLUMNS": _COLUMNS_AT_ONCE,
+        "SCALE": plan.key_dim**-0.5,
+        "num_warps": 1,
+    }

@@ -1,0 +1,250 @@
+"""The code that runs on the device for delta.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from quire.backends.triton.jit import kernel, part
+
+_LENGTH_EPS = tl.constexpr(1e-6)  # as backends/states.py has it
+
+
+@part
+def _span(
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    tables: tl.tensor,
+    rows: tl.tensor,
+    table_stride: tl.tensor,
+    HAS_ROWS: tl.constexpr,
+) -> Any:
+    """(first token of a sequence in the pass, its position, the length with it, its table)"""
+    sequence = tl.program_id(0)
+    first = tl.load(query_starts + sequence).to(tl.int32)
+    end = tl.load(query_starts + sequence + 1).to(tl.int32)
+    context = tl.load(context_lens + sequence).to(tl.int32)
+    # A row that rests has no context, whatever it feeds.
+    start = tl.where(context > 0, context - (end - first), 0)
+    line = tl.load(rows + sequence).to(tl.int64) if HAS_ROWS else sequence.to(tl.int64)
+    return first, start, context, tables + line * table_stride
+
+
+@part
+def _place(block: tl.tensor, number: tl.tensor, apart: tl.tensor, HALF: tl.constexpr) -> Any:
+    """Where numbers of the state in a block lie, from the layer's first key on: the second half of
+    them with its values, which begin `apart` numbers behind the keys."""
+    return block + tl.where(number < HALF, number.to(tl.int64), number.to(tl.int64) - HALF + apart)
+
+
+@part
+def _seen(
+    lines: tl.tensor,
+    states: tl.tensor,
+    before: tl.tensor,
+    apart: tl.tensor,
+    qkv_stride: tl.tensor,
+    token: tl.tensor,
+    at: tl.tensor,
+    known: tl.tensor,
+    began: tl.tensor,
+    CHANNELS: tl.constexpr,
+    REACH: tl.constexpr,
+    MATRIX: tl.constexpr,
+    HALF: tl.constexpr,
+) -> Any:
+    """Channels `at` of tokens that are so many behind the first of a block's: of those before it
+    what the state `before` has, or zeros where nothing `began` before."""
+    place = lines + token.to(tl.int64) * qkv_stride + at
+    x = tl.load(place, mask=known & (token >= 0), other=0.0).to(tl.float32)
+    kept = MATRIX + (token + (REACH - 1)) * CHANNELS + at
+    old = states + _place(before, kept, apart, HALF)
+    return x + tl.load(old, mask=known & (token < 0) & began, other=0.0)
+
+
+@kernel("table_stride", "qkv_stride")
+def convolve(
+    qkv: tl.tensor,
+    taps: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    tables: tl.tensor,
+    rows: tl.tensor,
+    states: tl.tensor,
+    apart: tl.tensor,
+    table_stride: tl.tensor,
+    qkv_stride: tl.tensor,
+    CHANNELS: tl.constexpr,
+    REACH: tl.constexpr,
+    MATRIX: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+) -> None:
+    """Some channels of one sequence: silu of their sums over REACH tokens, and what the next token
+    will still see of them at the end of each block."""
+    first, start, context, table = _span(
+        query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
+    )
+    step, at = tl.arange(0, TOKENS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mine = at < CHANNELS
+    for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
+        low = tl.maximum(start, number * SLOTS)
+        count = tl.minimum(context, (number + 1) * SLOTS) - low
+        lines = qkv + (first + low - start).to(tl.int64) * qkv_stride
+        made = out + (first + low - start).to(tl.int64) * CHANNELS
+        before = tl.load(table + (low - 1) // SLOTS, mask=low > 0, other=0).to(tl.int64) * BLOCK
+        into = tl.load(table + number).to(tl.int64) * BLOCK
+        for base in range(0, count, TOKENS):
+            token = base + step
+            known = (token < count)[:, None] & mine[None, :]
+            total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+            for tap in tl.static_range(REACH):
+                back = (token - (REACH - 1 - tap))[:, None]
+                x = _seen(
+                    *(lines, states, before, apart, qkv_stride, back, at[None, :], known, low > 0),
+                    *(CHANNELS, REACH, MATRIX, HALF),
+                )
+                total += x * tl.load(taps + at * REACH + tap, mask=mine, other=0.0)[None, :]
+            total = total / (1.0 + tl.exp(-total))
+            tl.store(made + token.to(tl.int64)[:, None] * CHANNELS + at[None, :], total, mask=known)
+        # From the oldest on: a place is read before what comes after it there is written.
+        for slot in tl.static_range(REACH - 1):
+            back = count - (REACH - 1 - slot)
+            x = _seen(
+                *(lines, states, before, apart, qkv_stride, back, at, mine, low > 0),
+                *(CHANNELS, REACH, MATRIX, HALF),
+            )
+            tl.debug_barrier()
+            spot = MATRIX + slot * CHANNELS + at
+            tl.store(states + _place(into, spot, apart, HALF), x, mask=mine)
+            tl.debug_barrier()
+
+
+@part
+def _unit(x: tl.tensor) -> Any:
+    """A vector of length 1, or so."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) + _LENGTH_EPS)
+
+
+@part
+def _softplus(x: tl.tensor) -> Any:
+    """log(1 + exp(x)), also where exp(x) is next to nothing beside 1."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    small = e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
+    return tl.where(x > 20.0, x, tl.where(e < 0.01, small, tl.log(1.0 + e)))
+
+
+@part
+def _take_up(
+    state: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    rate: tl.tensor,
+    decay: tl.tensor,
+    SCALE: tl.constexpr,
+) -> Any:
+    """(the state behind a token, what that reads from it)"""
+    k = _unit(k)
+    state *= decay
+    wanted = (v - tl.sum(state * k[:, None], 0)) * rate
+    state += k[:, None] * wanted[None, :]
+    return state, tl.sum(state * (_unit(q) * SCALE)[:, None], 0)
+
+
+@part
+def _fetch(
+    mixed: tl.tensor,
+    rates: tl.tensor,
+    token: tl.tensor,
+    there: tl.tensor,
+    head: tl.tensor,
+    key_head: tl.tensor,
+    i: tl.tensor,
+    j: tl.tensor,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> Any:
+    """q, k and v of a token for one head, its rate, and what its decay is made of."""
+    line = mixed + token.to(tl.int64) * CHANNELS
+    known = (i < KEY) & there
+    q = tl.load(line + key_head * KEY + i, mask=known, other=0.0)
+    k = tl.load(line + (KEY_HEADS + key_head) * KEY + i, mask=known, other=0.0)
+    column = 2 * KEY_HEADS * KEY + head * VALUE + j
+    v = tl.load(line + column, mask=(j < VALUE) & there, other=0.0)
+    own = rates + token.to(tl.int64) * (2 * HEADS) + head
+    rate = 1.0 / (1.0 + tl.exp(-tl.load(own, mask=there, other=0.0)))
+    return q, k, v, rate, tl.load(own + HEADS, mask=there, other=0.0)
+
+
+@kernel("table_stride")
+def take_up_tokens(
+    mixed: tl.tensor,
+    rates: tl.tensor,
+    log_slopes: tl.tensor,
+    shifts: tl.tensor,
+    out: tl.tensor,
+    query_starts: tl.tensor,
+    context_lens: tl.tensor,
+    tables: tl.tensor,
+    rows: tl.tensor,
+    states: tl.tensor,
+    apart: tl.tensor,
+    table_stride: tl.tensor,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    IN_TURN: tl.constexpr,
+    KEY: tl.constexpr,
+    KEY_PADDED: tl.constexpr,
+    VALUE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SCALE: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+) -> None:
+    """Some columns of one head's state of one sequence take up its tokens, one after the other."""
+    tiles: tl.constexpr = (VALUE + COLUMNS - 1) // COLUMNS
+    head = tl.program_id(1) // tiles
+    i, j = tl.arange(0, KEY_PADDED), tl.program_id(1) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    key_head = head % KEY_HEADS if IN_TURN else head // (HEADS // KEY_HEADS)
+    first, start, context, table = _span(
+        query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
+    )
+    slope, shift = tl.exp(tl.load(log_slopes + head)), tl.load(shifts + head)
+    numbers = (head * KEY + i)[:, None] * VALUE + j[None, :]
+    inside = (i < KEY)[:, None] & (j < VALUE)[None, :]
+    block = tl.load(table + (start - 1) // SLOTS, mask=start > 0, other=0).to(tl.int64) * BLOCK
+    place = states + _place(block, numbers, apart, HALF)
+    state = tl.load(place, mask=inside & (start > 0), other=0.0)
+    q, k, v, rate, decay = _fetch(
+        *(mixed, rates, first, start < context, head, key_head, i, j),
+        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS),
+    )
+    for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
+        low = tl.maximum(start, number * SLOTS)
+        for position in range(low, tl.minimum(context, (number + 1) * SLOTS)):
+            token = first + position - start
+            # The next token's numbers are on their way while this one's are used.
+            later_q, later_k, later_v, later_rate, later_decay = _fetch(
+                *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
+                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS),
+            )
+            kept = tl.exp(-slope * _softplus(decay + shift))
+            state, read = _take_up(state, q, k, v, rate, kept, SCALE)
+            line = out + (token.to(tl.int64) * HEADS + head) * VALUE
+            tl.store(line + j, read, mask=j < VALUE)
+            q, k, v, rate, decay = later_q, later_k, later_v, later_rate, later_decay
+        block = tl.load(table + number).to(tl.int64) * BLOCK
+        tl.store(states + _place(block, numbers, apart, HALF), state, mask=inside)
