@@ -18,7 +18,9 @@ PLANS = {
     "heads in a row": PLAN,
     "heads in turn": replace(PLAN, in_turn=True),
     "no reach": replace(PLAN, reach=1, num_key_heads=4, key_dim=16),
+    "real size": DeltaNetPlan(32, 16, 128, 128, 4, NormPlan(1e-6)),
 }
+NAMES = [pytest.param(name, marks=[pytest.mark.gpu] * name.startswith("real")) for name in PLANS]
 SIZE = 8
 # (tokens of the pass, tokens before them): across blocks, from the first on, within one, and one
 # token that ends a block, begins one, or stands in its middle; the last two rest.
@@ -39,7 +41,7 @@ def on_device(rule: DeltaRule) -> DeltaRule:
 
 
 @pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool) -> None:
     """What tokens read, and every state that a later one may begin from; nothing else changes.
     `single`: one token each, under tables that are reached by way of rows."""
