@@ -35,6 +35,8 @@ def test_a_block_is_as_large_as_a_state() -> None:
     made = resolve(Options(dtype="bfloat16"), spec(), CPU)
     assert made.block_size == narrow
     assert any(f"block_size {narrow}" in note for note in made.notes)
+    gpu = replace(CPU, device="cuda")
+    assert resolve(Options(dtype="bfloat16"), spec(), gpu).block_size == narrow
     assert resolve(Options(quantization="int8"), spec(), CPU).block_size == narrow
     tiny = spec(DeltaNetPlan(2, 2, 8, 8, 4, NormPlan(1e-6)))
     assert resolve(Options(), tiny, CPU).block_size == 16
@@ -61,11 +63,11 @@ def test_nothing_is_promised_that_states_do_not_keep() -> None:
         ({"batch_invariant": True}, "cpu"),
         ({"enable_lora": True}, "cpu"),
         ({"tensor_parallel_size": 2}, "cpu"),
-        ({}, "cuda"),
+        ({"kv_cache_dtype": "fp8"}, "cuda"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(given: dict[str, Any], device: str) -> None:
     facts = replace(CPU, device=device)
-    named = next(iter(given), "device='cuda'")
+    named = next(iter(given))
     with pytest.raises(NotSupported, match=f"^{named}.*a state"):
         resolve(Options(**given), spec(), facts)

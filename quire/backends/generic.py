@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, LinearOp, RowOp
+from quire.backends.ops import HeadNorms, Kernels, LinearOp, RowNorm, RowOp
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
@@ -96,20 +96,36 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class HeadProducts:
-    """A product of its own for each head, one by one: [T, heads, K] -> [T, heads, N]."""
+    """A product of its own for each head, one by one: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, products: Sequence[LinearOp]) -> None:
         self._products = tuple(products)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor) -> None:
         heads = x.transpose(0, 1).contiguous()
-        made = [product(one) for product, one in zip(self._products, heads, strict=True)]
-        return torch.stack(made, dim=1)
+        for number, (product, one) in enumerate(zip(self._products, heads, strict=True)):
+            out[:, number] = product(one)
 
 
-def store_rows(rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-    """Rows [T, D] become those of their slots in keys [N, 1, S, D]."""
-    keys.view(-1, keys.shape[-1]).index_copy_(0, slots, rows[: slots.shape[0]].to(keys.dtype))
+def turn_latents(
+    kernels: Kernels,
+    q: Tensor,
+    row: Tensor,
+    norm: RowNorm,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+) -> Tensor:
+    """Kernels.turn_latents, with the norm of these."""
+    width, turned = row.shape[1], 2 * cos.shape[1]
+    latent = kernels.rms_norm(row[:, : width - turned].contiguous(), norm.weight, norm.eps)
+    end = rotate(row[:, None, width - turned :], cos, sin)[:, 0]
+    rows = torch.cat([latent, end], -1)[: slots.shape[0]]
+    keys.view(-1, width).index_copy_(0, slots, rows.to(keys.dtype))
+    out = q.new_empty(*q.shape[:2], width)
+    out[..., width - turned :] = rotate(q[..., q.shape[2] - turned :], cos, sin)
+    return out
 
 
 def layer_norms_of(layer: LayerPlan) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 # The router's products float32 [T, E] -> chosen int64 [T, k] and scores float32 [T, k].
 ChoiceOp = Callable[["Tensor"], "tuple[Tensor, Tensor]"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
+HeadsOp = Callable[["Tensor", "Tensor"], None]  # of each head by itself, into the second
 
 
 class WeightRows(Protocol):
@@ -154,6 +155,14 @@ class StateStep(Protocol):
         decays -> float32 [T, heads, Dv]"""
 
 
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """An RMSNorm as `rms_norm` applies it."""
+
+    weight: Tensor
+    eps: float
+
+
 class AttentionStep(Protocol):
     """The attention of one pass: made once, used by every layer with the same window."""
 
@@ -210,8 +219,8 @@ class Kernels(Protocol):
     ) -> ExpertsOp:
         """What the experts that tokens chose make of them (experts.py), of products made here."""
 
-    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
-        """A product for each head, of those made here: [T, heads, K] -> [T, heads, N]."""
+    def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
+        """A product for each head, of those made here: [T, heads, K] into [T, heads, N]."""
 
     def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
         """Which experts tokens take, and how much each of them counts; `bias` float32 [E] is added
@@ -246,9 +255,20 @@ class Kernels(Protocol):
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         """The same for layers that keep states, under the tables of their group."""
 
-    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-        """Rows [T, D] are the keys [N, 1, S, D] of slots from now on, which have their values in
-        them; those without a slot fill up a pass."""
+    def turn_latents(
+        self,
+        q: Tensor,
+        row: Tensor,
+        norm: RowNorm,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
+        """Row [T, D] is normed but for its end, which is turned by cos and sin [T, any], and is a
+        key in `keys` [N, 1, S, D] from now on; those without a slot fill up a pass. The ends of
+        q [T, heads, any] are turned and come back behind room for what rows are met with:
+        [T, heads, D]."""
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """cache [layers, 2, N, kv_heads, S, D]: block `to` becomes block `from`."""

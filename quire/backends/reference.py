@@ -18,7 +18,9 @@ from quire.backends.ops import (
     ExpertsOp,
     HeadNorms,
     HeadShape,
+    HeadsOp,
     LinearOp,
+    RowNorm,
     RowOp,
     StateStep,
 )
@@ -58,7 +60,7 @@ class ReferenceKernels:
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
 
-    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+    def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
         return generic.HeadProducts(products)
 
     def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
@@ -106,8 +108,17 @@ class ReferenceKernels:
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
 
-    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-        generic.store_rows(rows, slots, keys)
+    def turn_latents(
+        self,
+        q: Tensor,
+        row: Tensor,
+        norm: RowNorm,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
+        return generic.turn_latents(self, q, row, norm, cos, sin, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         for old, new in copies:

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from quire.backends.generic import rotate
-from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowOp
+from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowNorm, RowOp
 from quire.layer_plan import LatentPlan
 from quire.layers.attention import Kind, Pass
 from quire.layers.linear import Linear
@@ -33,14 +31,14 @@ class NarrowQueries:
 
 
 class HeadProducts:
-    """A product of its own for each head: [T, heads, K] -> [T, heads, N]."""
+    """A product of its own for each head: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, kernels: Kernels, products: Sequence[Linear]) -> None:
         self.products = tuple(products)
         self._multiply = kernels.make_head_products([one.multiply for one in products])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._multiply(x)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        self._multiply(x, out)
 
 
 class LatentPairs:
@@ -73,7 +71,7 @@ class LatentParts:
 
     queries: RowOp
     down: Linear
-    norm: Norm
+    norm: RowNorm
     to_rows: HeadProducts
     to_values: HeadProducts
     out: Linear
@@ -111,13 +109,12 @@ class LatentAttention:
         """`values` are not looked at: they are in `keys`."""
         plan, parts, count = self.plan, self.parts, x.shape[0]
         turn = shared.turns[self.rope]
-        row = parts.down(x)
-        latent = parts.norm(row[:, : plan.kv_rank].contiguous())
-        turned = rotate(row[:, None, plan.kv_rank :], *turn)[:, 0]
-        self.kernels.store_rows(torch.cat([latent, turned], -1), shared.slots[self.group], keys)
-        q = parts.queries(x).view(count, self.shape.num_heads, plan.query_dims)
-        plain, turning = q[..., : plan.plain_dims], q[..., plan.plain_dims :]
-        q = torch.cat([parts.to_rows(plain), rotate(turning, *turn)], -1)
+        heads, slots = self.shape.num_heads, shared.slots[self.group]
+        given = parts.queries(x).view(count, heads, plan.query_dims)
+        q = self.kernels.turn_latents(given, parts.down(x), parts.norm, *turn, slots, keys)
+        parts.to_rows(given[..., : plan.plain_dims], q[..., : plan.kv_rank])
         made = shared.attention[self.kind].attend(q, keys, keys)
-        rows = made.view(count, self.shape.num_heads, -1)[..., : plan.kv_rank]
-        return self.tp.all_reduce(parts.out(parts.to_values(rows).flatten(1)))
+        rows = made.view(count, heads, -1)[..., : plan.kv_rank]
+        values = x.new_empty(count, heads, plan.value_dims)
+        parts.to_values(rows, values)
+        return self.tp.all_reduce(parts.out(values.flatten(1)))

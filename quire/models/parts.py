@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowOp
+from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowNorm, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import (
     AttentionPlan,
@@ -128,6 +128,11 @@ class Parts:
             raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
         return RMSNorm(self.kernels, weight, plan.eps)
 
+    def row_norm(self, name: str, plan: NormPlan, size: int) -> RowNorm:
+        if plan.kind != "rms" or plan.bias:
+            raise UnsupportedModel(f"{name}: a norm of kept rows that is no plain RMSNorm.")
+        return RowNorm(self.tensor(f"{name}.weight", size), plan.eps)
+
     def norm_before(self, index: int) -> Norm:
         """What stands before layer `index`, and behind the one before it; the last is the norm
         after all layers."""
@@ -241,7 +246,7 @@ class Parts:
         parts = LatentParts(
             self._latent_queries(name, plan, latent),
             self.linear(f"{name}.kv_a", rows, hidden, bias=plan.qkv_bias),
-            self.norm(f"{name}.kv_a_norm", latent.norm, latent.kv_rank),
+            self.row_norm(f"{name}.kv_a_norm", latent.norm, latent.kv_rank),
             to_rows,
             to_values,
             self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),

@@ -19,8 +19,10 @@ from quire.backends.ops import (
     ChoiceOp,
     ExpertsOp,
     HeadShape,
+    HeadsOp,
     LinearOp,
     PlannedAttention,
+    RowNorm,
     RowOp,
     StateStep,
 )
@@ -52,7 +54,7 @@ class CpuKernels:
     ) -> ExpertsOp:
         return LoopedExperts(gate, ups, downs, self.padded)
 
-    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+    def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
         return generic.HeadProducts(products)
 
     def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
@@ -86,8 +88,17 @@ class CpuKernels:
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
 
-    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-        generic.store_rows(rows, slots, keys)
+    def turn_latents(
+        self,
+        q: Tensor,
+        row: Tensor,
+        norm: RowNorm,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
+        return generic.turn_latents(self, q, row, norm, cos, sin, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         old, new = (torch.tensor(blocks) for blocks in zip(*copies, strict=True))

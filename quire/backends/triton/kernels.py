@@ -20,7 +20,9 @@ from quire.backends.ops import (
     ExpertsOp,
     HeadNorms,
     HeadShape,
+    HeadsOp,
     LinearOp,
+    RowNorm,
     RowOp,
     StateStep,
 )
@@ -38,7 +40,7 @@ from quire.backends.triton.latent import (
     LatentPrefill,
     decode_attention,
     parts_shape,
-    store_rows,
+    turn_latents,
 )
 from quire.backends.triton.plain import PlainLinear
 from quire.backends.triton.prefill import PrefillAttention
@@ -80,7 +82,7 @@ class TritonKernels:
         for_many = GroupedExperts(gate, up.weights, down.weights) if wide else None
         return FusedExperts(gate, up, down, for_many=for_many)
 
-    def make_head_products(self, products: Sequence[LinearOp]) -> RowOp:
+    def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
         made = stacked(products)
         if made is None or made.biases is not None:
             return generic.HeadProducts(products)
@@ -136,8 +138,17 @@ class TritonKernels:
         given = (inputs.query_starts, inputs.context_lens, inputs.tables)
         return TritonStates(*given, self.shape.block_size)
 
-    def store_rows(self, rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-        store_rows(rows, slots, keys)
+    def turn_latents(
+        self,
+        q: Tensor,
+        row: Tensor,
+        norm: RowNorm,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
+        return turn_latents(q, row, norm, cos, sin, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """Pairs in order: one may read what an earlier one wrote."""

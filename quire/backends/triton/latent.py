@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.ops import AttentionInputs, HeadShape, RowNorm
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.jit import power_of_two, precision
-from quire.backends.triton.latent_kernels import attend_row_items, attend_row_tiles, store_lines
+from quire.backends.triton.latent_kernels import attend_row_items, attend_row_tiles, turn_rows
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixWork
 from quire.backends.triton.tiles import LOG2_E, Tile
 
 _MOST_HEADS = 64  # of a tile
 _MERGED_HEADS = 8  # that a program merges at once
+_TURNED_HEADS = 16  # that a program turns at once
 _LEAST = 16  # rows or columns of a product
 
 
@@ -126,24 +127,36 @@ class LatentPrefill(PrefillAttention):
         return out
 
 
-def store_rows(rows: Tensor, slots: Tensor, keys: Tensor) -> None:
-    """Rows [T, D] become those of their slots in keys [N, 1, S, D]; slot -1 is nobody's, and rows
-    without slots fill up a pass."""
-    if len(slots):
-        width = rows.shape[1]
-        constants: dict[str, Any] = {"WIDTH": width, "PADDED": power_of_two(width)}
-        store_lines[(len(slots),)](rows, slots, keys, rows.stride(0), **constants, num_warps=1)
+def turn_latents(
+    q: Tensor, row: Tensor, norm: RowNorm, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor
+) -> Tensor:
+    """Kernels.turn_latents in one launch; slot -1 is nobody's."""
+    (count, heads, query), width, half = q.shape, row.shape[1], cos.shape[1]
+    q, out = q.contiguous(), q.new_empty(count, heads, width)
+    turn_rows[(count, -(-heads // _TURNED_HEADS) + 1)](
+        *(q, row, norm.weight, cos, sin, slots, keys, out, len(slots)),
+        *(row.stride(0), norm.eps),
+        HEADS=heads,
+        AT_ONCE=_TURNED_HEADS,
+        QUERY=query,
+        RANK=width - 2 * half,
+        RANK_PADDED=power_of_two(width - 2 * half),
+        HALF=half,
+        HALF_PADDED=power_of_two(half),
+        num_warps=1,
+    )
+    return out
 
 
 class BatchedProducts:
-    """A product of its own for each head, in one call: [T, heads, K] -> [T, heads, N]."""
+    """A product of its own for each head, in one call: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, weights: Tensor) -> None:
         """weights [heads, N, K]"""
         self._weights = weights
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.bmm(x.transpose(0, 1), self._weights.transpose(1, 2)).transpose(0, 1)
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        torch.bmm(x.transpose(0, 1), self._weights.transpose(1, 2), out=out.transpose(0, 1))
 
 
 def decode_constants(shape: HeadShape) -> dict[str, Any]:

@@ -203,18 +203,67 @@ def attend_row_tiles(
         tl.store(place, mean.to(out.dtype.element_ty), mask=inside)
 
 
-@kernel()
-def store_lines(
-    rows: tl.tensor,
+@part
+def _turned(
+    source: tl.tensor,
+    target: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    inside: tl.tensor,
+    HALF: tl.constexpr,
+) -> None:
+    """Pairs of numbers, HALF apart, turned on their way from `source` to `target`."""
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    kind = target.dtype.element_ty
+    tl.store(target, (first * cos - second * sin).to(kind), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(kind), mask=inside)
+
+
+@kernel("num_slots")
+def turn_rows(
+    q: tl.tensor,
+    row: tl.tensor,
+    weight: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
     slots: tl.tensor,
     keys: tl.tensor,
+    out: tl.tensor,
+    num_slots: tl.tensor,
     row_stride: tl.tensor,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
+    eps: tl.tensor,
+    HEADS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    QUERY: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_PADDED: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
 ) -> None:
-    """Row i becomes line slots[i] of `keys`; slot -1 is nobody's."""
-    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot >= 0:
-        found = tl.load(rows + row * row_stride + at, mask=at < WIDTH)
-        tl.store(keys + slot * WIDTH + at, found.to(keys.dtype.element_ty), mask=at < WIDTH)
+    """The ends of some heads of a token, or, in the last program, the row that it leaves."""
+    token, at = tl.program_id(0).to(tl.int64), tl.arange(0, HALF_PADDED)
+    width: tl.constexpr = RANK + 2 * HALF
+    by = tl.load(cos + token * HALF + at, mask=at < HALF, other=0.0)
+    across = tl.load(sin + token * HALF + at, mask=at < HALF, other=0.0)
+    if tl.program_id(1) < tl.num_programs(1) - 1:
+        head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+        line = (token * HEADS + head)[:, None]
+        source = q + line * QUERY + QUERY - 2 * HALF + at[None, :]
+        inside = (head < HEADS)[:, None] & (at < HALF)[None, :]
+        target = out + line * width + RANK + at[None, :]
+        _turned(source, target, by[None, :], across[None, :], inside, HALF)
+    else:
+        slot = tl.load(slots + token, mask=token < num_slots, other=-1).to(tl.int64)
+        if slot >= 0:
+            own, kept = row + token * row_stride, keys + slot * width
+            number = tl.arange(0, RANK_PADDED)
+            known = number < RANK
+            x = tl.load(own + number, mask=known, other=0.0).to(tl.float32)
+            x = x * tl.rsqrt(tl.sum(x * x, 0) / RANK + eps)
+            by_weight = tl.load(weight + number, mask=known, other=0.0)
+            if weight.dtype.element_ty == row.dtype.element_ty:  # rounded before it is applied
+                x = x.to(row.dtype.element_ty).to(tl.float32)
+            x = (x * by_weight.to(tl.float32)).to(row.dtype.element_ty)
+            tl.store(kept + number, x.to(keys.dtype.element_ty), mask=known)
+            _turned(own + RANK + at, kept + RANK + at, by, across, at < HALF, HALF)

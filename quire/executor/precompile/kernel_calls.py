@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, DeltaRule, HeadNorms, HeadShape
+from quire.backends.ops import AttentionInputs, DeltaRule, HeadNorms, HeadShape, RowNorm
 from quire.config import EngineConfig
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.device_rows import DeviceColumns
@@ -287,16 +287,24 @@ class Calls:
 
         shape, width = self.shape, self.shape.head_dim
         if shape.values_in_keys:
-            from quire.backends.triton.latent import store_rows
-
-            nowhere = torch.full((ROWS,), -1, device=self.device)
-            return store_rows(self.empty(ROWS, width), nowhere, self.cache()[0])
+            return self.latents()
         num_all = shape.num_heads + 2 * shape.num_kv_heads
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         slots = torch.full((ROWS,), -1, device=self.device)
         norms = self.head_norms()
         qkv = self.empty(ROWS, num_all, width)
         norm_rope_store(qkv, turn, turn, slots, *self.cache(), shape, norms)
+
+    def latents(self) -> None:
+        from quire.backends.triton.latent import turn_latents
+
+        plan = self.spec.layers[0].attention
+        if plan.latent is not None:
+            norm = RowNorm(self.norm_weight(plan.latent.norm, plan.latent.kv_rank), 0.5)
+            q = self.empty(ROWS, plan.num_heads, plan.latent.query_dims)
+            row, turn = self.empty(ROWS, plan.head_dim), self.wide(ROWS, plan.angle_dims // 2)
+            nowhere = torch.full((ROWS,), -1, device=self.device)
+            turn_latents(q, row, norm, turn, turn, nowhere, self.cache()[0])
 
     def norms(self) -> None:
         from quire.backends.triton.elementwise import add_rms_norm, rms_norm

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.ops import AttentionInputs, HeadShape, RowNorm
+from quire.backends.reference import ReferenceKernels
 from tests.backends.triton.checks import (
     Paged,
     Place,
@@ -88,17 +89,25 @@ def test_decode_rows_and_slices(
     check_slices(place, shape, [(20, 0), (1, 35), (9, 13)])
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("place", small_places())
-def test_rows_go_to_their_slots(place: Place) -> None:
-    """Slot -1 is nobody's, and a row without a slot fills up a pass."""
-    from quire.backends.triton.latent import store_rows
+def test_rows_go_to_their_slots_and_queries_are_turned(place: Place, wide: bool) -> None:
+    """Slot -1 is nobody's, and a row without a slot fills up a pass; `wide`: the weight is."""
+    from quire.backends.triton.latent import turn_latents
 
-    keys, rows = place.random(3, 1, 4, 20, seed=1), place.random(5, 20, seed=2)
-    expected = keys.clone().view(-1, 20)
+    keys, row = place.random(3, 1, 4, 30, seed=1), place.random(5, 40, seed=2)[:, :30]
+    q, angles = place.random(5, 18, 14, seed=3), place.random(5, 3, seed=4).float()
+    weight = place.random(24, seed=5)
+    norm = RowNorm(weight.float() + 1e-4 if wide else weight, 1e-3)
     slots = torch.tensor([7, -1, 0, 11], device=place.device)
-    expected[slots[[0, 2, 3]]] = rows[[0, 2, 3]]
-    store_rows(rows, slots, keys)
-    assert torch.equal(keys.view(-1, 20), expected)
+    cos, sin, expected, some = angles.cos(), angles.sin(), keys.clone(), [0, 2, 3]
+    judge = ReferenceKernels(HeadShape(18, 1, 30, 4, place.dtype, values_in_keys=24))
+    wanted = judge.turn_latents(q, row, norm, cos, sin, slots[:0], expected)
+    turn = cos[some], sin[some]
+    judge.turn_latents(q[some], row[some], norm, *turn, slots[some], expected)
+    made = turn_latents(q, row, norm, cos, sin, slots, keys)
+    assert_close(made[..., 24:], wanted[..., 24:])
+    assert_close(keys, expected)
 
 
 @pytest.mark.gpu
