@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.config import AdapterOptions, EngineConfig
+from quire.config import AdapterOptions, EngineConfig, Speculation
 from quire.errors import InvalidOption, NotSupported
 from quire.options.adapters import adapter_options
 from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY

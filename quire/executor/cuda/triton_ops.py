@@ -240,15 +240,15 @@ class TritonOps:
 
         columns, edits = self._columns, self._columns.edits
         drawn = (edited, rows, tokens, failed)
-        walk_states(self._states(), *drawn, edits.ints, columns.ints, edits.first_line)
+        walk_states(self._automata(), *drawn, edits.ints, columns.ints, edits.first_line)
 
     def make_lines(self, first: int, count: int) -> None:
         from quire.backends.triton.automata import make_state_lines
 
         edits = self._columns.edits
-        make_state_lines(self._states(), edits.masks, edits.first_line, first, count)
+        make_state_lines(self._automata(), edits.masks, edits.first_line, first, count)
 
-    def _states(self) -> States:
+    def _automata(self) -> States:
         from quire.backends.triton.automata import States
 
         automata = self._columns.automata
