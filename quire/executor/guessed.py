@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from quire.request import Ints
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.step import DrawnScores, Slice
 
 Lines = npt.NDArray[np.int64]

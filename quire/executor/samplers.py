@@ -14,7 +14,8 @@ from quire.request import Ints
 from quire.sampling.batch_interface import LogitsProcessor, make_processor
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.holding import HoldingSampler, Patience
-from quire.sampling.sampler import Sampled, Sampler
+from quire.sampling.sampled import DrawLines, Sampled
+from quire.sampling.sampler import Sampler
 from quire.step import Masks, RowStart
 from quire.steps.handles import Handles
 
@@ -35,6 +36,8 @@ class Samples(Protocol):
 
 class LateSamples(Samples, Protocol):
     """What is asked of one that draws beside the device."""
+
+    def draw_by(self, kernels: DrawLines) -> None: ...
 
     def sample(
         self,

@@ -22,7 +22,8 @@ from quire.request import Ints
 from quire.sampling.lanes import Call, Lanes
 from quire.sampling.processors import RowProcessors
 from quire.sampling.rows import Flags
-from quire.sampling.sampler import Sampled, Sampler
+from quire.sampling.sampled import DrawLines, Sampled
+from quire.sampling.sampler import Sampler
 from quire.step import DrawnScores, Masks, RowStart
 from quire.steps.handles import Handles
 
@@ -82,6 +83,9 @@ class HoldingSampler:
         self._held: dict[int, _Held] = {}
         self._last_step = time.perf_counter()
 
+    def draw_by(self, kernels: DrawLines) -> None:
+        self._sampler.draw_by(kernels)
+
     def start(self, start: RowStart) -> None:
         self.end(np.asarray([start.row], np.int32))
         self._sampler.start(start)
@@ -117,7 +121,7 @@ class HoldingSampler:
             return sampled
         for line in theirs.tolist():
             self._begin(int(rows[line]), logits[line], int(positions[line]))
-        made = Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows))
         others = np.flatnonzero(~self._has[rows])
         if len(others):
             at = torch.from_numpy(others).to(self._device)
@@ -139,7 +143,7 @@ class HoldingSampler:
 
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
         """The next token of each of these rows, from its held logits, which are processed."""
-        made = Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows))
         held = [self._held.pop(row) for row in rows.tolist()]
         outcomes = [one.call.outcome() for one in held]
         for line, (row, outcome) in enumerate(zip(rows.tolist(), outcomes, strict=True)):
@@ -155,7 +159,7 @@ class HoldingSampler:
             rows[lines],
             np.array([held[i].position for i in lines], np.int32),
             masks,
-            raw=torch.stack([p if r is None else r for p, r in zip(processed, raw, strict=True)]),
+            raw=raw_lines(processed, raw),
         )
         made.add(lines, sampled)
         for row, token in zip(rows[lines].tolist(), sampled.tokens.tolist(), strict=True):
@@ -172,9 +176,16 @@ class HoldingSampler:
         self._held[row] = _Held(call, raw, position)
 
 
+def raw_lines(processed: list[Tensor], raw: list[Tensor | None]) -> Tensor | None:
+    """The logits of lines as the model gave them, as far as somebody wants these."""
+    if all(line is None for line in raw):
+        return None
+    return torch.stack([p if r is None else r for p, r in zip(processed, raw, strict=True)])
+
+
 @dataclass(slots=True)
 class Merged:
-    """The result of several draws, put together line by line."""
+    """The result of several draws, put together line by line; tokens at home."""
 
     tokens: Tensor
     logprobs: list[DrawnScores] = field(default_factory=list)
@@ -183,11 +194,11 @@ class Merged:
     errors: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, num_lines: int, device: torch.device) -> Merged:
-        return cls(torch.zeros(num_lines, dtype=torch.int64, device=device))
+    def of(cls, num_lines: int) -> Merged:
+        return cls(torch.zeros(num_lines, dtype=torch.int64))
 
     def add(self, lines: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
-        self.tokens[torch.from_numpy(lines).to(self.tokens.device)] = sampled.tokens
+        self.tokens[torch.from_numpy(lines)] = sampled.tokens.cpu()
         theirs = lines.astype(np.int32)
         self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]
         self.failed += [int(lines[i]) for i in sampled.failed]

@@ -18,8 +18,7 @@ of greedy lines costs one argmax.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +39,7 @@ from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
+from quire.sampling.sampled import DrawLines, Sampled
 from quire.sampling.scan import best, index
 from quire.sampling.truncation import mask_out, truncate
 from quire.step import DrawnScores, Masks, RowStart
@@ -47,22 +47,6 @@ from quire.steps.handles import Handles
 
 # Scores worked on at a time; bounds the memory beside the logits.
 _PIECE = 2**22
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """tokens [lines], int64 on the device; what the lines that asked get; lines that failed.
-
-    A line fails when its logits have NaN or +inf or are all -inf, when its constraints leave no
-    token, or when a processor failed, which `errors` then tells. Its token is 0 and means
-    nothing. A line in `held` drew nothing yet, and did not fail either.
-    """
-
-    tokens: Tensor
-    logprobs: tuple[DrawnScores, ...]
-    failed: tuple[int, ...]
-    held: Mapping[int, int] = field(default_factory=dict)  # their numbers among the Handles
-    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class Operation(Protocol):
@@ -111,6 +95,13 @@ class Sampler:
         )
         # What depends on the tokens drawn so far.
         self._remember = (bad_words, penalties, self._batch)
+        self._kernels: DrawLines | None = None
+
+    def draw_by(self, kernels: DrawLines) -> None:
+        """Draw with these from now on. They draw the same tokens; by torch a draw is a hundred
+        launches on a GPU, and a dozen waits. Not where logprobs are of the processed logits."""
+        if self._from_raw and not self._batch.has_invariant:
+            self._kernels = kernels
 
     def start(self, start: RowStart) -> None:
         """A sequence takes the row, with the history it brings along."""
@@ -145,6 +136,8 @@ class Sampler:
         for operation in self._operations:
             edited |= operation.wanted(call)
         masked = self._mask.wanted(call)
+        if self._kernels is not None:
+            return self._sample_by(self._kernels, logits, call, edited | masked, raw)
         tried = masked & ~edited & self._may_try(call)
         edited |= masked & ~tried
         tokens, top = best(logits) if not edited.all() else _nothing(len(call), self._device)
@@ -166,16 +159,56 @@ class Sampler:
         ):
             some = self._edited(self._lines(logits, lines), tokens, top, call, lines)
             _, failed[lines] = self._draw(some, tokens, top, call, lines)
-        if self._from_raw:
-            for lines in self._pieces(np.flatnonzero(asks & ~failed)):
-                some = self._lines(logits if raw is None else raw, lines)
-                self._add_logprobs(logprobs, some, tokens, call, lines, failed)
         tokens[index(np.flatnonzero(failed), self._device)] = 0
+        logprobs += self._raw_logprobs(logits if raw is None else raw, tokens, call, failed)
+        return self._sampled(tokens, tokens, logprobs, call, failed)
+
+    def _sample_by(
+        self, draw: DrawLines, logits: Tensor, call: Call, edited: Flags, raw: Tensor | None
+    ) -> Sampled:
+        """The same by kernels, for the lines of a piece after the other."""
+        parts: list[Tensor] = []
+        places = np.stack([call.rows, call.positions]).astype(np.int32)
+        rows, next_at = torch.from_numpy(places).to(self._device).unbind()
+        for lines in self._pieces(np.arange(len(call))):
+            scores, at = self._lines(logits, lines), slice(int(lines[0]), int(lines[-1]) + 1)
+            if edited[lines].any():
+                part = call.take(lines)
+                scores = self._mask.copy(scores, part)
+                for operation in self._operations:
+                    operation.apply(scores, part)
+            truncated = bool(self._rows.is_truncated[call.rows[lines]].any())
+            tokens, bad = draw(scores, rows[at], next_at[at], truncated=truncated)
+            parts.append(torch.stack([tokens.masked_fill(bad, 0), bad.to(torch.int64)]))
+        drawn = torch.cat(parts, dim=1)
+        home = drawn.cpu()
+        failed: Flags = home[1].numpy() > 0
+        logprobs = self._raw_logprobs(logits if raw is None else raw, drawn[0], call, failed)
+        return self._sampled(home[0], drawn[0], logprobs, call, failed)
+
+    def _raw_logprobs(
+        self, raw: Tensor, tokens: Tensor, call: Call, failed: Flags
+    ) -> list[DrawnScores]:
+        """Of lines that asked, where logprobs are of the logits as the model gave them."""
+        logprobs: list[DrawnScores] = []
+        asks = self._rows.asks_logprobs[call.rows] & ~failed & self._from_raw
+        for lines in self._pieces(np.flatnonzero(asks)):
+            self._add_logprobs(logprobs, self._lines(raw, lines), tokens, call, lines, failed)
+        return logprobs
+
+    def _sampled(
+        self,
+        tokens: Tensor,
+        on_device: Tensor,
+        logprobs: list[DrawnScores],
+        call: Call,
+        failed: Flags,
+    ) -> Sampled:
+        """What was drawn, which whatever depends on it remembers."""
         for memory in self._remember:
-            memory.advance(call, tokens)
-        lines_failed = np.flatnonzero(failed).tolist()
-        errors = self._batch.why(call, failed)
-        return Sampled(tokens, tuple(logprobs), tuple(lines_failed), errors=errors)
+            memory.advance(call, on_device)
+        lines_failed = tuple(np.flatnonzero(failed).tolist())
+        return Sampled(tokens, tuple(logprobs), lines_failed, errors=self._batch.why(call, failed))
 
     def keeps_raw(self, row: int) -> bool:
         """Whether the row's logprobs are those of the logits as the model gave them."""

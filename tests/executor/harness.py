@@ -23,7 +23,7 @@ from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.params.row_sampling import RowSampling
 from quire.request import Ints
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.spec import ModelSpec
 from quire.step import Assigned, DecodeRows, Masks, PrefixGroup, RowStart, Scores, Slice, StepPlan
 from quire.steps.handles import Handles

@@ -10,7 +10,7 @@ from quire.executor.cpu.runner import Runner
 from quire.executor.guessed import NO_GUESS, Draws
 from quire.params.row_sampling import RowSampling
 from quire.request import Ints
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.step import DecodeRows, Masks, Slice, StepPlan, StepResult
 from tests.executor.harness import TextSampler, ints
 from tests.executor.test_runner import PROMPT, decode_plan, new_runner, prefill_plan, written

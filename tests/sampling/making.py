@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quire.params.row_sampling import RowSampling
 from quire.sampling.keys import noise_key
-from quire.sampling.sampler import Sampled, Sampler
+from quire.sampling.sampled import Sampled
+from quire.sampling.sampler import Sampler
 from quire.sampling.seeds import NoiseKeys, noise
 from quire.sampling_params import SamplingParams
 from quire.step import DrawnScores, Masks, RowStart

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.sampling_params import SamplingParams
 from quire.step import RowStart
 from tests.sampling.making import entries, make_params, make_sampler, make_start

@@ -28,7 +28,7 @@ from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.step import (
     Candidates,
     DrawnScores,

@@ -56,6 +56,11 @@ class DeviceOps(Protocol):
         line's logits failed. `edited` (int32; -1: none) names the lines whose rows have edits,
         which are made first, and which remember what was drawn."""
 
+    def draw_beside(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As `draw`, without edits, and on any stream, whatever the others draw meanwhile."""
+
     def score(
         self,
         logits: Tensor,

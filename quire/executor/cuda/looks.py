@@ -93,7 +93,7 @@ class Looks:
             return
         draws, masks = self._lookers.draws, self._plan.masks
         at, sampled = draws.now(self._now, self._upload, logits, step, masks)
-        tokens[at] = sampled.tokens
+        tokens[at] = sampled.tokens.to(tokens.device)
         failed[at] = False
         failed[at[list(sampled.failed)]] = True
         self._extras.add(sampled, self._now.lines)

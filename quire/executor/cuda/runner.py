@@ -101,6 +101,7 @@ class CudaRunner:
         scorer = Scorer(self._logits, num_lines=num_lines, as_logits=scores_as_logits)
         self._scoring = CudaScoring(scorer, self._host_copies)
         self._beams = CudaBeams(columns, self._host_copies, handles)
+        sampler.draw_by(ops.draw_beside)
         self._draws = SamplerDraws(columns, sampler)
         more = MoreScores(columns, self._host_copies)
         self._lookers = Lookers(more, self._beams, self._draws)

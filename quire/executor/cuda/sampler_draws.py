@@ -28,7 +28,7 @@ from quire.executor.cuda.upload import Upload
 from quire.executor.samplers import LateSamples
 from quire.request import Ints
 from quire.sampling.holding import Patience
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.step import Masks, StepPlan
 from quire.steps.row_schema import FAILED, RESTS
 

@@ -16,7 +16,7 @@ from quire.executor.cuda.more_scores import MoreLetter
 from quire.executor.cuda.sampler_draws import LateTokens
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import Sampled
 from quire.step import DrawnScores, StepResult, joined_blocks
 from quire.steps.row_schema import FAILED, RESTS
 

@@ -114,6 +114,7 @@ class TritonOps:
             made_for = parts_shape(shape)
             self._buffers = DecodeBuffers.make(made_for, rows, device, prefix_parts=parts)
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
+        self._beside: SampleBuffers | None = None
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
         self._starts: dict[int, Tensor] = {}  # 0, 1, 2 ... where places have one token each
@@ -204,6 +205,18 @@ class TritonOps:
             edits = RowEdits(mine.ints, mine.penalties, mine.words, mine.masks)
             room = self._edit_buffers()
             sample_edited(*given, truncated=truncated, places=edited, edits=edits, room=room)
+        return out.tokens[:count], out.failed[:count]
+
+    def draw_beside(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        columns, count = self._columns, logits.shape[0]
+        if self._beside is None:
+            with torch.inference_mode(False):
+                given = (columns.num_rows, columns.vocab_size, columns.device)
+                self._beside = SampleBuffers(*given)
+        out = self._beside
+        sample(logits, rows, next_at, self._sampling, out, truncated=truncated)
         return out.tokens[:count], out.failed[:count]
 
     def score(

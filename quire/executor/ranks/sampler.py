@@ -17,9 +17,9 @@ from quire.config import EngineConfig
 from quire.errors import ProcessorFailed
 from quire.executor.samplers import plain_sampler
 from quire.request import Ints
-from quire.sampling.holding import Merged, Patience
+from quire.sampling.holding import Merged, Patience, raw_lines
 from quire.sampling.rows import Flags
-from quire.sampling.sampler import Sampled
+from quire.sampling.sampled import DrawLines, Sampled
 from quire.step import Floats, Masks, RowStart
 from quire.steps.handles import Handles
 
@@ -50,6 +50,9 @@ class RankSampler:
         asked, self._asked = self._asked, {}
         return {row: logits.float().cpu().numpy() for row, logits in asked.items()}
 
+    def draw_by(self, kernels: DrawLines) -> None:
+        self._sampler.draw_by(kernels)
+
     def start(self, start: RowStart) -> None:
         self.end(np.asarray([start.row], np.int32))
         self._sampler.start(start)
@@ -73,7 +76,7 @@ class RankSampler:
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
             return self._sampler.sample(logits, rows, positions, masks)
-        made = Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows))
         for line in theirs.tolist():
             row = int(rows[line])
             raw = logits[line].clone()
@@ -89,7 +92,7 @@ class RankSampler:
         return made.sampled()
 
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
-        made = Merged.of(len(rows), self._device)
+        made = Merged.of(len(rows))
         held = [self._held.pop(row) for row in rows.tolist()]
         lines = []
         for line, row in enumerate(rows.tolist()):
@@ -105,9 +108,7 @@ class RankSampler:
                 rows[lines],
                 np.array([held[line].position for line in lines], np.int32),
                 masks,
-                raw=torch.stack(
-                    [p if r is None else r for p, r in zip(processed, raw, strict=True)]
-                ),
+                raw=raw_lines(processed, raw),
             )
             made.add(np.array(lines), drawn)
         return made.sampled()

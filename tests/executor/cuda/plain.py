@@ -201,6 +201,11 @@ class PlainOps:
                 editing.remember(int(rows[line]), int(tokens[line]))
         return tokens, failed
 
+    def draw_beside(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        return self.draw_plain(logits, rows, next_at, truncated=truncated)
+
     def draw_plain(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
     ) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,38 @@
+"""What a sampler says, and the kernels that it may draw with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.step import DrawnScores
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens [lines], int64, on the device or at home; what the lines that asked get; lines that
+    failed.
+
+    A line fails when its logits have NaN or +inf or are all -inf, when its constraints leave no
+    token, or when a processor failed, which `errors` then tells. Its token is 0 and means
+    nothing. A line in `held` drew nothing yet, and did not fail either.
+    """
+
+    tokens: Tensor
+    logprobs: tuple[DrawnScores, ...]
+    failed: tuple[int, ...]
+    held: Mapping[int, int] = field(default_factory=dict)  # their numbers among the Handles
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+class DrawLines(Protocol):
+    """Kernels of a device that draw, and know by themselves how its rows draw."""
+
+    def __call__(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
+    ) -> tuple[Tensor, Tensor]:
+        """A token (int64) per line, for rows[i] (int32), to stand at next_at[i] (int32), and
+        whether its logits failed. The next call may write over both."""
