@@ -162,8 +162,9 @@ class DeviceColumns(RowColumns):
         row, num_logprobs = start.row, start.sampling.num_logprobs
         self.edits.end(np.array([row], np.int32))
         special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
-        if not special and has_edits(start):
-            special = not self.edits.begin(start)
+        tries = not self.all_special and _tries_edited(start.sampling)
+        if has_edits(start) and (not special or tries):
+            special = not self.edits.begin(start) or special
         self.special[row], self.paced[row] = special, start.paced
         self.truncated[row] = self._truncates(start.sampling)
         asks = not special and num_logprobs is not None
@@ -239,6 +240,12 @@ def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
         or not (sampling.num_logprobs is None or scores_raw)
         or start.has_processors
     )
+
+
+def _tries_edited(sampling: RowSampling) -> bool:
+    """Whether a row that the sampler draws for tries ahead with its edits: those that depend on no
+    token drawn before, which may be taken back, and on no mask."""
+    return fits_edits(sampling) and not (sampling.has_penalties or sampling.guided)
 
 
 def _fits_entry(sampling: RowSampling) -> bool:

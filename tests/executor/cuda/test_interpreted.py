@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_masks import GUIDED
 from tests.executor.cuda.test_masks import run as run_guided
+from tests.executor.cuda.test_processors import seldom
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
 from tests.executor.harness import small_config, told
 
@@ -115,6 +117,18 @@ def test_the_kernels_draw_the_tokens_of_the_plain_runner(small_batch: bool) -> N
     got = answers(executor, config, few(config))
     wanted = expected(few(config), config)
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+@pytest.mark.interpreted
+def test_processed_rows_draw_the_tokens_of_the_plain_runner() -> None:
+    config = small_config(depth=2, max_repeat=4, num_blocks=128, block_size=16)
+    asked = [{}, {"top_k": 9, "repetition_penalty": 1.3}, {"temperature": 0.0, "logprobs": 2}]
+    shown: dict[str, Any] = {"max_tokens": 6, "processors": (seldom,)}
+    made = [replace(one, **shown) for one in requests(asked, count=3)]
+    found = answers(InterpretedExecutor(config, SPEC, WEIGHTS), config, made)
+    for one, wanted in zip(found, expected(made, config), strict=True):
+        assert one.output_ids.tolist() == wanted.output_ids.tolist()
+        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
 
 
 @pytest.mark.interpreted
