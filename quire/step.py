@@ -24,6 +24,8 @@ from quire.request import HiddenKind, Ints
 
 Floats = npt.NDArray[np.float32]
 
+MOST_TRIED = 256  # lines of logits of one plan that wait for the host: 80 MB of a large vocabulary
+
 
 def no_ints() -> Ints:
     return np.empty(0, np.int32)
@@ -198,7 +200,8 @@ class StepPlan:
     So it is with decode rows in `tried`, but that tried[i] may go on for num_tried[i] passes by
     what the device draws for it, without all that edits its logits. Each of these passes counts as
     far as the row draws the same when its logits are edited, and the first in which it does not
-    counts, too: with that other token. KV behind it is written over when the row goes on.
+    counts, too: with that other token. KV behind it is written over when the row goes on. All
+    together try at most MOST_TRIED passes, or one each.
     """
 
     starts: tuple[RowStart, ...] = ()

@@ -14,10 +14,9 @@ import numpy as np
 from quire.request import Ints
 from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import Waiting
-from quire.step import StepPlan
+from quire.step import MOST_TRIED, StepPlan
 
 FADING = 0.5  # of what earlier plans tell, with each
-MOST_LINES = 256  # of logits that wait for the host, of one plan: 80 MB of a large vocabulary
 
 
 class Trials:
@@ -41,7 +40,7 @@ class Trials:
         at = self.running()
         if not len(at):
             return 1
-        return max(1, min(int(self._reach(at).max()), MOST_LINES // len(at)))
+        return max(1, min(int(self._reach(at).max()), MOST_TRIED // len(at)))
 
     def steps(self, at: Ints, repeat: int) -> Ints:
         """How many tokens each decode row of a plan of so many steps may draw."""

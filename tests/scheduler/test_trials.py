@@ -10,8 +10,7 @@ from quire.engine import Engine
 from quire.request import Request
 from quire.scheduler.pacing import Pacing
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.trials import MOST_LINES
-from quire.step import StepPlan
+from quire.step import MOST_TRIED, StepPlan
 from tests.fakes import FakeExecutor, FakeRow, expected_output
 from tests.scheduler.runs import Setting, make_request, run_all
 
@@ -82,8 +81,8 @@ def test_while_others_wait_for_a_row_two_plans_are_on_their_way() -> None:
 
 def test_many_rows_keep_few_lines_of_logits() -> None:
     executor = run([*(processed(i) for i in range(100))], 32)
-    assert max(int(p.num_tried.sum()) for p in executor.all_plans) <= MOST_LINES
-    assert max(executor.repeats()) == MOST_LINES // 100
+    assert max(int(p.num_tried.sum()) for p in executor.all_plans) <= MOST_TRIED
+    assert max(executor.repeats()) == MOST_TRIED // 100
 
 
 def test_who_may_try() -> None:

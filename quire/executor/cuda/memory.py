@@ -20,6 +20,7 @@ from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, windows_of
 from quire.layer_plan import DeltaNetPlan
 from quire.spec import ModelSpec
+from quire.step import MOST_TRIED
 from quire.steps.automata import num_states_for
 
 MIB = 1 << 20
@@ -56,7 +57,9 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     activations = most * (around + max(heads + 2 * attended + long, gates, mixed))
     activations += CAPTURED_COPIES * captured * per_token
     # Those of a step made in two halves, which wait for their masks, have room of their own.
-    logits = (LOGITS_COPIES + 1) * config.max_num_seqs * spec.vocab_size
+    lines = (LOGITS_COPIES + 1) * config.max_num_seqs
+    lines += min(MOST_TRIED, config.max_num_seqs * config.max_repeat)  # that wait for the host
+    logits = lines * spec.vocab_size
     # Partial results of attention, float32: of every piece where it is cut by position alone.
     each = most_pieces(config.max_model_len) if config.batch_invariant else 4
     parts = each * config.max_num_seqs * attended * 4
