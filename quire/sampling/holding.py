@@ -36,20 +36,21 @@ LOOKS_AGAIN = 0.001  # seconds, while waiting costs nothing
 
 
 class Patience:
-    """How long rows that are ready wait for processors: so many seconds, and all the time before
-    that in which waiting is free."""
+    """How long rows that are ready wait for processors in each draw of a step: a share of what the
+    step took, and all the time before that in which waiting is free."""
 
-    def __init__(self, seconds: float, is_free: Callable[[], bool] = lambda: False) -> None:
-        self._seconds, self._is_free = seconds, is_free
+    def __init__(
+        self, since: float, *, beside_others: bool, is_free: Callable[[], bool] = lambda: False
+    ) -> None:
+        """The step began then. `beside_others`: others wait for these rows."""
+        self._since, self._is_free = since, is_free
+        self._share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
         self._until: float | None = None
 
-    @staticmethod
-    def of_step(
-        took: float, *, beside_others: bool, is_free: Callable[[], bool] = lambda: False
-    ) -> Patience:
-        """After a step that took so long. `beside_others`: others wait for these rows."""
-        share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
-        return Patience(min(share * took, MOST_PATIENCE), is_free)
+    def begin(self) -> None:
+        """Another draw. A row that tried ahead has many, of which each is worth as much: given up
+        for the time that those before it took, it would be left behind by the others."""
+        self._until = None
 
     def left(self) -> float:
         """Seconds to wait now; at most 0 if there are none left."""
@@ -57,7 +58,7 @@ class Patience:
         if self._until is None:
             if self._is_free():
                 return LOOKS_AGAIN
-            self._until = now + self._seconds
+            self._until = now + min(self._share * (now - self._since), MOST_PATIENCE)
         return self._until - now
 
 
@@ -128,8 +129,8 @@ class HoldingSampler:
             made.add(
                 others, self._sampler.sample(logits[at], rows[others], positions[others], masks)
             )
-        took = time.perf_counter() - self._last_step
-        patience = patience or Patience.of_step(took, beside_others=len(others) > 0)
+        patience = patience or Patience(self._last_step, beside_others=len(others) > 0)
+        patience.begin()
         calls = [self._held[row].call for row in rows[theirs].tolist()]
         while (seconds := patience.left()) > 0 and not all(call.done() for call in calls):
             self._lanes.wait(calls, seconds)

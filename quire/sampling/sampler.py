@@ -167,9 +167,10 @@ class Sampler:
         self, draw: DrawLines, logits: Tensor, call: Call, edited: Flags, raw: Tensor | None
     ) -> Sampled:
         """The same by kernels, for the lines of a piece after the other."""
-        parts: list[Tensor] = []
-        places = np.stack([call.rows, call.positions]).astype(np.int32)
-        rows, next_at = torch.from_numpy(places).to(self._device).unbind()
+        places = torch.from_numpy(np.stack([call.rows, call.positions]).astype(np.int32))
+        if self._device.type == "cuda":  # so that nothing waits for the copy
+            places = places.pin_memory().to(self._device, non_blocking=True)
+        (rows, next_at), parts = places.unbind(), list[Tensor]()
         for lines in self._pieces(np.arange(len(call))):
             scores, at = self._lines(logits, lines), slice(int(lines[0]), int(lines[-1]) + 1)
             if edited[lines].any():

@@ -68,6 +68,7 @@ class LateDraws:
     blocks: dict[str, tuple[SomeLines, list[KeptStep]]] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # rows that have ended since
     launched: torch.cuda.Event | None = None  # when all of the plan is computed
+    sent: float = 0.0  # when it was launched
 
     def is_computed(self) -> bool:
         return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
@@ -93,7 +94,6 @@ class SamplerDraws:
     def __init__(self, columns: DeviceColumns, sampler: LateSamples) -> None:
         self._columns, self._sampler = columns, sampler
         self._pending: list[LateDraws] = []
-        self._last_draw = time.perf_counter()
         self._stream: torch.cuda.Stream | None = None
         if columns.device.type == "cuda":
             # With work of its own, so that it waits for no later plan; and before others, because
@@ -140,7 +140,7 @@ class SamplerDraws:
         """All of the plan is launched: from here on it may be drawn; None if there is nothing."""
         if not late:
             return None
-        late.launched = self._event()
+        late.launched, late.sent = self._event(), time.perf_counter()
         self._pending.append(late)
         return late
 
@@ -168,13 +168,11 @@ class SamplerDraws:
         else:  # every row ended meanwhile
             blocks = late.blocks.values()
             late.gone.update(late.released.tolist(), *(some.rows.tolist() for some, _ in blocks))
-        took = time.perf_counter() - self._last_draw
-        patience = Patience.of_step(
-            took, beside_others=late.beside_others, is_free=lambda: not late.is_computed()
+        patience = Patience(
+            late.sent, beside_others=late.beside_others, is_free=lambda: not late.is_computed()
         )
         drawn = [self._draw_block(late, *block, patience) for block in late.blocks.values()]
         drawn.append(self._draw_released(late))
-        self._last_draw = time.perf_counter()
         width = max(one.tokens.shape[1] for one in drawn)
         tokens = np.concatenate([one.padded(width) for one in drawn])
         some = [one.some for one in drawn]
