@@ -8,44 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, DeltaRule, HeadNorms, HeadShape, RowNorm
-from quire.config import EngineConfig
+from quire.backends.ops import AttentionInputs, DeltaRule, RowNorm
 from quire.executor.cuda.batch import PromptPass
-from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import new_entries
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
-from quire.executor.memory import make_cache
-from quire.layer_plan import DeltaNetPlan, NormPlan, expert_plans, mlp_of
-from quire.models.decoder import head_shape
+from quire.executor.precompile.call_room import ROWS, CallRoom
+from quire.layer_plan import DeltaNetPlan, expert_plans, mlp_of
 from quire.params.row_sampling import RowSampling
-from quire.spec import ModelSpec
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE
 
-ROWS = 16
 
-
-class Calls:
+class Calls(CallRoom):
     """One call of every kernel, on a few rows that rest and blocks nobody uses."""
-
-    def __init__(self, config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
-        self.config, self.spec, self.device = config, spec, device
-        self.dtype: torch.dtype = getattr(torch, config.dtype)
-        fp8_kv = config.kv_cache_dtype == "fp8"
-        self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
-        self.windows = frozenset(spec.windows)
-        self.kinds = frozenset((0, window) for window in self.windows)
 
     def all(self) -> list[Callable[[], object]]:
         """What the first steps call of ours, the slowest to compile first."""
@@ -105,27 +89,6 @@ class Calls:
             self.scores,
             self.automata,
         ]
-
-    def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)
-
-    def cache(self) -> tuple[Tensor, Tensor]:
-        kept = self.caches()[0]
-        return kept[0], kept[-1]
-
-    def sinks(self) -> Tensor | None:
-        if not self.shape.sinks:
-            return None
-        return self.empty(self.shape.num_heads, dtype=torch.float32)
-
-    def caches(self) -> Tensor:
-        """One block of one layer."""
-        one = replace(self.spec, layers=self.spec.layers[:1])
-        return make_cache(one, 1, self.shape.block_size, self.shape.kv_dtype, self.device)
-
-    def columns(self, num_states: int = 0) -> DeviceColumns:
-        vocab_size, device = self.spec.vocab_size, self.device
-        return DeviceColumns(ROWS, 4, vocab_size=vocab_size, device=device, num_states=num_states)
 
     def prompts(self, window: int | None) -> None:
         from quire.backends.triton.prefill import PrefillAttention
@@ -215,9 +178,6 @@ class Calls:
         rule = DeltaRule(plan, taps, sums, sums)
         states.take_up(rule, qkvz[:, : plan.channels], rates, *self.cache())
 
-    def wide(self, *size: int) -> Tensor:
-        return self.empty(*size, dtype=torch.float32)
-
     def packed(self) -> None:
         """Attention of few rows straight from the packed projection."""
         from quire.executor.cuda.triton_ops import PlannedDecode, TritonOps
@@ -232,17 +192,6 @@ class Calls:
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         norms = self.head_norms()
         step.attend_packed(qkv, turn, turn, *self.cache(), norms)
-
-    def head_norms(self) -> HeadNorms | None:
-        """Norms of heads, where the kernel that turns those norms them, too."""
-        plan = self.spec.layers[0].attention.head_norm
-        if plan is None:
-            return None
-        weight = self.norm_weight(plan, self.spec.head_dim)
-        return HeadNorms(weight, weight, plan.eps)
-
-    def norm_weight(self, plan: NormPlan, width: int) -> Tensor:
-        return self.empty(width, dtype=torch.float32 if plan.is_wide else None)
 
     def sample(self, *, truncated: bool) -> None:
         from quire.executor.cuda.triton_ops import TritonOps
