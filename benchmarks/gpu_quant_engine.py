@@ -34,11 +34,12 @@ def models() -> Iterator[Line]:
     prompts = [[(7 * i + j * j) % 2000 for j in range(20 + 40 * i)] for i in range(8)]
     usual: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
     usual |= {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
-    for name in ("awq", "gptq desc_act", "fp8 by tensor", "nf4"):
+    methods = {"awq": "awq", "gptq desc_act": "gptq", "fp8 by tensor": "fp8", "nf4": "bitsandbytes"}
+    for name, method in methods.items():
         with tempfile.TemporaryDirectory() as directory:
             write_quantised(plain, Path(directory), CASES[name])
             found = []
-            for quantization in (None, "none"):
+            for quantization in (method, "none"):
                 with LLM(directory, quantization=quantization, **usual) as llm:
                     held = torch.cuda.memory_allocated() >> 20
                     found.append(llm.generate(prompts, params, use_tqdm=False))
@@ -70,7 +71,7 @@ WORK = ((16, 16, 256), (64, 16, 128), (256, 16, 64), (64, 1024, 1))
 
 
 def speed() -> Iterator[Line]:
-    """Tokens per second at the shape of Llama-3.1-8B, random weights in each layout."""
+    """Tokens per second at the shape of Llama-3.1-8B, random weights kept in each layout."""
     from quire import LLM, SamplingParams
 
     config = json.loads((MODELS / "llama-3.1-8b.json").read_text())
@@ -80,7 +81,9 @@ def speed() -> Iterator[Line]:
             full = config if said is None else {**config, "quantization_config": said}
             (Path(directory) / "config.json").write_text(json.dumps(full))
             began = time.perf_counter()
-            with LLM(directory, **usual, enable_prefix_caching=False, max_model_len=4096) as llm:
+            kept = None if said is None else said["quant_method"]
+            more = {"enable_prefix_caching": False, "max_model_len": 4096, "quantization": kept}
+            with LLM(directory, **usual, **more) as llm:
                 line: Line = {"layout": name, "start": time.perf_counter() - began}
                 for rows_, prompt, most in WORK:
                     prompts = [[(i * 31 + j) % 9999 for j in range(prompt)] for i in range(rows_)]

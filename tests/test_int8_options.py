@@ -92,6 +92,7 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
         ({"dtype": "float32"}, None),
         ({"batch_invariant": True}, None),
         ({"tensor_parallel_size": 2}, None),
+        ({"enable_lora": True}, None),
         ({"quantization": "none"}, None),
     ],
 )

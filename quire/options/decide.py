@@ -225,9 +225,9 @@ def _stays_fp8(options: Options, facts: DeviceFacts, *, all_fp8: bool) -> bool:
     """Whether weights in fp8 are multiplied with as they are, unasked: where that is faster than
     plain ones of 16 bits, and nothing was asked for that it has not. Codes of 4 bits are faster
     with few rows, and slower with hundreds: they stay only where that is asked for."""
-    plain = options.dtype == "float32" or options.batch_invariant
-    alone = options.tensor_parallel_size == 1
-    return all_fp8 and facts.fast_fp8 and options.quantization is None and alone and not plain
+    asks_more = options.dtype == "float32" or options.batch_invariant or options.enable_lora
+    is_one = options.tensor_parallel_size == 1
+    return all_fp8 and facts.fast_fp8 and options.quantization is None and is_one and not asks_more
 
 
 def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
