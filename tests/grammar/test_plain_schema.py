@@ -115,10 +115,10 @@ def test_masks_are_llguidances(
 def test_so_are_those_of_schemas_as_people_write_them(
     compiler: GrammarCompiler, byte_bpe: Tokenizer, vocab_size: int
 ) -> None:
-    schemas = [schema for _, schema in corpus(84)]
+    schemas = [schema for _, schema in corpus(42)]
     options = {"disable_any_whitespace": True}
     plain = [check(compiler, byte_bpe, one, vocab_size, **options) for one in schemas]
-    assert 8 < sum(plain) < len(plain)
+    assert 4 < sum(plain) < len(plain)
 
 
 @pytest.mark.parametrize("schema", OTHERS, ids=json.dumps)
