@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits
 from quire.request import Request
@@ -69,6 +70,15 @@ def test_rows_that_find_no_room_are_left_to_the_sampler(monkeypatch: pytest.Monk
     monkeypatch.setattr(DeviceEdits, "begin", lambda self, s: s.row % 2 == 0 and begin(self, s))
     executor = check(EDITED, 8, 128)
     assert executor.ways == {"now"} and any(repeat > 1 for how, repeat in executor.seen if how)
+
+
+def test_masks_are_at_one_address_before_the_first_comes() -> None:
+    """What is captured for a row with a bias alone may be run for one that has a mask."""
+    edits = DeviceEdits(4, 64, torch.device("cpu"), num_states=3)
+    before = edits.masks.data_ptr()
+    edits.set_masks(torch.tensor([2]), torch.tensor([[5, 6]], dtype=torch.int32))
+    assert edits.masks.data_ptr() == before and edits.masks.shape == (8, 2)
+    assert edits.masks[2].tolist() == [5, 6] and edits.masks[1].tolist() == [-1, -1]
 
 
 def test_the_arena_hands_out_and_joins_spans() -> None:
