@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from quire.backends.triton import adapters
 from quire.backends.triton.adapters import (
     UNUSED,
     StackedAdapters,
+    StackedProduct,
     column_blocks,
     most_tiles,
     tiled,
@@ -184,5 +185,6 @@ def test_products_with_adapters(
     assert torch.equal(base.weight, weight) and base.weight.is_contiguous()
     ours.release()  # as before the first was loaded, in the same memory
     assert torch.equal(ours.multiply(base, x, lines), base(x))
+    assert not cast(StackedProduct, ours).make_room()[0].any()
     ours.load(0, [replace(one, factor=None)])
     assert_close(ours.multiply(base, x, lines)[slots != 0], base(x)[slots != 0])

@@ -12,6 +12,7 @@ import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work
 from quire.adapters.read import AdapterWeights
 from quire.adapters.sites import sites_of
 from quire.backends.adapter_ops import Added
+from quire.backends.triton import adapters as on_device
 from quire.config import AdapterOptions, EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.request import Adapter, Request
@@ -68,7 +69,8 @@ def run(executor: Any, config: EngineConfig, wanted: list[Request]) -> list[list
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("rounded", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_device_adds_what_the_host_adds(rounded: bool) -> None:
+def test_the_device_adds_what_the_host_adds(rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device, "MOST_BEHIND", 1.0)  # A of all but qkv is behind the weight
     config = small_config(depth=2, max_repeat=4, num_blocks=128, adapters=ADAPTERS)
     plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
     expected = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, asked())
