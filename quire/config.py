@@ -17,12 +17,14 @@ class Speculation:
     """Tokens are guessed from what followed when a row's last tokens occurred before.
 
     At most `num_tokens` at a time; at least `shortest` tokens must agree, and more than
-    `longest` are not compared.
+    `longest` are not compared. With `device_lines` it is the device that looks them up, pass by
+    pass: a pass of so many lines takes about what one of a single line does.
     """
 
     num_tokens: int
     shortest: int
     longest: int
+    device_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,24 @@ class Masks:
     ticket: int = 0
 
 
+MOST_GUESSES, MOST_HISTORY = 15, 32_768  # of a row in a pass; tokens they are looked up among
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """The decode rows of a plan may guess: in each pass a row feeds its last token and up to
+    `count` more, those that followed when its last tokens occurred before (at least `shortest` of
+    them agree, at most `longest` are compared). It draws at each, and keeps tokens as for a Slice
+    with guesses. Decode row i looks among the first lengths[i] of tokens[i], its last ones, and
+    what it writes from here on; one with length 0 does not guess."""
+
+    count: int
+    shortest: int
+    longest: int
+    tokens: Ints  # [rows, longest of them]
+    lengths: Ints
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The next forward pass, or `repeat` decode passes in a row, as data.
@@ -201,7 +219,8 @@ class StepPlan:
     what the device draws for it, without all that edits its logits. Each of these passes counts as
     far as the row draws the same when its logits are edited, and the first in which it does not
     counts, too: with that other token. KV behind it is written over when the row goes on. All
-    together try at most MOST_TRIED passes, or one each.
+    together try at most MOST_TRIED passes, or one each. A plan with `guessing` has none of these,
+    and no slices.
     """
 
     starts: tuple[RowStart, ...] = ()
@@ -222,10 +241,16 @@ class StepPlan:
     num_tried: Ints = field(default_factory=no_ints)
     forgotten: Ints = field(default_factory=no_ints)
     encode: tuple[Encode, ...] = ()
+    guessing: Guessing | None = None
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.prefill) + len(self.decode) * self.repeat
+        return sum(len(s.token_ids) for s in self.prefill) + len(self.decode) * self.most_drawn
+
+    @property
+    def most_drawn(self) -> int:
+        """The most tokens that a decode row may get."""
+        return self.repeat * (1 + self.guessing.count if self.guessing else 1)
 
     def sampled_rows(self) -> Ints:
         """The rows a result has tokens for, in its order: slices, decode rows, released."""
@@ -316,7 +341,8 @@ class StepResult:
     one line per target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows that
     could draw no further token, their logits not being finite; `errors` says of some what their
     processors did. `held` are rows whose next token is still to be drawn: processors work on
-    logits of that number among the Handles.
+    logits of that number among the Handles. With guesses in passes, `passes` are those in which a
+    row drew, and `guessed` the tokens that it was fed as guesses in these.
     """
 
     tokens: Ints
@@ -328,3 +354,5 @@ class StepResult:
     held: dict[int, int] = field(default_factory=dict)
     candidates: Candidates | None = None
     hidden: dict[int, Floats] = field(default_factory=dict)
+    passes: Ints = field(default_factory=no_ints)
+    guessed: Ints = field(default_factory=no_ints)

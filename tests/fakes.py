@@ -19,7 +19,8 @@ from quire.cache.groups import ONE_GROUP, Windows
 from quire.cache.pool import BlockPool
 from quire.executor.executor import ExecutorFacts
 from quire.request import Request
-from quire.step import Candidates, RowStart, Scores, Slice, StepPlan, StepResult, Targets
+from quire.scheduler.guesses import continuation, look_up
+from quire.step import Candidates, Guessing, RowStart, Scores, Slice, StepPlan, StepResult, Targets
 from quire.steps.handles import Handles
 from tests.fake_beams import logprobs_after
 
@@ -234,6 +235,7 @@ class FakeExecutor:
         tokens: list[list[int]] = []
         scores: dict[int, Scores] = {}
         ends: list[int] = []  # the chain each row draws from
+        passes: list[tuple[int, int]] = []  # of decode rows, and their guesses
         for number, s in enumerate(plan.prefill):
             row = self.rows[s.row]
             chains = [
@@ -250,20 +252,25 @@ class FakeExecutor:
         ):
             row = self.rows[r]
             assert row.frozen or position == row.length - 1, "fed at a wrong position"
-            made, chain = [], 0
+            made, chain, told = [], 0, (0, 0)
             if r in plan.tried:
                 made = self._try(row, int(plan.num_tried[plan.tried == r][0]))
+            elif plan.guessing is not None:
+                made, told = self._guess(plan.guessing, len(passes), row, plan.repeat)
             else:
                 made, chain = self._decode(row, 1 if r in plan.single else plan.repeat)
             ends.append(chain)
             tokens.append(made)
-        most = max(plan.repeat, *(1 + s.num_guessed for s in plan.prefill), 1)
+            passes.append(told)
+        most = max(plan.most_drawn, *(1 + s.num_guessed for s in plan.prefill), 1)
         padded = [made + [-1] * (most - len(made)) for made in tokens]
         return StepResult(
             np.array(padded, np.int32).reshape(len(tokens), most),
             np.array([len(made) for made in tokens], np.int32),
             scored=scores,
             candidates=self._candidates(plan, ends),
+            passes=np.array([one for one, _ in passes] if plan.guessing else [], np.int32),
+            guessed=np.array([one for _, one in passes] if plan.guessing else [], np.int32),
         )
 
     def _decode(self, row: FakeRow, steps: int) -> tuple[list[int], int]:
@@ -278,13 +285,39 @@ class FakeExecutor:
         """All that a row draws without its processors stands."""
         return self._decode(row, steps)[0]
 
+    def _guess(
+        self, asked: Guessing, line: int, row: FakeRow, steps: int
+    ) -> tuple[list[int], tuple[int, int]]:
+        """What decode row `line` draws with guesses in each pass: how many passes, and guesses."""
+        made, num_passes, num_guessed = list[int](), 0, 0
+        while num_passes < steps and not row.frozen:
+            guesses = self._look_up(asked, line, row, made)
+            fed = enumerate([row.last, *guesses])
+            chains = [self._feed(row, row.length - 1 + i, token) for i, token in fed]
+            made += self._draw_all(row, chains, guesses)
+            num_passes, num_guessed = num_passes + 1, num_guessed + len(guesses)
+        return made, (num_passes, num_guessed)
+
+    def _look_up(self, asked: Guessing, line: int, row: FakeRow, made: list[int]) -> list[int]:
+        if not asked.lengths[line]:
+            return []
+        known = np.append(asked.tokens[line, : asked.lengths[line]], made).astype(np.int32)
+        assert known[-1] == row.last and len(known) == row.length, "another row's history"
+        left = row.start.max_tokens - (row.length - len(row.start.prompt_ids)) - 1
+        begin, agreed = look_up(known, asked.shortest, asked.longest)
+        return continuation(known, begin, min(asked.count, left)).tolist() if agreed else []
+
     def _draw_guessed(self, row: FakeRow, s: Slice, chains: list[int]) -> list[int]:
         """What a row draws at the end of a slice, and before it at each guess."""
         guesses = s.token_ids[len(s.token_ids) - s.num_guessed :].tolist()
         if guesses:
             assert s.start == row.length - 1 and s.token_ids[0] == row.last, "fed a wrong token"
+        return self._draw_all(row, chains[-1 - s.num_guessed :], guesses)
+
+    def _draw_all(self, row: FakeRow, chains: list[int], guesses: list[int]) -> list[int]:
+        """As far as the guesses are right."""
         made = []
-        for chain, guess in zip(chains[-1 - s.num_guessed :], [*guesses, -1], strict=True):
+        for chain, guess in zip(chains, [*guesses, -1], strict=True):
             made.append(self._draw(row, chain))
             if made[-1] != guess or row.frozen:
                 break

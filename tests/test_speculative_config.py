@@ -32,10 +32,16 @@ def test_guessing_that_was_asked_for_is_done_or_the_reason_said() -> None:
     assert config.speculation == Speculation(3, 1, 8)
     assert any("near ties" in line for line in config.notes)
     on_gpu = resolve(asked, spec(), gpu(80, "bfloat16"))
-    seen = resolve(dataclasses.replace(asked, logits_processors=(Nudge,)), spec(), cpu())
-    for without, why in ((on_gpu, "CPUs"), (seen, "logits_processors")):
+    assert on_gpu.speculation == Speculation(3, 1, 8, device_lines=16)
+    steady = dataclasses.replace(asked, batch_invariant=True)
+    in_steady = resolve(steady, spec(), gpu(80, "bfloat16")).speculation
+    assert in_steady is not None and in_steady.device_lines > 16
+    seeing = dataclasses.replace(asked, logits_processors=(Nudge,))
+    for device in (cpu(), gpu(80, "bfloat16")):
+        without = resolve(seeing, spec(), device)
         assert without.speculation is None
-        assert any("speculative_config" in n and why in n for n in without.notes)
+        why = "speculative_config is not followed: logits_processors"
+        assert any(why in note for note in without.notes)
     off = parse_options({"speculative_config": {"num_speculative_tokens": 0}})
     assert resolve(off, spec(), gpu(80, "bfloat16")).speculation is None
 

@@ -19,6 +19,7 @@ from quire.step import (
     DecodeRows,
     DrawnScores,
     Encode,
+    Guessing,
     Masks,
     MediaPart,
     PrefixGroup,
@@ -125,6 +126,7 @@ def plan(rng: random.Random) -> StepPlan:
         single=ints(rng),
         forgotten=ints(rng),
         encode=tuple(encoded(rng) for _ in range(rng.randrange(2))),
+        guessing=rng.choice([None, Guessing(3, 1, 8, ints(rng).reshape(1, -1), ints(rng))]),
     )
 
 
@@ -140,6 +142,8 @@ def result(rng: random.Random) -> StepResult:
         {0: 7} if rng.random() < 0.3 else {},
         rng.choice([None, Candidates(ints(rng), ints(rng), floats(rng, 3))]),
         {i: floats(rng, 2, 3) for i in range(rng.randrange(3))},
+        ints(rng),
+        ints(rng),
     )
 
 

@@ -125,7 +125,7 @@ def _speculation(
         options.speculative_config,
         device=facts.device,
         batch_invariant=batch_invariant,
-        keeps_states=spec.keeps_states,
+        spec=spec,
         has_processors=has_processors,
         notes=notes,
     )

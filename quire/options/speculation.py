@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from quire.base.notes import warn
@@ -9,11 +10,16 @@ from quire.config import Speculation
 from quire.errors import InvalidOption
 from quire.options.checks import mapping
 from quire.params.rules import fail
+from quire.spec import AnySpec, EncoderSpec
 
 # Where nothing is said. A single token that agrees is enough, because each guess has to be worth
 # its cost anyway; copies of a text go on for longer than any guess.
 USUAL = Speculation(num_tokens=16, shortest=1, longest=8)
 MOST_TOKENS, MOST_AGREEING = 64, 64
+# Lines of a decode pass on a GPU that take about what one takes: kernels for few rows have as many
+# in any case, and with batch_invariant=True every pass does.
+GPU_LINES, STEADY_GPU_LINES = 16, 128
+GPU_LONGEST = 16  # tokens compared there
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
 _NGRAM = (None, "ngram", "[ngram]", "ngram_gpu")
 # Methods that draft with another model, with heads of their own or with a tree of past answers.
@@ -89,24 +95,20 @@ def speculation_for(
     *,
     device: str,
     batch_invariant: bool,
-    keeps_states: bool,
+    spec: AnySpec,
     has_processors: bool,
     notes: list[str],
 ) -> Speculation | None:
     """What was asked for, if it can be done. If nothing was: the usual, where it changes no bit of
-    any result. `has_processors`: logits processors look at every row; `keeps_states`: layers do,
-    and a state cannot go back to before a wrong guess."""
+    any result. `has_processors`: logits processors look at every row."""
+    on_gpu = device == "cuda"
+    why = _why_not(spec, on_gpu=on_gpu, has_processors=has_processors)
     if asked is None:
-        unseen = device == "cpu" and batch_invariant and not (has_processors or keeps_states)
+        unseen = device == "cpu" and batch_invariant and not why
         return USUAL if unseen else None
     if asked.num_tokens == 0:
         return None
-    if device != "cpu" or has_processors or keeps_states:
-        why = "it is built for CPUs"
-        if keeps_states:
-            why = "a state cannot go back to before a wrong guess"
-        elif device == "cpu":
-            why = "logits_processors see each token before the next is drawn"
+    if why:
         notes.append(f"speculative_config is not followed: {why}; the text is the same without it")
         return None
     if not batch_invariant:
@@ -114,4 +116,24 @@ def speculation_for(
             "tokens are guessed ahead: near ties may fall differently, as they do from batch to "
             "batch (batch_invariant=True keeps them)"
         )
-    return asked
+    return _on_gpu(asked, batch_invariant=batch_invariant) if on_gpu else asked
+
+
+def _why_not(spec: AnySpec, *, on_gpu: bool, has_processors: bool) -> str:
+    """Why nothing can be guessed for such a model; "" where it can."""
+    if has_processors:
+        return "logits_processors see each token before the next is drawn"
+    if isinstance(spec, EncoderSpec):
+        return "an encoder draws no tokens"
+    if spec.keeps_states:
+        return "a state cannot go back to before a wrong guess"
+    if on_gpu and any(layer.attention.latent is not None for layer in spec.layers):
+        return "on a GPU it is not built for keys and values that are latent"
+    return ""
+
+
+def _on_gpu(asked: Speculation, *, batch_invariant: bool) -> Speculation:
+    """Looked up by the device itself, pass by pass."""
+    lines = STEADY_GPU_LINES if batch_invariant else GPU_LINES
+    longest = max(asked.shortest, min(asked.longest, GPU_LONGEST))
+    return replace(asked, longest=longest, device_lines=lines)

@@ -192,11 +192,12 @@ HONOURED: tuple[Option, ...] = (
         "speculative_config",
         None,
         speculation,
-        'On a CPU: {"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": .., '
+        '{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": .., '
         '"prompt_lookup_max": ..} guesses at most k tokens of a row at once, from what followed '
-        "when its last tokens occurred before, wherever measured times say that it pays; the text "
-        "is the same. None: so where bits do not depend on the batch; k = 0: never. A draft model "
-        "and further limits have no effect, with a warning; on a GPU nothing is guessed.",
+        "when its last tokens occurred before; the text is the same. On a CPU wherever measured "
+        "times say that it pays, on a GPU while at most 16 rows run, nobody waits, and what they "
+        "wrote last could have been guessed. None: on a CPU, where bits do not depend on the "
+        "batch; k = 0: never. A draft model and further limits have no effect, with a warning.",
     ),
     _honoured(
         "reasoning_parser",

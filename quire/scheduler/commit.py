@@ -176,7 +176,7 @@ class Committer:
                 part = block.part(first, first + int(kept[i]))
                 rows.sequence(int(at[i])).logprobs.append(part)
         rows.append_outputs(at, tokens, kept)
-        self._guesses.settle(sent.plan, result.counts)
+        self._guesses.settle(sent.plan, result)
         self._trials.settle(sent.plan, at, kept, sent.rows[list(result.held)])
         for row in at[rows.jumps[at] & ~ended & (kept > 0)].tolist():
             if self._jump_ahead(row):

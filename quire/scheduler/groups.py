@@ -16,6 +16,8 @@ from quire.step import PrefixGroup
 
 # Below this a group saves less than it costs to merge two partial results.
 LEAST_MEMBERS, LEAST_BLOCKS = 4, 4
+# The same of a row that is a group by itself: tokens.
+LEAST_ALONE = 512
 
 
 def prefix_groups(
@@ -47,18 +49,33 @@ def prefix_groups(
 class PrefixGroups:
     """The groups of the last decode rows asked about, which are mostly asked about again."""
 
-    def __init__(self, rows: Rows, pool: BlockPool) -> None:
-        self._rows, self._block_size, self._num_full = rows, pool.block_size, pool.num_full
+    def __init__(self, rows: Rows, pool: BlockPool, *, sought: bool = True) -> None:
+        """Without `sought` there are none."""
+        self._rows, self._block_size = rows, pool.block_size
+        self._num_full = pool.num_full if sought else 0
         self._key = b""
         self._found: tuple[PrefixGroup, ...] = ()
 
-    def among(self, at: Ints) -> tuple[PrefixGroup, ...]:
+    def among(self, at: Ints, *, guess: bool = False) -> tuple[PrefixGroup, ...]:
         """The groups among the decode rows `at`, as they were when these first ran together.
 
         Beams that move within these rows keep what they had in common, so that stays true.
+        `guess`: each feeds several tokens a pass, and so is a group by itself, too.
         """
         if not len(at) or not self._num_full:
             return ()
+        return (*self._among(at), *self._alone(at)) if guess else self._among(at)
+
+    def _alone(self, at: Ints) -> list[PrefixGroup]:
+        rows, size = self._rows, self._block_size
+        whole = rows.computed[at] // size
+        return [
+            PrefixGroup(rows.blocks[: self._num_full, row, :count].reshape(-1), rows=at[i : i + 1])
+            for i, (row, count) in enumerate(zip(at.tolist(), whole.tolist(), strict=True))
+            if count * size >= LEAST_ALONE
+        ]
+
+    def _among(self, at: Ints) -> tuple[PrefixGroup, ...]:
         key = self._rows.placement[at].tobytes()
         if self._key != key:
             found = prefix_groups(self._rows, at, self._block_size, self._num_full)

@@ -22,7 +22,8 @@ from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Draft, Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Sequence
-from quire.step import DecodeRows, Slice, StepPlan, StepResult
+from quire.scheduler.waiting import Waiting
+from quire.step import DecodeRows, Guessing, Slice, StepPlan, StepResult
 
 Chances = npt.NDArray[np.float64]
 
@@ -126,12 +127,16 @@ class Guesses:
     """Which rows guess, how many tokens, and how right they were."""
 
     def __init__(
-        self, placements: Placements, speculation: Speculation | None, times: PassTimes
+        self,
+        placements: Placements,
+        waiting: Waiting,
+        speculation: Speculation | None,
+        times: PassTimes | None,
     ) -> None:
         """Without `speculation` nothing is ever guessed."""
         self.rows: Rows = placements.rows
-        self.times, self.num_guessed, self.num_accepted = times, 0, 0
-        self._placements, self._speculation = placements, speculation
+        self.times, self.num_guessed, self.num_accepted = times or PassTimes(), 0, 0
+        self._placements, self._waiting, self._speculation = placements, waiting, speculation
         capacity = placements.rows.capacity
         self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
         self._able = np.zeros(capacity, bool)
@@ -157,17 +162,14 @@ class Guesses:
         ready: Ints = at[~waits | (rows.known[at] == rows.planned[at])]
         return ready
 
-    def plan(self, decode: DecodeRows, draft: Draft, *, awaited: bool) -> DecodeRows:
-        """Make slices of the decode rows that guess, with blocks for them; the rows that do not.
-
-        `awaited`: somebody waits for a row.
-        """
+    def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
+        """Make slices of the decode rows that guess, with blocks for them; the rows that do not."""
         if self._speculation is None or not 0 < len(decode) <= MOST_ROWS:
             return decode
         self._meet(decode.rows)
         self._fade(decode.rows)
         counting = np.ones(len(decode), bool)
-        if not awaited:
+        if not len(self._waiting):
             remaining = self.rows.remaining(decode.rows)
             counting = remaining >= LAST * remaining.max()
         line, num_counting = self.times.line(), int(counting.sum())
@@ -183,6 +185,16 @@ class Guesses:
         ]
         others = ~np.isin(decode.rows, guessing)
         return DecodeRows(decode.rows[others], decode.positions[others])
+
+    def most_passes(self, at: Ints, most: int) -> int:
+        """How many passes a plan of these decode rows may have, at most `most`."""
+        return most
+
+    def in_passes(
+        self, at: Ints, repeat: int, draft: Draft, *, alone: bool
+    ) -> tuple[int, Guessing | None]:
+        """How many passes it has, and how a device guesses in each: it does not."""
+        return repeat, None
 
     def _fade(self, at: Ints) -> None:
         self._expected[at] *= FADING
@@ -233,12 +245,12 @@ class Guesses:
         self._awaited[row], self._agreed[row] = rows.placement[row], one.agreed
         return True
 
-    def settle(self, plan: StepPlan, counts: Ints) -> None:
-        """Set each row that guessed, and is still there, to where it got; counts[i] tokens were
-        drawn by the i-th row of the plan, and its known tokens hold what it keeps of them."""
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Set each row that guessed, and is still there, to where it got; its known tokens hold
+        what it keeps of those that it drew."""
         rows, entry = self.rows, 0
         for one in plan.prefill:
-            row, count = one.row, int(counts[entry : entry + 1].sum())
+            row, count = one.row, int(result.counts[entry : entry + 1].sum())
             entry += len(one.sample_into)
             if not one.num_guessed or self._awaited[row] != rows.placement[row]:
                 continue

@@ -25,9 +25,9 @@ from quire.scheduler.adapters import AdapterPlaces, Hold
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.commit import Committer, SentPlan, StepReport
+from quire.scheduler.device_guesses import guesses_of
 from quire.scheduler.forking import Forking
 from quire.scheduler.groups import PrefixGroups
-from quire.scheduler.guesses import Guesses
 from quire.scheduler.hidden import hidden_of
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
@@ -78,7 +78,7 @@ class Scheduler:
         self._sent: deque[SentPlan] = deque()
         self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
         self._beams = Beams(self._placements, expected_output)
-        self.guesses = Guesses(self._placements, limits.speculation, times or PassTimes())
+        self.guesses = guesses_of(self._placements, self.waiting, limits.speculation, times)
         self.trials = Trials(self.rows, self.waiting, limits.max_repeat)
         given = (self._placements, self._scoring, self._beams, self.guesses, self.trials)
         self._committer = Committer(*given, clock, accept_all)
@@ -86,7 +86,7 @@ class Scheduler:
         self._adapters = AdapterPlaces(*running, hold_adapter, self._committer.fail)
         self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
         self._forking = Forking(*given[:2], self.waiting, expected_output, clock)
-        self._groups = PrefixGroups(self.rows, pool)
+        self._groups = PrefixGroups(self.rows, pool, sought=limits.prefix_groups)
         self._past_windows = PastWindows(self._placements)
         self.media = MediaPlans(self.rows, limits.shelf_rows, limits.max_num_batched_tokens)
 
@@ -133,9 +133,8 @@ class Scheduler:
         now = self._clock()
         for sequence in samples:
             sequence.timings.queued = now
-        lead = samples[0]
-        lead.siblings = list(samples[1:])
-        self.waiting.add(lead)
+        samples[0].siblings = list(samples[1:])
+        self.waiting.add(samples[0])
 
     def abort(self, sequences: Many[Sequence]) -> None:
         """End these now, wherever they are, and with one path of a tree all of them; the caller
@@ -172,12 +171,12 @@ class Scheduler:
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
         """Close the draft; count what it will have done, and whose results it will bring."""
         rows, alone = self.rows, not draft.prefill and not len(released)
-        awaited = len(self.waiting) > 0
-        decode = self.guesses.plan(decode, draft, awaited=awaited) if alone else decode
+        decode = self.guesses.plan(decode, draft) if alone else decode
         at, is_long = decode.rows, not draft.prefill and not self.lanes.is_hurried
-        most = self.limits.max_repeat if is_long else 1
-        repeat = plan_repeat(self._placements, self.trials, at, most, draft, awaited=awaited)
-        steps, tries = self.trials.steps(at, repeat), rows.tries[at]
+        most = self.guesses.most_passes(at, self.limits.max_repeat if is_long else 1)
+        given, tries = (self._placements, self.trials, at, most, draft), rows.tries[at]
+        repeat = plan_repeat(*given, awaited=len(self.waiting) > 0)
+        repeat, guessing = self.guesses.in_passes(at, repeat, draft, alone=alone)
         searched = self._beams.searched(draft, at)
         forgotten, encode = self.media.take()
         plan = StepPlan(
@@ -187,7 +186,7 @@ class Scheduler:
             copies=tuple(draft.copies),
             prefill=tuple(draft.prefill),
             decode=decode,
-            groups=self._groups.among(at) if self.limits.prefix_groups else (),
+            groups=self._groups.among(at, guess=guessing is not None),
             masks=masks_of(rows, draft, np.concatenate([at, released]), self._make_masks),
             repeat=repeat,
             released=released,
@@ -196,12 +195,14 @@ class Scheduler:
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
             single=at[rows.paced[at] & ~tries],
             tried=at[tries],
-            num_tried=steps[tries],
+            num_tried=self.trials.steps(at, repeat)[tries],
             forgotten=forgotten,
             encode=encode,
+            guessing=guessing,
         )
         self.lanes.sent(plan)
         self._placements.ended.clear()
+        steps = self.trials.steps(at, plan.most_drawn)
         rows.computed[at] += steps
         rows.planned[at] += steps
         self._sent.append(SentPlan.of(plan, rows))

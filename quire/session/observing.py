@@ -9,8 +9,8 @@ from quire.step import StepPlan
 
 def observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: float) -> None:
     starts = plan.decode.positions.astype("int64")
-    context = int(starts.sum() + len(starts)) * plan.repeat
-    tokens, sampled = len(starts) * plan.repeat, len(starts) * plan.repeat
+    context = int(starts.sum() + len(starts)) * plan.most_drawn
+    tokens = sampled = len(starts) * plan.most_drawn
     for s in plan.prefill:
         length = len(s.token_ids)
         tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed

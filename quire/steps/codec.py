@@ -22,6 +22,7 @@ from quire.step import (
     DecodeRows,
     DrawnScores,
     Encode,
+    Guessing,
     Masks,
     MediaPart,
     PrefixGroup,
@@ -56,6 +57,7 @@ CLASSES: tuple[type[Any], ...] = (
     RankResult,
     AdapterPart,
     RankAdapter,
+    Guessing,
 )
 _WHOLE = (StepPlan, StepResult, RankPlan, RankResult, RankAdapter)  # what bytes may be
 DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))

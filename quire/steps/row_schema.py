@@ -10,8 +10,8 @@ from quire.step import RowStart
 NOWHERE = -1
 # Stop ids compared as arrays; a row with more of them is looked at by the host at each step.
 STOP_COLUMNS = 8
-# What a result says instead of a token.
-RESTS, FAILED = -1, -2
+# What a result says instead of a token; DROPPED: one was drawn after a guess that was wrong.
+RESTS, FAILED, DROPPED = -1, -2, -3
 
 
 class Column(IntEnum):

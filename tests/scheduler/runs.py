@@ -149,7 +149,9 @@ def random_setting(
         depth=rng.choice([1, 2, 3]),
         caching=rng.random() < 0.7,
         optimism=rng.choice([0.1, 0.5, 1.0]),
-        speculation=rng.choice([None, Speculation(rng.choice([1, 2, 5, 20]), 1, 3)]),
+        speculation=rng.choice(
+            [None, Speculation(rng.choice([1, 2, 5, 20]), 1, 3, rng.choice([0, 0, 4, 16]))]
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from quire.cache.pool import BlockPool
 from quire.config import Speculation
 from quire.request import Request
 from quire.sampling_params import SamplingParams
+from quire.scheduler.guesses import continuation, look_up
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
@@ -45,10 +46,11 @@ def write(
     machine: Machine,
     *,
     max_num_seqs: int = 256,
+    max_repeat: int = 1,
     **params: object,
 ) -> Told:
     """Let each row write its text; all must come out as they are."""
-    limits = Limits(max_num_seqs, 1024, speculation=speculation)
+    limits = Limits(max_num_seqs, 1024, max_repeat=max_repeat, speculation=speculation)
     scheduler = Scheduler(BlockPool(20_000, block_size=16), limits)
     for number, (prompt, answer) in enumerate(texts):
         request = Request(
@@ -68,9 +70,9 @@ def write(
         for start in plan.starts:
             prompt, answer = texts[start.noise_key]
             row_text[start.row] = prompt + answer
-        took = machine.fixed + machine.each * plan.num_tokens
+        took = machine.fixed * plan.repeat + machine.each * plan.num_tokens
         if all(s.num_guessed for s in plan.prefill):
-            seconds, num_passes = seconds + took, num_passes + 1
+            seconds, num_passes = seconds + took, num_passes + plan.repeat
         for sequence in scheduler.commit(_drawn(plan, row_text), took).ended:
             outputs[sequence.request.number] = sequence.output_ids.tolist()
     assert [outputs[i] for i in range(len(texts))] == [answer for _, answer in texts]
@@ -82,14 +84,39 @@ def write(
 
 def _drawn(plan: StepPlan, row_text: dict[int, list[int]]) -> StepResult:
     made = [_of_slice(s, row_text[s.row]) for s in plan.prefill if s.sample_into]
-    for row, position in zip(
-        plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True
+    passes, guessed = [], []
+    for line, (row, position) in enumerate(
+        zip(plan.decode.rows.tolist(), plan.decode.positions.tolist(), strict=True)
     ):
-        made.append([row_text[row][position + 1]])
+        told = [_of_pass(plan, line, row_text[row], position + 1)]
+        while len(told) < plan.repeat and told[-1][1] < len(row_text[row]):
+            told.append(_of_pass(plan, line, row_text[row], told[-1][1]))
+        made.append(row_text[row][position + 1 : told[-1][1]])
+        passes.append(len(told))
+        guessed.append(sum(count for count, _ in told))
     width = max(map(len, made), default=1)
     tokens = [some + [-1] * (width - len(some)) for some in made]
     counts = np.array([len(some) for some in made], np.int32)
-    return StepResult(np.array(tokens, np.int32).reshape(-1, width), counts)
+    drawn = np.array(tokens, np.int32).reshape(-1, width)
+    if plan.guessing is None:
+        return StepResult(drawn, counts)
+    told_of = (np.array(numbers, np.int32) for numbers in (passes, guessed))
+    return StepResult(drawn, counts, **dict(zip(("passes", "guessed"), told_of, strict=True)))
+
+
+def _of_pass(plan: StepPlan, line: int, text: list[int], end: int) -> tuple[int, int]:
+    """How many tokens decode row `line` guesses after the first `end` of its text, and how far the
+    pass brings it."""
+    asked = plan.guessing
+    if asked is None or not asked.lengths[line]:
+        return 0, end + 1
+    known = np.array(text[:end], np.int32)
+    begin, agreed = look_up(known, asked.shortest, asked.longest)
+    guesses = continuation(known, begin, asked.count).tolist() if agreed else []
+    guesses = guesses[: len(text) - end - 1]
+    true = text[end:]
+    right = next((i for i, guess in enumerate(guesses) if guess != true[i]), len(guesses))
+    return len(guesses), end + right + 1
 
 
 def _of_slice(s: Slice, text: list[int]) -> list[int]:

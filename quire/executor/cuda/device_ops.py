@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from quire.backends.ops import AttentionStep, StateStep
-from quire.executor.cuda.graphs import DecodePlaces
+from quire.executor.cuda.graphs import DecodePlaces, GuessPlaces
 from quire.layers.attention import Kind
 from quire.request import Ints
 from quire.step import PrefixGroup
@@ -42,6 +42,9 @@ class DeviceOps(Protocol):
         Says which list it is (part of a graph's key); None where there is nothing to share."""
 
     def feed(self, places: DecodePlaces, prefixes: Any) -> Feed: ...
+
+    def feed_guesses(self, places: GuessPlaces, shortest: int, longest: int, prefixes: Any) -> Feed:
+        """What rows that guess feed, line by line; see backends/triton/guess_steps.py."""
 
     def draw(
         self,
@@ -81,6 +84,10 @@ class DeviceOps(Protocol):
 
     def make_lines(self, first: int, count: int) -> None:
         """The lines of bits of so many states of grammars, from the first on."""
+
+    def accept_guesses(
+        self, places: GuessPlaces, fed: Feed, tokens: Tensor, failed: Tensor
+    ) -> None: ...
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         """pairs [n, 2]: block `to` becomes block `from`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.executor.cuda.device_rows import MOST_TOP
 from quire.executor.cuda.host_copies import HostCopies, HostCopy
-from quire.executor.cuda.upload import Upload
+from quire.executor.cuda.upload import Longs, Upload
 from quire.request import Ints
 from quire.step import DrawnScores, Scores
 
@@ -58,16 +58,25 @@ class DrawnLetter:
     lines: Ints
     num_top: Ints
 
-    def read(self, tokens: Ints, counts: Ints) -> Iterator[DrawnScores]:
-        """Of real tokens: tokens [rows, K] of the result, of which a row has counts[i]."""
+    def read(self, tokens: Ints, counts: Ints, order: Longs | None = None) -> Iterator[DrawnScores]:
+        """Of real tokens: tokens [rows, K] of the result, of which a row has counts[i]. Where rows
+        guess, lines are not rows: `order` [rows, K] says which of a row's lines, step by step, its
+        tokens are from."""
         entries = self.host_copy.read().transpose(1, 0, 2).astype(np.int32, copy=False)
+        own, tops = self.lines, self.num_top
+        if order is not None:
+            each = order.shape[1] // entries.shape[1]
+            own, tops = own[::each] // each, tops[::each]
+            by_row = entries.reshape(len(own), each, *entries.shape[1:]).swapaxes(1, 2)
+            by_row = by_row.reshape(len(own), order.shape[1], -1)
+            entries = np.take_along_axis(by_row, order[own][:, :, None], axis=1)
         nth = np.arange(entries.shape[1])
-        for num_top in np.unique(self.num_top).tolist():
-            mine = np.flatnonzero(self.num_top == num_top)
-            real = nth < counts[self.lines[mine]][:, None]
+        for num_top in np.unique(tops).tolist():
+            mine = np.flatnonzero(tops == num_top)
+            real = nth < counts[own[mine]][:, None]
             entry = entries[mine][real]
-            lines = np.broadcast_to(self.lines[mine][:, None], real.shape)[real]
-            drawn = tokens[self.lines[mine], : len(nth)][real]
+            lines = np.broadcast_to(own[mine][:, None], real.shape)[real]
+            drawn = tokens[own[mine], : len(nth)][real]
             top = entry[:, 2 : 2 + 2 * num_top]
             scores = Scores(
                 drawn,

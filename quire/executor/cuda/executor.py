@@ -248,6 +248,7 @@ class CudaExecutor:
         return CudaAdapters(rows, self.config.adapters.max_loras, self._device)
 
     def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
+        from quire.executor.cuda.guessing import most_lines
         from quire.executor.cuda.small_batch import SmallBatchPass
         from quire.executor.cuda.triton_ops import TritonOps
 
@@ -273,6 +274,9 @@ class CudaExecutor:
         few_rows = None
         if isinstance(model, Decoder) and not config.batch_invariant:
             few_rows = SmallBatchPass.of(model, spec, shape.dtype)
+        least = STEADY_ROWS if config.batch_invariant else 1
+        guesses = 0 if config.speculation is None else most_lines(least)
+        lines = max(config.max_num_seqs, guesses)
         return CudaRunner(
             model,
             cache,
@@ -280,6 +284,7 @@ class CudaExecutor:
             sampler,
             TritonOps(
                 *(shape, columns, model.kinds),
+                max_rows=lines,
                 state_groups=model.state_groups,
                 steady=config.batch_invariant,
             ),
@@ -291,7 +296,7 @@ class CudaExecutor:
             capture=not config.enforce_eager,
             groups=groups,
             few_rows=few_rows,
-            least_places=STEADY_ROWS if config.batch_invariant else 1,
+            least_places=least,
             scores_as_logits=config.logprobs_mode.endswith("_logits"),
             shelf=self.shelf,
             adapters=self._adapters(),

@@ -64,16 +64,56 @@ class DecodePlaces:
 
 
 @dataclass(frozen=True, slots=True)
+class GuessPlaces:
+    """The same for rows that guess, with `count` + 1 lines for each place: `made` [max_repeat,
+    lines], `edited` lists lines. `histories` [any, room] int32 are the tokens that a row looks
+    among, of which the first `lengths` [places] int32 are there."""
+
+    rows: Tensor
+    made: Tensor
+    step: Tensor
+    edited: Tensor
+    histories: Tensor
+    lengths: Tensor
+    line_rows: Tensor  # [lines] int32: the row that each belongs to
+
+    @staticmethod
+    def make(
+        num_places: int, count: int, max_repeat: int, resting: int, histories: Tensor
+    ) -> GuessPlaces:
+        device, num_lines = histories.device, num_places * (1 + count)
+        rows = torch.full((num_places,), resting, dtype=torch.int32, device=device)
+        lines = DecodePlaces.make(num_lines, max_repeat, resting, device)
+        lengths = torch.zeros(num_places, dtype=torch.int32, device=device)
+        return GuessPlaces(
+            rows, lines.made, lines.step, lines.edited, histories, lengths, lines.rows
+        )
+
+    @property
+    def size(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def num_lines(self) -> int:
+        return self.line_rows.shape[0]
+
+    @property
+    def count(self) -> int:
+        return self.num_lines // self.size - 1
+
+
+@dataclass(frozen=True, slots=True)
 class GraphKey:
     """What a graph was captured for: anything that changes which kernels run."""
 
-    kind: str  # "decode", its halves "forward" and "draw", or "prompts"
+    kind: str  # "decode", its halves "forward" and "draw", "guessed", or "prompts"
     size: int  # places or tokens
     truncated: bool
     scored: bool = False  # some want logprobs
     num_edited: int = 0  # places that may have edits
     walks: bool = False  # some of these follow grammars without the host
-    prefixes: Any = None  # decode: the list of shared prefixes; prompts: how many sequences
+    # decode: the list of shared prefixes, and how rows guess; prompts: how many sequences
+    prefixes: Any = None
     adapters: tuple[int, ...] | None = None  # which kernels add adapters; None: no line has one
 
 

@@ -25,6 +25,7 @@ from quire.executor.cuda.device_ops import DeviceOps
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import Asking
 from quire.executor.cuda.graphs import Graphs
+from quire.executor.cuda.guessing import GuessedDecoding
 from quire.executor.cuda.hidden import pack_hidden, send_hidden
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.looks import Block, Lookers, Looks, NoLooks
@@ -91,6 +92,7 @@ class CudaRunner:
         parts = Parts(*given, self._deltas, least_places, adapters)
         self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
+        self._guessed = GuessedDecoding(parts, max_repeat=max_repeat)
         self._prompts = Prompts(
             *(parts, self.media),
             most_tokens=max_tokens,
@@ -129,7 +131,10 @@ class CudaRunner:
         drawn = beside(Block("prompts", rows[:first], drawn_at, 0))
         decode = plan.decode
         decoded = beside(Block("decode rows", decode.rows, decode.positions + np.int32(1), first))
-        seated = self._decoding.seat(plan, upload, decoded, first) if len(decode) else None
+        guessed = self._guessed.seat(plan, upload) if self._guessed.takes(plan) else None
+        seated = None
+        if len(decode) and guessed is None:
+            seated = self._decoding.seat(plan, upload, decoded, first)
         packed, wanted = [], None
         if laid_out is not None:
             packed = self._pack_scores(plan, laid_out.work, upload)
@@ -137,6 +142,9 @@ class CudaRunner:
         bring_masks = self._masks.pack(plan.masks, upload)
         self._change(plan, upload)
         blocks = []
+        if guessed is not None:
+            blocks.append(self._guessed.run(guessed, upload))
+            self._send_entries(guessed.asking, upload, self._guessed.entries(guessed), extras)
         if seated is not None:
             # First: while the device decodes, the host launches what the prompts need.
             blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
@@ -147,7 +155,7 @@ class CudaRunner:
             self._send_entries(laid_out.asking, upload, made.entries, extras)
             extras.score_letters += self._scoring.run(packed, upload, made.hidden)
             extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
-        return self._sent(blocks, extras, late)
+        return self._sent(blocks, extras, late, 1 if guessed is None else guessed.lines_each)
 
     def _looks(
         self, plan: StepPlan, upload: Upload, extras: Extras, late: LateDraws, block: Block
@@ -158,13 +166,16 @@ class CudaRunner:
             return NoLooks()
         return Looks(self._lookers, plan, block, upload, extras, late)
 
-    def _sent(self, blocks: list[Tensor], extras: Extras, late: LateDraws) -> CudaStep:
+    def _sent(
+        self, blocks: list[Tensor], extras: Extras, late: LateDraws, lines_each: int
+    ) -> CudaStep:
         """What the plan made is on its way home."""
         if not blocks:  # of a plan that only releases rows
             blocks = [torch.empty(1, 0, dtype=torch.int32, device=self.device)]
         sent = self._host_copies.send(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))
         waiting = self._draws.send(late)
-        return CudaStep(sent, extras, None if waiting is None else partial(self._draws.draw, late))
+        draw_late = None if waiting is None else partial(self._draws.draw, late)
+        return CudaStep(sent, extras, draw_late, lines_each)
 
     def _send_entries(
         self, asking: Asking, upload: Upload, entries: Tensor | None, extras: Extras
@@ -189,6 +200,7 @@ class CudaRunner:
     def close(self) -> None:
         self.graphs.close()
         self._decoding.close()
+        self._guessed.close()
         self._prompts.close()
         if self._adapters is not None:
             self._adapters.close()

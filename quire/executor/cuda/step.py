@@ -17,7 +17,7 @@ from quire.executor.cuda.sampler_draws import LateTokens
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
 from quire.sampling.sampled import Sampled
-from quire.step import DrawnScores, StepResult, joined_blocks
+from quire.step import DrawnScores, StepResult, joined_blocks, no_ints
 from quire.steps.row_schema import FAILED, RESTS
 
 
@@ -43,11 +43,13 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """The letter holds [K, rows]: tokens, or why there is none (device_rows.py)."""
+    """The letter holds [K, rows]: tokens, or why there is none (device_rows.py); where rows guess,
+    `lines_each` of each row beside each other."""
 
     host_copy: HostCopy
     extras: Extras = field(default_factory=Extras)
     draw_late: Callable[[], LateTokens] | None = None  # for rows that the sampler draws for
+    lines_each: int = 1
 
     def result(self) -> StepResult:
         try:
@@ -57,11 +59,17 @@ class CudaStep:
                 f"the GPU failed while it computed: {error}. The process must be started again."
             ) from error
         counts = (tokens >= 0).sum(axis=1, dtype=np.int32)
+        order, passes, guessed = None, no_ints(), no_ints()
+        if self.lines_each > 1:
+            passes = (tokens[:, :: self.lines_each] != RESTS).sum(axis=1, dtype=np.int32)
+            guessed = (tokens != RESTS).sum(axis=1, dtype=np.int32) - passes
+            order = np.argsort(tokens < 0, axis=1, kind="stable")  # what counts comes first
+            tokens = np.take_along_axis(tokens, order, axis=1)
         failed = np.flatnonzero((tokens == FAILED).any(axis=1))
         drawn = joined_blocks(self.extras.logprobs)
         logprobs = [_of_real_tokens(block, counts) for block in drawn]
         for sent in self.extras.drawn_letters:
-            logprobs += sent.read(tokens, counts)
+            logprobs += sent.read(tokens, counts, order)
         more = [one for sent in self.extras.more_letters for one in sent.read(tokens, counts)]
         logprobs += joined_blocks(more)
         scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
@@ -75,13 +83,18 @@ class CudaStep:
             self.extras.held,
             joined_candidates(self.extras.candidates),
             {i: one for sent in self.extras.hidden_letters for i, one in sent.read().items()},
+            passes,
+            guessed,
         )
 
     def _tokens(self) -> Ints:
         """[rows, K], what the sampler drew included."""
         # Drawn first: the device may still be busy with later steps of the plan.
         late = None if self.draw_late is None else self.draw_late()
-        tokens = np.array(self.host_copy.read().T, np.int32, order="C")
+        drawn = self.host_copy.read()
+        each, (num_steps, num_lines) = self.lines_each, drawn.shape
+        by_row = drawn.reshape(num_steps, num_lines // each, each).transpose(1, 0, 2)
+        tokens = np.array(by_row, np.int32).reshape(num_lines // each, num_steps * each)
         if late is None:
             return tokens
         released = np.full((late.num_lines - len(tokens), tokens.shape[1]), RESTS, np.int32)

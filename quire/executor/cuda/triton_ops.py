@@ -20,7 +20,7 @@ from quire.backends.triton.steps import Fed, accept, feed
 from quire.backends.triton.tiles import steady_tiles
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns, aligned_lines
-from quire.executor.cuda.graphs import DecodePlaces
+from quire.executor.cuda.graphs import DecodePlaces, GuessPlaces
 from quire.layers.attention import Kind
 from quire.request import Ints
 from quire.step import PrefixGroup
@@ -37,6 +37,7 @@ class PlannedDecode:
     attention: DecodeAttention | SteadyDecode
     slots: Tensor
     tables: Tensor
+    alone: bool = True  # no row reads what another one of the step stores
 
     def rope_and_store(
         self,
@@ -65,9 +66,10 @@ class PlannedDecode:
         values: Tensor,
         norms: HeadNorms | None,
     ) -> Tensor:
-        """In one launch, or two where rows share prefixes or KV is in fp8."""
+        """In one launch, or two where rows read each other's, share prefixes, or KV is in fp8."""
         attention, turn = self.attention, (cos, sin, self.slots)
-        if isinstance(attention, DecodeAttention) and attention.takes_packed:
+        packed = isinstance(attention, DecodeAttention) and attention.takes_packed
+        if isinstance(attention, DecodeAttention) and packed and self.alone:
             return attention.attend_packed(qkv, *turn, keys, values, norms, tables=self.tables)
         heads = qkv.view(qkv.shape[0], -1, attention.shape.head_dim)
         q = norm_rope_store(heads, *turn, keys, values, attention.shape, norms)
@@ -156,16 +158,39 @@ class TritonOps:
         fed, columns = self._fed_of(places.size), self._columns
         size = self._shape.block_size
         feed(columns.ints, places.rows, columns.tables, fed, block_size=size)
+        return self._planned(fed, places.rows, prefixes)
+
+    def feed_guesses(
+        self, places: GuessPlaces, shortest: int, longest: int, prefixes: PrefixSize | None
+    ) -> Feed:
+        from quire.backends.triton.guess_steps import History, LookUp, feed_guesses
+
+        fed, columns = self._fed_of(places.num_lines), self._columns
+        feed_guesses(
+            *(columns.ints, places.rows, columns.tables),
+            History(places.histories, places.lengths),
+            LookUp(places.count, shortest, longest),
+            *(fed, places.line_rows),
+            block_size=self._shape.block_size,
+        )
+        return self._planned(fed, places.line_rows, prefixes, alone=False)
+
+    def _planned(
+        self, fed: Fed, rows: Tensor, prefixes: PrefixSize | None, *, alone: bool = True
+    ) -> Feed:
+        """With the attention of the step, over the tables of `rows`."""
+        columns, num_places = self._columns, len(rows)
         planned: dict[Kind, AttentionStep] = {}
         made: set[int] = set()
         for group, window in sorted(self._kinds, key=lambda kind: kind[0]):
             # Only groups that see everything have prefixes in common for long.
             shared = (prefixes, group) if prefixes and group < columns.num_full else None
-            attention, tables = self._attention_of(places.size, window, shared), columns.tables
+            attention, tables = self._attention_of(num_places, window, shared), columns.tables
             if id(attention) not in made:  # groups that see equally far share the list of items
                 made.add(id(attention))
-                attention.plan(fed.context_lens, tables[group], places.rows)
-            planned[group, window] = PlannedDecode(attention, fed.slots[group], tables[group])
+                attention.plan(fed.context_lens, tables[group], rows)
+            own = (fed.slots[group], tables[group])
+            planned[group, window] = PlannedDecode(attention, *own, alone)
         slots = fed.slots.unbind()
         given = (fed.token_ids, fed.positions, slots, fed.rows, fed.next_at)
         return Feed(*given, planned, self._states(places, fed))
@@ -267,6 +292,16 @@ class TritonOps:
         automata = self._columns.automata
         return States(*automata.tables, *automata.vocabulary)
 
+    def accept_guesses(
+        self, places: GuessPlaces, fed: Feed, tokens: Tensor, failed: Tensor
+    ) -> None:
+        from quire.backends.triton.guess_steps import History, accept_guesses
+
+        accept_guesses(
+            *(self._columns.ints, places.rows, History(places.histories, places.lengths)),
+            *(fed.token_ids, fed.rows, tokens, failed, places.made, places.step),
+        )
+
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
         copy_blocks(cache, pairs.to(torch.int32))
 
@@ -277,7 +312,8 @@ class TritonOps:
 
             columns = self._columns
             with torch.inference_mode(False):
-                self._editing = EditBuffers(columns.vocab_size, columns.num_rows, columns.device)
+                lines = len(self._drawn.tokens)
+                self._editing = EditBuffers(columns.vocab_size, lines, columns.device)
         return self._editing
 
     def _fed_of(self, num_places: int) -> Fed:

@@ -50,6 +50,7 @@ from quire.step import PrefixGroup, StepPlan
 from quire.steps.automata import AutomatonRoom
 from quire.steps.handles import Handles
 from quire.steps.row_schema import NOWHERE, Column
+from tests.executor.cuda.plain_guesses import PlainGuesses
 
 EVERYTHING = Captured(10**6, 10**12)
 
@@ -133,7 +134,7 @@ class PlainEdits:
         column[EditColumn.NUM_SEEN] = len(seen) + (not found)
 
 
-class PlainOps:
+class PlainOps(PlainGuesses):
     """DeviceOps without a kernel of its own."""
 
     def __init__(
@@ -152,14 +153,20 @@ class PlainOps:
         return None
 
     def feed(self, places: DecodePlaces, prefixes: object) -> Feed:
+        columns, rows = self.columns, places.rows.long()
+        tokens, position = (
+            columns.ints[Column.LAST_TOKEN][rows],
+            columns.ints[Column.POSITION][rows],
+        )
+        return self.lines(rows, columns.live(rows), tokens, position)
+
+    def lines(self, rows: Tensor, live: Tensor, tokens: Tensor, position: Tensor) -> Feed:
         columns, size = self.columns, self.shape.block_size
-        rows = places.rows.long()
-        live, position = columns.live(rows), columns.ints[Column.POSITION][rows]
         block = columns.tables[:, rows, position // size].long()
         slots = torch.where(live, block * size + position % size, NOWHERE)
         inputs = [
             AttentionInputs(
-                query_starts=torch.arange(places.size + 1),
+                query_starts=torch.arange(len(rows) + 1),
                 context_lens=torch.where(live, position + 1, 0),
                 tables=table[rows],
                 slots=own_slots,
@@ -168,7 +175,7 @@ class PlainOps:
             for table, own_slots in zip(columns.tables, slots, strict=True)
         ]
         return Feed(
-            token_ids=columns.ints[Column.LAST_TOKEN][rows],
+            token_ids=tokens,
             positions=position,
             slots=slots.unbind(),
             rows=torch.where(live, rows, NOWHERE).int(),
@@ -446,9 +453,11 @@ def answers(
     make_masks: MakeMasks | None = None,
     pacing: Pacing | None = None,
     max_adapters: int = 0,
+    seen: list[Scheduler] | None = None,
 ) -> list[Sequence]:
     """Every sample of every request, in order, after an engine ran them. `poisoned`: whatever
-    nobody holds turns into NaN before each plan. `pacing` as the engine has it, or another."""
+    nobody holds turns into NaN before each plan. `pacing` as the engine has it, or another. The
+    scheduler that did it is added to `seen`."""
     facts, size, caching = executor.start(), config.block_size, not poisoned
     pool = BlockPool(facts.num_blocks, block_size=size, caching=caching, windows=facts.windows)
     if poisoned:
@@ -458,12 +467,15 @@ def answers(
         config.max_num_batched_tokens,
         max_repeat=config.max_repeat,
         prefix_groups=prefix_groups,
+        speculation=config.speculation,
         pacing=pacing or Pacing.in_engine(config),
         max_adapters=max_adapters,
     )
     hold = (lambda number: None) if max_adapters else None
     scheduler = Scheduler(pool, limits, make_masks=make_masks, hold_adapter=hold)
     engine = Engine(scheduler, executor, depth=config.depth)
+    if seen is not None:
+        seen.append(scheduler)
     for order, request in enumerate(requests):
         samples = (
             [score_lead(request, order)]
