@@ -219,8 +219,7 @@ class StepPlan:
     what the device draws for it, without all that edits its logits. Each of these passes counts as
     far as the row draws the same when its logits are edited, and the first in which it does not
     counts, too: with that other token. KV behind it is written over when the row goes on. All
-    together try at most MOST_TRIED passes, or one each. A plan with `guessing` has none of these,
-    and no slices.
+    together try at most MOST_TRIED passes, or one each. Not with `guessing`, nor are slices.
     """
 
     starts: tuple[RowStart, ...] = ()

@@ -193,20 +193,21 @@ class TritonOps:
             planned[group, window] = PlannedDecode(attention, *own, alone)
         slots = fed.slots.unbind()
         given = (fed.token_ids, fed.positions, slots, fed.rows, fed.next_at)
-        return Feed(*given, planned, self._states(places, fed))
+        return Feed(*given, planned, self._states(rows, fed))
 
-    def _states(self, places: DecodePlaces, fed: Fed) -> dict[int, StateStep]:
+    def _states(self, rows: Tensor, fed: Fed) -> dict[int, StateStep]:
+        num_places = len(rows)
         if not self._state_groups:
             return {}
         from quire.backends.triton.delta import TritonStates
 
-        if places.size not in self._starts:
+        if num_places not in self._starts:
             with torch.inference_mode(False):
-                made = torch.arange(places.size + 1, dtype=torch.int32, device=self._columns.device)
-            self._starts[places.size] = made
-        given, size = (self._starts[places.size], fed.context_lens), self._shape.block_size
+                made = torch.arange(num_places + 1, dtype=torch.int32, device=self._columns.device)
+            self._starts[num_places] = made
+        given, size = (self._starts[num_places], fed.context_lens), self._shape.block_size
         return {
-            group: TritonStates(*given, self._columns.tables[group], size, places.rows, single=True)
+            group: TritonStates(*given, self._columns.tables[group], size, rows, single=True)
             for group in self._state_groups
         }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
-from quire.config import EngineConfig, Speculation
+from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
@@ -228,8 +228,7 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
 
     normed = NormPlan(1e-6)
     spec = SPEC.with_windows(8, None).with_attention(lambda one: replace(one, qk_norm=normed))
-    guessing = Speculation(num_tokens=16, shortest=1, longest=2, device_lines=16)
-    calls = Calls(small_config(block_size=16, speculation=guessing), spec, DEVICE)
+    calls = Calls(small_config(block_size=16), spec, DEVICE)
     rows = LatentPlan(16, 8, 8, 8, normed)
     heads = AttentionPlan(4, 1, 24, 0.25, Rope(100.0, 8), latent=rows)
     kept = Calls(small_config(block_size=16), spec.with_attention(lambda _: heads), DEVICE)
