@@ -306,17 +306,6 @@ class DrawnScores:
     scores: Scores
 
 
-def joined_blocks(blocks: Sequence[DrawnScores]) -> tuple[DrawnScores, ...]:
-    """One block for each number of likeliest tokens, the lines of a row in their order."""
-    by_width: dict[int, list[DrawnScores]] = {}
-    for block in blocks:
-        by_width.setdefault(block.scores.top_ids.shape[1], []).append(block)
-    return tuple(
-        DrawnScores(np.concatenate([b.lines for b in some]), join_scores([b.scores for b in some]))
-        for some in by_width.values()
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The likeliest tokens of searched rows, best first, of those that their masks allow.

@@ -84,8 +84,8 @@ HONOURED: tuple[Option, ...] = (
         '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. What a '
         "checkpoint is (awq, gptq, compressed-tensors, fp8, mxfp4, bitsandbytes, gguf): weights "
         "stay so on a GPU. None: fp8 stays so on Hopper GPUs, unless batch_invariant, float32, "
-        "adapters or several ranks are asked for; others are dequantised on load; on a CPU int8 where they "
-        "were rounded before, that is fast and accurate enough, and no dtype is given.",
+        "adapters or several ranks are asked for; others are dequantised on load; on a CPU int8 "
+        "where they were rounded before, that is fast and accurate enough, and no dtype is given.",
     ),
     _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
     _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),

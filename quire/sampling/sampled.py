@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from quire.step import DrawnScores
+from quire.step import DrawnScores, join_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,14 @@ class DrawLines(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """A token (int64) per line, for rows[i] (int32), to stand at next_at[i] (int32), and
         whether its logits failed. The next call may write over both."""
+
+
+def joined_blocks(blocks: Sequence[DrawnScores]) -> tuple[DrawnScores, ...]:
+    """One block for each number of likeliest tokens, the lines of a row in their order."""
+    by_width: dict[int, list[DrawnScores]] = {}
+    for block in blocks:
+        by_width.setdefault(block.scores.top_ids.shape[1], []).append(block)
+    return tuple(
+        DrawnScores(np.concatenate([b.lines for b in some]), join_scores([b.scores for b in some]))
+        for some in by_width.values()
+    )

@@ -28,7 +28,7 @@ from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates
-from quire.sampling.sampled import Sampled
+from quire.sampling.sampled import Sampled, joined_blocks
 from quire.step import (
     Candidates,
     DrawnScores,
@@ -36,7 +36,6 @@ from quire.step import (
     Scores,
     StepPlan,
     StepResult,
-    joined_blocks,
 )
 from quire.steps.handles import Handles
 

@@ -16,8 +16,8 @@ from quire.executor.cuda.more_scores import MoreLetter
 from quire.executor.cuda.sampler_draws import LateTokens
 from quire.executor.cuda.scoring import ScoreLetter
 from quire.request import Ints
-from quire.sampling.sampled import Sampled
-from quire.step import DrawnScores, StepResult, joined_blocks, no_ints
+from quire.sampling.sampled import Sampled, joined_blocks
+from quire.step import DrawnScores, StepResult, no_ints
 from quire.steps.row_schema import FAILED, RESTS
 
 
