@@ -25,7 +25,7 @@ from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
 from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.native.library import loaded
 from quire.backends.cpu.native_int8 import Choice, NativeInt8, paths_here
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 
 
 def linears(weight: Tensor) -> dict[str, LinearOp]:

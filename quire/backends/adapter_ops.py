@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.request import Ints
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, Added
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.request import Ints
 
 

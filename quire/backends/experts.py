@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import LinearOp, RowOp
+from quire.backends.linear import LinearOp
+from quire.backends.ops import RowOp
 from quire.layer_plan import ExpertsPlan
 
 # Keeps the sum of scores that are all 0 from being divided by.

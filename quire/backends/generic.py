@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, Kernels, LinearOp, RowNorm, RowOp
+from quire.backends.linear import LinearOp
+from quire.backends.ops import HeadNorms, Kernels, RowNorm, RowOp
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+    from quire.backends.linear import LinearOp
 
 # (x [T, H], chosen int64 [T, k], scores float32 [T, k]) -> [T, H]
 ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
@@ -27,23 +28,6 @@ ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 ChoiceOp = Callable[["Tensor"], "tuple[Tensor, Tensor]"]
 RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
 HeadsOp = Callable[["Tensor", "Tensor"], None]  # of each head by itself, into the second
-
-
-class WeightRows(Protocol):
-    """A weight that can be exchanged where it lies."""
-
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows first, first + 1, ... of the weight become these, of any type and device."""
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps on its device: one tensor where the weight lies there as it came."""
-
-
-class LinearOp(WeightRows, Protocol):
-    """A product with a weight, which it keeps in its own way."""
-
-    def __call__(self, x: Tensor, /) -> Tensor:
-        """[T, K] -> [T, N]"""
 
 
 class PackedMatrix(Protocol):

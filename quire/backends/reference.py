@@ -12,6 +12,7 @@ from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import Choice, LoopedExperts
+from quire.backends.linear import LinearOp
 from quire.backends.ops import (
     AttentionInputs,
     ChoiceOp,
@@ -19,7 +20,6 @@ from quire.backends.ops import (
     HeadNorms,
     HeadShape,
     HeadsOp,
-    LinearOp,
     RowNorm,
     RowOp,
     StateStep,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.backends.ops import WeightRows
+from quire.backends.linear import WeightRows
 from quire.errors import InvalidRequest
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterKernels, AdapterLines, Added
-from quire.backends.ops import LinearOp, RowOp
+from quire.backends.linear import LinearOp
+from quire.backends.ops import RowOp
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from quire.backends.ops import Kernels, RowOp, WeightRows
+from quire.backends.linear import WeightRows
+from quire.backends.ops import Kernels, RowOp
 from quire.layers.linear import Linear, Matrix, PlainRows
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.ops import Kernels, LinearOp, PackedMatrix
+from quire.backends.linear import LinearOp
+from quire.backends.ops import Kernels, PackedMatrix
 
 Matrix = Tensor | PackedMatrix
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.layer_plan import Rope
 from quire.layers.rotary import Angles
 from quire.spec import EncoderSpec

@@ -3,6 +3,6 @@ given other weights, or leave its device, while everything that was made around 
 
 from __future__ import annotations
 
-from quire.backends.ops import WeightRows
+from quire.backends.linear import WeightRows
 
 Places = dict[str, tuple[WeightRows, ...]]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import PlainLinear
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.executor.cpu.accuracy import cache_alone, pass_alone
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel

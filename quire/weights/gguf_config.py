@@ -87,7 +87,7 @@ def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
 
 def _gating(file: GgufFile) -> dict[str, int]:
     """Sigmoids, where experts are chosen with a bias: no model adds one to a softmax, and early
-    files of GLM-4.7-Flash do not say which of the two it has."""
+    files of some models do not say which of the two they have."""
     arch = file.metadata.get("general.architecture")
     has_bias = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     return {f"{arch}.expert_gating_func": SIGMOID} if has_bias else {}

@@ -14,13 +14,13 @@ from quire.backends.adapters import LoopedAdapters
 from quire.backends.cpu.attention import CpuAttention, Scratch
 from quire.backends.cpu.linear import make_linear
 from quire.backends.experts import Choice, LoopedExperts
+from quire.backends.linear import LinearOp
 from quire.backends.ops import (
     AttentionInputs,
     ChoiceOp,
     ExpertsOp,
     HeadShape,
     HeadsOp,
-    LinearOp,
     PlannedAttention,
     RowNorm,
     RowOp,

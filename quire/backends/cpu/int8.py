@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.errors import UnsupportedModel
 
 BLOCK = 64  # input channels turned together

@@ -26,7 +26,8 @@ from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.store import KvStore
 from quire.backends.generic import softcapped
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, PlannedAttention
+from quire.backends.linear import LinearOp
+from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention
 from quire.errors import NotSupported
 
 Longs = npt.NDArray[np.int64]

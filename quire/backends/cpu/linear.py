@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> LinearOp:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.cpu.int8 import BLOCK, Int8Matrix
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 
 # As in quire.h.
 PATHS = {

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, AdapterRoom, Added
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.jit import power_of_two, precision, waiting
 from quire.backends.triton.plain import PlainLinear

@@ -19,14 +19,8 @@ import torch
 from torch import Tensor
 
 from quire.backends.experts import EveryExpert
-from quire.backends.ops import (
-    STEADY_ROWS,
-    AttentionInputs,
-    ExpertsOp,
-    HeadShape,
-    LinearOp,
-    RowOp,
-)
+from quire.backends.linear import LinearOp
+from quire.backends.ops import STEADY_ROWS, AttentionInputs, ExpertsOp, HeadShape, RowOp
 from quire.backends.triton.experts import FusedExperts
 from quire.backends.triton.experts import Tile as ExpertsTile
 from quire.backends.triton.kernels import TritonKernels, stacked

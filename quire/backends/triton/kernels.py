@@ -14,6 +14,7 @@ from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.fp8 import wide_keys, wide_values
+from quire.backends.linear import LinearOp
 from quire.backends.ops import (
     AttentionInputs,
     ChoiceOp,
@@ -21,7 +22,6 @@ from quire.backends.ops import (
     HeadNorms,
     HeadShape,
     HeadsOp,
-    LinearOp,
     RowNorm,
     RowOp,
     StateStep,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
 from quire.backends.quantised.grouped import GroupedMatrix
 from quire.backends.triton.fp8_product import Fp8Linear

@@ -20,7 +20,7 @@ from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix, TorchInt8
 from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.native.library import library
 from quire.backends.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
-from quire.backends.ops import LinearOp
+from quire.backends.linear import LinearOp
 from quire.base.home import keep, kept
 from quire.executor.probe import fast_dtypes, machine_key
 

@@ -19,7 +19,8 @@ from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, R
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
 from quire.backends.generic import layer_norms_of
-from quire.backends.ops import AttentionInputs, HeadShape, LinearOp, PlannedAttention, RowOp
+from quire.backends.linear import LinearOp
+from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention, RowOp
 from quire.layer_plan import Activation, LayerPlan, mlp_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...

@@ -1,0 +1,25 @@
+"""Products with a weight, as every device makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class WeightRows(Protocol):
+    """A weight that can be exchanged where it lies."""
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        """Rows first, first + 1, ... of the weight become these, of any type and device."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it keeps on its device: one tensor where the weight lies there as it came."""
+
+
+class LinearOp(WeightRows, Protocol):
+    """A product with a weight, which it keeps in its own way."""
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """[T, K] -> [T, N]"""
