@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.base.notes import warn
 from quire.config import Speculation
 from quire.errors import InvalidOption
 from quire.options.checks import mapping
 from quire.params.rules import fail
-from quire.spec import AnySpec, EncoderSpec
+
+if TYPE_CHECKING:
+    from quire.spec import AnySpec
 
 # Where nothing is said. A single token that agrees is enough, because each guess has to be worth
 # its cost anyway; copies of a text go on for longer than any guess.
@@ -121,10 +123,12 @@ def speculation_for(
 
 def _why_not(spec: AnySpec, *, on_gpu: bool, has_processors: bool) -> str:
     """Why nothing can be guessed for such a model; "" where it can."""
-    if has_processors:
-        return "logits_processors see each token before the next is drawn"
+    from quire.spec import EncoderSpec
+
     if isinstance(spec, EncoderSpec):
         return "an encoder draws no tokens"
+    if has_processors:
+        return "logits_processors see each token before the next is drawn"
     if spec.keeps_states:
         return "a state cannot go back to before a wrong guess"
     if on_gpu and any(layer.attention.latent is not None for layer in spec.layers):

@@ -214,8 +214,8 @@ def test_rows_in_flight_are_bounded_by_their_bytes(
 def test_a_long_step_that_gets_somewhere_is_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of three seconds, where one and a half without a move are too long."""
-    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
+    """A step of three seconds, where two and a half without a move are too long."""
+    monkeypatch.setattr(engine_process, "SILENCE", 2.5)
     source = write_rows(tmp_path / "in.jsonl", 2)
     job = Job(
         source, tmp_path / "o.jsonl", model="fake:layers=25", prompt="{{ text }}", max_tokens=1
