@@ -76,6 +76,7 @@ class CompiledGrammar:
     def _use(self, automaton: Automaton | None) -> None:
         if automaton is not None and self._tokens is not None:
             self._regular = RegularGrammar(self, automaton, self._tokens())
+            self._tokens = None  # it holds the compiler, and so the tokenizer
 
     def prepare_walk(self) -> None:
         """Make the form in which a device follows the grammar, where there is one: matchers that
