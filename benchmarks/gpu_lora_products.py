@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from benchmarks.gpu_attention import milliseconds
 from benchmarks.shapes import MODELS
 from quire.backends.adapter_ops import AdapterRoom, Added
+from quire.backends.plain import PlainLinear
 from quire.backends.triton import adapters
 from quire.backends.triton.adapters import StackedAdapters
-from quire.backends.triton.plain import PlainLinear
 
 BF16, SLOTS, MOST_BYTES = torch.bfloat16, 32, 160 << 20
 Pair = tuple[PlainLinear, Any]

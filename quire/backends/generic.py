@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.linear import LinearOp
-from quire.backends.ops import HeadNorms, Kernels, RowNorm, RowOp
+from quire.backends.ops import HeadNorms, Kernels, LatentRows, RowOp
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
@@ -108,17 +108,9 @@ class HeadProducts:
             out[:, number] = product(one)
 
 
-def turn_latents(
-    kernels: Kernels,
-    q: Tensor,
-    row: Tensor,
-    norm: RowNorm,
-    cos: Tensor,
-    sin: Tensor,
-    slots: Tensor,
-    keys: Tensor,
-) -> Tensor:
+def turn_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
     """Kernels.turn_latents, with the norm of these."""
+    q, row, norm, cos, sin = given.q, given.row, given.norm, given.cos, given.sin
     width, turned = row.shape[1], 2 * cos.shape[1]
     latent = kernels.rms_norm(row[:, : width - turned].contiguous(), norm.weight, norm.eps)
     end = rotate(row[:, None, width - turned :], cos, sin)[:, 0]

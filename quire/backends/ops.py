@@ -147,6 +147,17 @@ class RowNorm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class LatentRows:
+    """Queries and rows of a pass's tokens, before they are turned by cos and sin [T, any]."""
+
+    q: Tensor  # [T, heads, any]
+    row: Tensor  # [T, D]
+    norm: RowNorm  # of a row but for its end
+    cos: Tensor
+    sin: Tensor
+
+
 class AttentionStep(Protocol):
     """The attention of one pass: made once, used by every layer with the same window."""
 
@@ -239,20 +250,10 @@ class Kernels(Protocol):
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         """The same for layers that keep states, under the tables of their group."""
 
-    def turn_latents(
-        self,
-        q: Tensor,
-        row: Tensor,
-        norm: RowNorm,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        keys: Tensor,
-    ) -> Tensor:
-        """Row [T, D] is normed but for its end, which is turned by cos and sin [T, any], and is a
-        key in `keys` [N, 1, S, D] from now on; those without a slot fill up a pass. The ends of
-        q [T, heads, any] are turned and come back behind room for what rows are met with:
-        [T, heads, D]."""
+    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        """Each row, normed and its end turned, is a key in `keys` [N, 1, S, D] from now on; those
+        without a slot fill up a pass. The ends of q are turned and come back behind room for what
+        rows are met with: [T, heads, D]."""
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """cache [layers, 2, N, kv_heads, S, D]: block `to` becomes block `from`."""

@@ -20,7 +20,7 @@ from quire.backends.ops import (
     HeadNorms,
     HeadShape,
     HeadsOp,
-    RowNorm,
+    LatentRows,
     RowOp,
     StateStep,
 )
@@ -108,17 +108,8 @@ class ReferenceKernels:
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
 
-    def turn_latents(
-        self,
-        q: Tensor,
-        row: Tensor,
-        norm: RowNorm,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        keys: Tensor,
-    ) -> Tensor:
-        return generic.turn_latents(self, q, row, norm, cos, sin, slots, keys)
+    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        return generic.turn_latents(self, given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         for old, new in copies:

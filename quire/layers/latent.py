@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, HeadShape, Kernels, RowNorm, RowOp
+from quire.backends.ops import HeadNorms, HeadShape, Kernels, LatentRows, RowNorm, RowOp
 from quire.layer_plan import LatentPlan
 from quire.layers.attention import Kind, Pass
 from quire.layers.linear import Linear
@@ -111,7 +111,8 @@ class LatentAttention:
         turn = shared.turns[self.rope]
         heads, slots = self.shape.num_heads, shared.slots[self.group]
         given = parts.queries(x).view(count, heads, plan.query_dims)
-        q = self.kernels.turn_latents(given, parts.down(x), parts.norm, *turn, slots, keys)
+        latents = LatentRows(given, parts.down(x), parts.norm, *turn)
+        q = self.kernels.turn_latents(latents, slots, keys)
         parts.to_rows(given[..., : plan.plain_dims], q[..., : plan.kv_rank])
         made = shared.attention[self.kind].attend(q, keys, keys)
         rows = made.view(count, heads, -1)[..., : plan.kv_rank]

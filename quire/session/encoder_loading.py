@@ -93,7 +93,7 @@ def _linears(spec: EncoderSpec, config: EngineConfig) -> tuple[MakeLinear, Padde
     """What multiplies, and how many rows it wants for so many tokens."""
     import torch
 
-    from quire.backends.cpu.linear import PlainLinear
+    from quire.backends.plain import PlainLinear
 
     if config.device != "cpu":
         return PlainLinear, lambda count: count

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.cpu.fast import CpuKernels
-from quire.backends.cpu.linear import PlainLinear
 from quire.backends.linear import LinearOp
+from quire.backends.plain import PlainLinear
 from quire.executor.cpu.accuracy import cache_alone, pass_alone
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel

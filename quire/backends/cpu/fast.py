@@ -21,8 +21,8 @@ from quire.backends.ops import (
     ExpertsOp,
     HeadShape,
     HeadsOp,
+    LatentRows,
     PlannedAttention,
-    RowNorm,
     RowOp,
     StateStep,
 )
@@ -88,17 +88,8 @@ class CpuKernels:
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
 
-    def turn_latents(
-        self,
-        q: Tensor,
-        row: Tensor,
-        norm: RowNorm,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        keys: Tensor,
-    ) -> Tensor:
-        return generic.turn_latents(self, q, row, norm, cos, sin, slots, keys)
+    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        return generic.turn_latents(self, given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         old, new = (torch.tensor(blocks) for blocks in zip(*copies, strict=True))

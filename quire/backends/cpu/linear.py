@@ -10,10 +10,10 @@ from __future__ import annotations
 import platform
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.linear import LinearOp
+from quire.backends.plain import PlainLinear
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> LinearOp:
@@ -38,22 +38,6 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def _has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-
-
-class PlainLinear:
-    """The weight as it came."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        self.weight[first : first + len(rows)] = rows
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
 
 
 class PackedLinear:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, AdapterRoom, Added
 from quire.backends.linear import LinearOp
+from quire.backends.plain import PlainLinear
 from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.jit import power_of_two, precision, waiting
-from quire.backends.triton.plain import PlainLinear
 from quire.request import Ints
 
 LEAST_RANK = 16  # that products on the device have

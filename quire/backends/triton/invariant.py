@@ -21,10 +21,10 @@ from torch import Tensor
 from quire.backends.experts import EveryExpert
 from quire.backends.linear import LinearOp
 from quire.backends.ops import STEADY_ROWS, AttentionInputs, ExpertsOp, HeadShape, RowOp
+from quire.backends.plain import PlainLinear
 from quire.backends.triton.experts import FusedExperts
 from quire.backends.triton.experts import Tile as ExpertsTile
 from quire.backends.triton.kernels import TritonKernels, stacked
-from quire.backends.triton.plain import PlainLinear
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
 from quire.backends.triton.tiles import steady_tiles
 from quire.errors import NotSupported

@@ -22,10 +22,11 @@ from quire.backends.ops import (
     HeadNorms,
     HeadShape,
     HeadsOp,
-    RowNorm,
+    LatentRows,
     RowOp,
     StateStep,
 )
+from quire.backends.plain import PlainLinear
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.choice import choice_by
@@ -42,7 +43,6 @@ from quire.backends.triton.latent import (
     parts_shape,
     turn_latents,
 )
-from quire.backends.triton.plain import PlainLinear
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.steady import SteadyDecode
@@ -138,17 +138,8 @@ class TritonKernels:
         given = (inputs.query_starts, inputs.context_lens, inputs.tables)
         return TritonStates(*given, self.shape.block_size)
 
-    def turn_latents(
-        self,
-        q: Tensor,
-        row: Tensor,
-        norm: RowNorm,
-        cos: Tensor,
-        sin: Tensor,
-        slots: Tensor,
-        keys: Tensor,
-    ) -> Tensor:
-        return turn_latents(q, row, norm, cos, sin, slots, keys)
+    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        return turn_latents(given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """Pairs in order: one may read what an earlier one wrote."""

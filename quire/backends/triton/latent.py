@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadShape, RowNorm
+from quire.backends.ops import AttentionInputs, HeadShape, LatentRows
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.jit import power_of_two, precision
 from quire.backends.triton.latent_kernels import attend_row_items, attend_row_tiles, turn_rows
@@ -127,12 +127,11 @@ class LatentPrefill(PrefillAttention):
         return out
 
 
-def turn_latents(
-    q: Tensor, row: Tensor, norm: RowNorm, cos: Tensor, sin: Tensor, slots: Tensor, keys: Tensor
-) -> Tensor:
+def turn_latents(given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
     """Kernels.turn_latents in one launch; slot -1 is nobody's."""
+    q, row, norm, cos, sin = given.q.contiguous(), given.row, given.norm, given.cos, given.sin
     (count, heads, query), width, half = q.shape, row.shape[1], cos.shape[1]
-    q, out = q.contiguous(), q.new_empty(count, heads, width)
+    out = q.new_empty(count, heads, width)
     turn_rows[(count, -(-heads // _TURNED_HEADS) + 1)](
         *(q, row, norm.weight, cos, sin, slots, keys, out, len(slots)),
         *(row.stride(0), norm.eps),

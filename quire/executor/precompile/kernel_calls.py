@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from quire.backends.ops import AttentionInputs, DeltaRule, RowNorm
+from quire.backends.ops import AttentionInputs, DeltaRule, LatentRows, RowNorm
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.drawn_scores import new_entries
 from quire.executor.cuda.graphs import DecodePlaces
@@ -253,7 +253,7 @@ class Calls(CallRoom):
             q = self.empty(ROWS, plan.num_heads, plan.latent.query_dims)
             row, turn = self.empty(ROWS, plan.head_dim), self.wide(ROWS, plan.angle_dims // 2)
             nowhere = torch.full((ROWS,), -1, device=self.device)
-            turn_latents(q, row, norm, turn, turn, nowhere, self.cache()[0])
+            turn_latents(LatentRows(q, row, norm, turn, turn), nowhere, self.cache()[0])
 
     def norms(self) -> None:
         from quire.backends.triton.elementwise import add_rms_norm, rms_norm

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
+from quire.backends.plain import PlainLinear
 from quire.backends.reference import ReferenceLinear
 from quire.backends.triton import adapters
 from quire.backends.triton.adapters import (
@@ -22,7 +23,6 @@ from quire.backends.triton.adapters import (
     most_tiles,
     tiled,
 )
-from quire.backends.triton.plain import PlainLinear
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.triton.places import small_places
 

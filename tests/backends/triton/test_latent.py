@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.backends.ops import AttentionInputs, HeadShape, RowNorm
+from quire.backends.ops import AttentionInputs, HeadShape, LatentRows, RowNorm
 from quire.backends.reference import ReferenceKernels
 from tests.backends.triton.checks import (
     Paged,
@@ -102,10 +102,10 @@ def test_rows_go_to_their_slots_and_queries_are_turned(place: Place, wide: bool)
     slots = torch.tensor([7, -1, 0, 11], device=place.device)
     cos, sin, expected, some = angles.cos(), angles.sin(), keys.clone(), [0, 2, 3]
     judge = ReferenceKernels(HeadShape(18, 1, 30, 4, place.dtype, values_in_keys=24))
-    wanted = judge.turn_latents(q, row, norm, cos, sin, slots[:0], expected)
-    turn = cos[some], sin[some]
-    judge.turn_latents(q[some], row[some], norm, *turn, slots[some], expected)
-    made = turn_latents(q, row, norm, cos, sin, slots, keys)
+    wanted = judge.turn_latents(LatentRows(q, row, norm, cos, sin), slots[:0], expected)
+    real = LatentRows(q[some], row[some], norm, cos[some], sin[some])
+    judge.turn_latents(real, slots[some], expected)
+    made = turn_latents(LatentRows(q, row, norm, cos, sin), slots, keys)
     assert_close(made[..., 24:], wanted[..., 24:])
     assert_close(keys, expected)
 

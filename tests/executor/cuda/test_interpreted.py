@@ -24,7 +24,7 @@ from quire.layer_plan import (
 )
 from quire.request import Request
 from quire.scheduler import repeats
-from quire.spec import LogitsPlan
+from quire.spec import LogitsPlan, ModelSpec
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda import test_walks as walks
@@ -161,12 +161,8 @@ def test_a_mixture_draws_the_tokens_of_the_plain_runner() -> None:
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
-@pytest.mark.interpreted
-def test_latents_are_kept_and_read_by_the_kernels() -> None:
-    """In chunks, in blocks that others had."""
-    rows = LatentPlan(16, 8, 8, 8, NormPlan(1e-5))
-    heads = AttentionPlan(4, 1, 24, 0.25, Rope(100.0, 8), latent=rows)
-    spec = replace(SPEC, layers=tuple(replace(one, attention=heads) for one in SPEC.layers))
+def check_in_chunks(spec: ModelSpec) -> None:
+    """Prompts in chunks of 24 tokens, in blocks that others had; random weights."""
     made = dummy_weights(spec, dtype=torch.float32, device="cpu")
     weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
     config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
@@ -176,6 +172,15 @@ def test_latents_are_kept_and_read_by_the_kernels() -> None:
     plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
     wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, asked)
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+@pytest.mark.interpreted
+def test_latents_are_kept_and_read_by_the_kernels() -> None:
+    """In chunks, in blocks that others had."""
+    rows = LatentPlan(16, 8, 8, 8, NormPlan(1e-5))
+    heads = AttentionPlan(4, 1, 24, 0.25, Rope(100.0, 8), latent=rows)
+    spec = replace(SPEC, layers=tuple(replace(one, attention=heads) for one in SPEC.layers))
+    check_in_chunks(spec)
 
 
 @pytest.mark.interpreted
@@ -184,15 +189,7 @@ def test_states_are_kept_and_taken_up_by_the_kernels() -> None:
     first, second = SPEC.layers
     state = DeltaNetPlan(2, 1, 4, 4, 4, NormPlan(1e-5))
     spec = replace(SPEC, layers=(replace(first, state=state), second))
-    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
-    weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
-    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
-    config = replace(config, max_num_batched_tokens=24)
-    asked = few(config)[1:3]
-    got = answers(InterpretedExecutor(config, spec, dict(weights)), config, asked, poisoned=True)
-    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
-    wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, asked)
-    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+    check_in_chunks(spec)
 
 
 @pytest.mark.interpreted

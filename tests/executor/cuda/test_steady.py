@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quire.backends.plain import PlainLinear
 from quire.backends.triton.invariant import SteadyLinear
-from quire.backends.triton.plain import PlainLinear
 from quire.errors import NotSupported
 from quire.executor.cuda.steady import check_steady
 from tests.executor.cuda.test_runner import SPEC

@@ -1,4 +1,4 @@
-"""A product with a plain weight, by the vendor's library."""
+"""A product with a plain weight, by torch."""
 
 from __future__ import annotations
 
