@@ -20,6 +20,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 if not __package__:  # run as a file: the repository is not on the path
@@ -44,15 +45,15 @@ TABLE = (
 )
 
 
-def test_command() -> list[str] | None:
-    """What runs the tests; None where there is no pytest. pytest-benchmark refuses to run beside
+def test_command(tests: Sequence[str] = TESTS) -> list[str] | None:
+    """What runs these tests; None where there is no pytest. pytest-benchmark refuses to run beside
     xdist, and no test here asks for it."""
     if importlib.util.find_spec("pytest") is None:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:benchmark"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(os.cpu_count() or 1, MOST_WORKERS))]
-    return [*command, *TESTS]
+    return [*command, *tests]
 
 
 def failed_tests(out: Path) -> list[str]:

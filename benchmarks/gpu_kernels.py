@@ -130,44 +130,6 @@ def _verdict(name: str, run: Check) -> Line:
     return {"check": name, "ok": True, "s": round(time.perf_counter() - begin, 2)}
 
 
-def tiny() -> Iterator[Line]:
-    """Every kernel once at a small shape: for compute-sanitizer."""
-    from tests.backends.triton import checks as c
-    from tests.backends.triton import fp8_checks as fp8
-    from tests.backends.triton import sampling_checks as s
-    from tests.backends.triton.edit_checks import check_edits
-    from tests.backends.triton.score_checks import check_scores
-    from tests.backends.triton.thin_checks import check_packed, check_thin
-    from tests.backends.triton.wishes import CUT, PLAIN
-
-    place, exact = c.Place(CUDA, BF16), c.Place(CUDA, torch.float32)
-    shape, narrow = (HeadShape(4, 2, 80, 16, BF16, fp8_kv) for fp8_kv in (False, True))
-    groups = ((2, (0, 2, 3, 4)), (4, (2, 3)))
-    cache = place.random(2, 2, 8, 1, 8, 16, seed=1)
-    pairs = torch.tensor([[0, 3], [-1, -1]], dtype=torch.int32, device=CUDA)
-    for name, run in (
-        ("thin", partial(check_thin, place, 5, 160, 96)),
-        ("thin, biased", partial(check_thin, place, 12, 96, 160, has_bias=True)),
-        ("packed", partial(check_packed, place, shape, [37, 0, 1, 300], window=None, normed=True)),
-        ("norms", partial(c.check_norms, place, 5, 100)),
-        ("silu", partial(c.check_activations, place, 5, 100)),
-        ("heads", partial(c.check_heads, place, shape, 9, normed=True)),
-        ("decode", partial(c.check_decode, place, shape, [37, 0, 1, 300, 16])),
-        ("prefix", partial(c.check_decode, place, shape, [70, 0, 80, 99, 33], shared=groups)),
-        ("prefill", partial(c.check_prefill, place, shape, [(50, 0), (1, 70), (33, 21)])),
-        ("draw", partial(s.check_sampling, place, PLAIN, 5000)),
-        ("limits", partial(s.check_sampling, place, CUT, 5000)),
-        ("edits and masks", partial(check_edits, exact, 700, num_rows=12, steps=2, seed=1)),
-        ("scores", partial(check_scores, exact, exact.random(9, 700, seed=2) * 4, seed=2)),
-        ("copy", partial(blocks.copy_blocks, cache, pairs)),
-        ("fp8 heads", partial(fp8.check_stored, place, narrow, 9, normed=True)),
-        ("fp8 decode", partial(c.check_decode, place, narrow, [37, 0, 1, 300, 16])),
-        ("fp8 prefix", partial(c.check_decode, place, narrow, [70, 0, 80, 99, 33], shared=groups)),
-        ("fp8 prefill", partial(c.check_prefill, place, narrow, [(50, 0), (1, 70), (33, 21)])),
-    ):
-        yield _verdict(f"tiny {name}", run)
-
-
 def small() -> Iterator[Line]:
     """What happens once per step or is small: microseconds."""
     shape = HeadShape(16, 8, 128, 16, BF16)
@@ -250,7 +212,7 @@ def sampling() -> Iterator[Line]:
 
 
 _TIMED = (decode_sweep, decode, small, sampling, prefix, prefill, dense, steady)
-_ALL = (checks, quick, draws, tiny, *_TIMED)
+_ALL = (checks, quick, draws, *_TIMED)
 PARTS: dict[str, Callable[[], Iterator[Line]]] = {f.__name__: f for f in _ALL}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import shapes
 from benchmarks.budget import Budget
+from benchmarks.gpu_check import test_command
 
 if TYPE_CHECKING:
     from quire.spec import ModelSpec
 
 SANITIZERS = ("memcheck", "racecheck")
+SANITIZED = ("tests/backends/triton", "tests/executor/cuda/test_gpu_guessing.py")
 # Within so many nats the two likeliest tokens may change places.
 NEAR_TIE = 1e-3
 PROMPTS = (
@@ -78,26 +79,38 @@ def _write_weights(path: Path, spec: ModelSpec) -> int:
 
 
 def sanitize(budget: Budget) -> None:
-    """Every kernel at small shapes under compute-sanitizer."""
+    """Tests of kernels at small shapes under compute-sanitizer: what has a test is seen."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         print("compute-sanitizer is not installed", flush=True)
         return
-    kernels = str(Path(__file__).parent / "gpu_kernels.py")
+    tests = test_command(SANITIZED)
+    if tests is None:
+        print("pytest is not installed", flush=True)
+        return
     report = {}
     for kind in SANITIZERS:
         if budget.left < 20:
             print(f"{kind}: not begun, {budget.left:.0f} s are left", flush=True)
             continue
-        command = [tool, "--tool", kind, sys.executable, kernels, "--only", "tiny"]
+        command = [
+            tool,
+            "--tool",
+            kind,
+            "--target-processes",
+            "all",
+            *tests,
+            "-k",
+            "not real_shapes",
+        ]
         try:
             run = subprocess.run(
                 command, capture_output=True, text=True, timeout=budget.left, check=False
             )
-            report[kind] = f"{run.stdout[-4000:]}{run.stderr[-2000:]}"
+            report[kind] = f"{run.stdout[-8000:]}{run.stderr[-2000:]}"
         except subprocess.TimeoutExpired:
             report[kind] = f"not over after {budget.left:.0f} s"
-        last = report[kind].strip().splitlines()[-1:]
+        last = [line for line in report[kind].splitlines() if "SUMMARY" in line or "passed" in line]
         print(f"{kind}: {' '.join(last)}", flush=True)
         budget.write("sanitize", report)
 
