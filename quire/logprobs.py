@@ -7,18 +7,28 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
+import msgspec
 
-@dataclass(slots=True)
-class Logprob:
-    """One token's log-probability; rank 1 is the likeliest token."""
+
+class Logprob(msgspec.Struct, gc=False):
+    """One token's log-probability; rank 1 is the likeliest token.
+
+    A batch may have millions. As a struct each takes a third of the time of a dataclass, and the
+    collector, which has nothing to find in a number, does not look through them.
+    """
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
+
+# `dataclasses.asdict` and `fields` see a dataclass, as callers know it from elsewhere.
+Logprob.__dataclass_fields__ = make_dataclass(  # type: ignore[attr-defined]
+    "Logprob", [("logprob", float), *((name, Any, None) for name in ("rank", "decoded_token"))]
+).__dataclass_fields__
 
 LogprobsOnePosition = dict[int, Logprob]
 

@@ -36,7 +36,7 @@ _CLASSES: dict[str, type[Any]] = {
     for each in (
         *(Request, Choices, SamplingParams, BeamSearchParams, StructuredOutputsParams),
         *(GuidedDecodingParams, RepetitionDetectionParams, AnswerReading, CompletionOutput),
-        *(RequestStateStats, ToolCall, ContinuationScore, ChoiceChances, Logprob, FlatLogprobs),
+        *(RequestStateStats, ToolCall, ContinuationScore, ChoiceChances, FlatLogprobs),
     )
 }
 _OUTPUT = (
@@ -71,6 +71,8 @@ def _tagged(value: Any) -> tuple[str, Any]:
         return f"array {value.dtype.name}", value.tolist()
     if isinstance(value, np.generic):
         return "number", value.item()
+    if isinstance(value, Logprob):
+        return "logprob", [value.logprob, value.rank, value.decoded_token]
     if isinstance(value, RequestOutputKind):
         return "kind", value.value
     if isinstance(value, RequestOutput):
@@ -120,6 +122,7 @@ def decode(value: Any) -> Any:
         "set": lambda: frozenset(decode(each) for each in inner),
         "dict": lambda: {decode(key): decode(each) for key, each in inner},
         "number": lambda: inner,
+        "logprob": lambda: Logprob(*inner),
         "kind": lambda: RequestOutputKind(inner),
         "output": lambda: _output(inner),
         "error": lambda: _raised(inner),

@@ -8,11 +8,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
+from itertools import accumulate, groupby, repeat
 
 import numpy as np
 
-from quire.base.collecting import making_many
 from quire.inputs.detokenize import TokenTexts
 from quire.logprobs import (
     FlatLogprobs,
@@ -24,12 +23,11 @@ from quire.logprobs import (
     Unread,
 )
 from quire.request import Ints
-from quire.step import Scores
+from quire.step import Scores, join_scores
 
 CONTEXT = 4  # tokens that may have begun a character
 # Tokens at a position, above which its dict is made when it is asked for.
 WIDE = 256
-MANY = 64  # Logprobs made at once, above which the collector is kept from looking through them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +47,6 @@ class ScoredTokens:
         return sum(map(len, self.parts))
 
     @property
-    def num_entries(self) -> int:
-        return sum(len(part) * (1 + part.top_ids.shape[1]) for part in self.parts)
-
-    @property
     def is_wide(self) -> bool:
         return any(part.top_ids.shape[1] > WIDE for part in self.parts)
 
@@ -67,7 +61,7 @@ class ScoredTokens:
 
     def dicts(self) -> list[LogprobsOnePosition]:
         """All of them."""
-        return list(self._dicts(self.parts, self.first))
+        return [one for part, at in self._runs() for one in self._dicts_of(part, at)]
 
     def lazily(self) -> LazyLogprobs[LogprobsOnePosition]:
         """Each when it is asked for."""
@@ -77,13 +71,17 @@ class ScoredTokens:
             number = bisect_right(ends, index)
             line = index - (ends[number - 1] if number else 0)
             part = self.parts[number].part(line, line + 1)
-            return next(self._dicts([part], self.first + index))
+            return next(self._dicts_of(part, self.first + index))
 
         return LazyLogprobs(len(self), make)
 
-    def _dicts(self, parts: Iterable[Scores], at: int) -> Iterator[LogprobsOnePosition]:
-        for part in parts:
-            yield from self._dicts_of(part, at)
+    def _runs(self) -> Iterator[tuple[Scores, int]]:
+        """The parts, and where they begin; those in a row with as many entries a token are one:
+        an answer whose tokens came one by one is made no slower than one that came at once."""
+        at = self.first
+        for _, parts in groupby(self.parts, key=lambda part: part.top_ids.shape[1]):
+            part = join_scores(list(parts))
+            yield part, at
             at += len(part)
 
     def _dicts_of(self, part: Scores, at: int) -> Iterator[LogprobsOnePosition]:
@@ -151,13 +149,6 @@ class UnreadLogprobs(Unread):
         return UnreadLogprobs(tokens, self.flat, self.begins_blank)
 
     def read(self) -> PromptLogprobs:
-        lasts = not self.flat and not self.tokens.is_wide
-        if not lasts or self.tokens.num_entries <= MANY:
-            return self._made()
-        with making_many():
-            return self._made()
-
-    def _made(self) -> PromptLogprobs:
         blank: list[LogprobsOnePosition | None] = [None] * self.begins_blank
         if self.flat:
             flat = FlatLogprobs()
