@@ -207,6 +207,7 @@ def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
         assert told(one.logprobs)[0] == told(other.logprobs)[0]
 
 
+@pytest.mark.interpreted
 def test_the_kernels_follow_grammars_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "MOST_WASTE", 9.0)
     kinds = [PLAIN[1], *walks.KINDS[2:4]]
