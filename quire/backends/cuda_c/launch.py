@@ -1,0 +1,144 @@
+"""Kernels of .cu files, loaded and launched by the driver on torch's current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.backends.cuda_c.nvrtc import NoCudaC, machine_code
+
+SOURCES = Path(__file__).parent
+_DRIVER = "libcuda.so.1"
+# The driver's numbers for what a function and a launch may be asked for.
+_DYNAMIC_SHARED, _CLUSTER, _OVERLAPS = 8, 4, 6
+
+Argument = Tensor | int | float | bytes
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("number", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+class CudaKernel:
+    """An `extern "C"` function of a .cu file here, compiled with constants as macros.
+
+    `shared`: bytes of dynamic shared memory; `cluster`: blocks to a cluster along x; `overlaps`:
+    it may begin before the kernel ahead has ended, and waits for that by itself
+    (griddepcontrol.wait). Calling it launches it: `kernel((x, y, z), *arguments)`. Tensors are
+    passed as pointers, ints as int, floats as float, bytes as a struct of that size.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        name: str,
+        constants: Mapping[str, int | str],
+        *,
+        threads: int,
+        shared: int = 0,
+        cluster: int = 1,
+        overlaps: bool = False,
+    ) -> None:
+        self.file, self.name, self.threads, self.shared = file, name, threads, shared
+        self._macros = tuple(f"-D{key}={value}" for key, value in sorted(constants.items()))
+        self._functions: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+        wanted = ((_CLUSTER, (cluster, 1, 1)), (_OVERLAPS, (1,)))
+        kept = [one for one, asked in zip(wanted, (cluster > 1, overlaps), strict=True) if asked]
+        self._attributes = (_Attribute * len(kept))()
+        for i, (number, values) in enumerate(kept):
+            self._attributes[i].number = number
+            self._attributes[i].value[: len(values)] = values
+
+    def load(self) -> None:
+        """Onto the current device, compiled if need be; NoCudaC where that cannot be done."""
+        self._function(torch.cuda.current_device())
+
+    def __call__(self, grid: tuple[int, int, int], *arguments: Argument) -> None:
+        device = torch.cuda.current_device()
+        function = self._functions.get(device) or self._function(device)
+        values = [_as_c(one) for one in arguments]
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
+        stream = torch.cuda.current_stream(device).cuda_stream
+        launch = _Launch(
+            *((*grid,), (self.threads, 1, 1), self.shared, stream),
+            *(self._attributes, len(self._attributes)),
+        )
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), function, places, None), self.name)
+
+    def _function(self, device: int) -> ctypes.c_void_p:
+        with self._lock:
+            if device not in self._functions:
+                self._functions[device] = self._loaded(device)
+            return self._functions[device]
+
+    def _loaded(self, device: int) -> ctypes.c_void_p:
+        source = (SOURCES / self.file).read_text(encoding="utf-8")
+        code = machine_code(source, (*_options(device), *self._macros))
+        driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        _enter(device)
+        _check(driver.cuModuleLoadData(ctypes.byref(module), code), self.file)
+        found = driver.cuModuleGetFunction(ctypes.byref(function), module, self.name.encode())
+        _check(found, self.name)
+        if self.shared > 48 << 10:
+            _check(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED, self.shared), self.name)
+        return function
+
+
+def _options(device: int) -> tuple[str, ...]:
+    """For this very architecture: `a` adds the instructions that no other one has."""
+    major, minor = torch.cuda.get_device_capability(device)
+    own = "a" if major >= 9 else ""
+    return f"--gpu-architecture=sm_{major}{minor}{own}", "--std=c++17"
+
+
+def _as_c(value: Argument) -> ctypes._CData:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, int):
+        return ctypes.c_int(value)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return (ctypes.c_char * len(value)).from_buffer_copy(value)
+
+
+def _enter(device: int) -> None:
+    """A thread that has used no CUDA yet has no context."""
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "a context")
+    if not context.value:
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "a context")
+        _check(driver.cuCtxSetCurrent(context), "a context")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise NoCudaC(f"{_DRIVER} cannot be loaded: {error}") from error
+
+
+def _check(failed: int, what: str) -> None:
+    if failed:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(failed, ctypes.byref(text))
+        why = (text.value or str(failed).encode()).decode()
+        raise NoCudaC(f"{what} in CUDA C++ cannot be launched: {why}")
