@@ -10,5 +10,20 @@ from __future__ import annotations
 
 from quire.ray.config import vLLMEngineProcessorConfig
 from quire.ray.processor import Processor, build_llm_processor, build_processor
+from quire.ray.stages import (
+    ChatTemplateStageConfig,
+    DetokenizeStageConfig,
+    PrepareMultimodalStageConfig,
+    TokenizerStageConfig,
+)
 
-__all__ = ["Processor", "build_llm_processor", "build_processor", "vLLMEngineProcessorConfig"]
+__all__ = [
+    "ChatTemplateStageConfig",
+    "DetokenizeStageConfig",
+    "PrepareMultimodalStageConfig",
+    "Processor",
+    "TokenizerStageConfig",
+    "build_llm_processor",
+    "build_processor",
+    "vLLMEngineProcessorConfig",
+]

@@ -9,10 +9,30 @@ from typing import Any
 from quire.base.notes import warn
 from quire.errors import InvalidOption, NotSupported
 from quire.options import parse_options
+from quire.ray.stages import (
+    ChatTemplateStageConfig,
+    DetokenizeStageConfig,
+    PrepareMultimodalStageConfig,
+    Stage,
+    TokenizerStageConfig,
+    stage_of,
+    warn_of_moot,
+)
 
 DATA, ERROR = "__data", "__inference_error__"  # columns: a packed row, and why it failed
 Row = dict[str, Any]
-_MOOT = "prompts are written out and tokenized inside the engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A row on its way through the engine. Ray carries it as it is: of plain dicts it would make
+    one type for the whole column, with the keys of all rows in each, and some it cannot join."""
+
+    row: Row
+
+
+# Kinds of tasks, with the pooling task of each. A score is what a classifier of one class says.
+TASKS = {"generate": None, "embed": "embed", "classify": "classify", "score": "classify"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +54,12 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
     log_engine_metrics: bool = True
     dynamic_lora_loading_path: str | None = None
     placement_group_config: Mapping[str, Any] | None = None
+    # Older spellings of the stages below; None where a stage says it.
     apply_chat_template: bool | None = None
     chat_template: str | None = None
     tokenize: bool | None = None
     detokenize: bool | None = None
-    has_image: bool = False
+    has_image: bool | None = None
     chat_template_stage: Any = True
     tokenize_stage: Any = True
     detokenize_stage: Any = True
@@ -47,14 +68,12 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
     id_column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.task_type != "generate":
-            raise NotSupported(f"task_type={self.task_type!r} is not built: quire.ray generates")
-        for name in ("dynamic_lora_loading_path", "has_image", "prepare_multimodal_stage"):
-            if getattr(self, name):
-                raise NotSupported(f"{name} is not built: leave it out")
-        for name in ("tokenize_stage", "detokenize_stage"):
-            if isinstance(getattr(self, name), Mapping):
-                warn(f"{name} has no effect: {_MOOT}")
+        if self.task_type not in TASKS:
+            raise NotSupported(
+                f"task_type={self.task_type!r} is not built; there are {', '.join(TASKS)}"
+            )
+        for kind, name in _STAGES.items():
+            warn_of_moot(name, self._stage(kind))
         if self.placement_group_config is not None:
             warn("placement_group_config has no effect: a replica is one actor on one node")
         if (self.journal is None) != (self.id_column is None):
@@ -69,7 +88,15 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
                 parameter="concurrency",
                 value=self.concurrency,
             )
-        parse_options(dict(self.engine_kwargs))
+        parse_options(self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the engine. Ray Data LLM puts the model and the task among them."""
+        kept = {k: v for k, v in self.engine_kwargs.items() if k not in ("model", "task_type")}
+        if TASKS[self.task_type] is not None:
+            kept = {"runner": "pooling", "convert": TASKS[self.task_type], **kept}
+        return kept
 
     @property
     def pool(self) -> tuple[int, int]:
@@ -78,6 +105,34 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
             return self.concurrency, self.concurrency
         low, high = self.concurrency
         return low, high
+
+    @property
+    def chat(self) -> ChatTemplateStageConfig | None:
+        """How messages are written out; None where rows bring their prompts."""
+        stage = self._stage(ChatTemplateStageConfig)
+        is_on = stage.enabled if self.apply_chat_template is None else self.apply_chat_template
+        return stage if is_on else None
+
+    @property
+    def detokenizes(self) -> bool:
+        """Whether tokens become text whatever the parameters of a row say."""
+        stage = self._stage(DetokenizeStageConfig)
+        return stage.enabled if self.detokenize is None else self.detokenize
+
+    @property
+    def content_format(self) -> str:
+        return self._stage(PrepareMultimodalStageConfig).chat_template_content_format or "auto"
+
+    def _stage(self, kind: type[Stage]) -> Stage:
+        return stage_of(kind, _STAGES[kind], getattr(self, _STAGES[kind]))
+
+
+_STAGES: dict[type[Any], str] = {
+    ChatTemplateStageConfig: "chat_template_stage",
+    TokenizerStageConfig: "tokenize_stage",
+    DetokenizeStageConfig: "detokenize_stage",
+    PrepareMultimodalStageConfig: "prepare_multimodal_stage",
+}
 
 
 def _at_least_one(name: str, value: object) -> None:

@@ -9,16 +9,37 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from quire.errors import EngineError, InvalidPrompt, QuireError
+from quire.errors import EngineError, InvalidParams, InvalidPrompt, QuireError
 from quire.inputs.chat import read_template, render_conversations
-from quire.ray.config import DATA, ERROR, Row, vLLMEngineProcessorConfig
+from quire.params.lora import LoRARequest
+from quire.params.pooling import PoolingParams
+from quire.params.structured import StructuredOutputsParams
+from quire.ray.answers import (
+    answer_of,
+    failed_answer,
+    plain,
+    pooled_answer,
+    read_answers,
+    write_answers,
+)
+from quire.ray.config import DATA, ERROR, TASKS, Packed, Row, vLLMEngineProcessorConfig
+from quire.ray.stages import ChatTemplateStageConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.async_llm import AsyncLLM
+
+# Columns that rows may bring beside a prompt, by the name that prompts have for them.
+_MEDIA_COLUMNS = {
+    "multimodal_data": "multi_modal_data",
+    "mm_processor_kwargs": "mm_processor_kwargs",
+    "multimodal_uuids": "multi_modal_uuids",
+}
+
+
+Output = TypeVar("Output")
 
 
 class EngineUDF:
@@ -27,80 +48,110 @@ class EngineUDF:
     def __init__(
         self, config: vLLMEngineProcessorConfig, chat_template_kwargs: Mapping[str, Any] | None
     ) -> None:
-        self._config, self._chat_template_kwargs = config, chat_template_kwargs
-        self._llm = AsyncLLM(config.model_source, **config.engine_kwargs)
-        template = config.chat_template
-        self._template = None if template is None else read_template(template)
+        self._config = config
+        self._llm = AsyncLLM(config.model_source, **config.options)
+        self._adapters: dict[str, LoRARequest] = {}
+        chat = config.chat or ChatTemplateStageConfig()
+        template = chat.chat_template or config.chat_template
+        more = chat.chat_template_kwargs or chat_template_kwargs
+        self._rendering: dict[str, Any] = {
+            "chat_template": None if template is None else read_template(template),
+            "content_format": config.content_format,
+            "chat_template_kwargs": dict(more) if more else None,
+        }
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        rows = [dict(row) for row in batch[DATA]]
+        rows: list[Row] = [packed.row for packed in batch[DATA]]
         kept = self._journal_file(rows)
         if kept is not None and kept.exists():
-            answers: list[Row] = json.loads(kept.read_text(encoding="utf-8"))
+            answers = read_answers(kept)
         else:
             number = uuid.uuid4().hex
             answers = await asyncio.gather(*(self._answer(row, number) for row in rows))
             if kept is not None:
-                _write(kept, answers)
-        yield {DATA: [{**row, **answer} for row, answer in zip(rows, answers, strict=True)]}
+                write_answers(kept, answers)
+        yield {DATA: [Packed({**row, **answer}) for row, answer in zip(rows, answers, strict=True)]}
 
     async def _answer(self, row: Row, batch: str) -> Row:
         began = time.perf_counter()
+        task = TASKS[self._config.task_type]
         try:
-            params = _params(row)
             prompt, more = self._prompt(row)
-            async for output in self._llm.generate(prompt, params, tokenization_kwargs=more):
-                if output.finished:
-                    break
+            adapter = self._adapter(row)
+            if task is None:
+                params = _sampling_params(row, detokenizes=self._config.detokenizes)
+                asked = self._llm.generate(
+                    prompt, params, tokenization_kwargs=more, lora_request=adapter
+                )
+                made = answer_of(await _last(asked))
+            else:
+                pooling = _pooling_params(row, task)
+                asking = self._llm.encode(
+                    prompt, pooling, tokenization_kwargs=more, lora_request=adapter
+                )
+                made = pooled_answer(await _last(asking), prompt)
         except EngineError:
             os._exit(1)  # Ray starts another actor, and gives the batch to a healthy one
         except QuireError as error:
             if not self._config.should_continue_on_error:
                 raise
-            return _failed(row, error, batch)
-        answer, ids = output.outputs[0], output.prompt_token_ids or []
-        return {
-            "prompt": output.prompt or "",
-            "prompt_token_ids": ids,
-            "num_input_tokens": len(ids),
-            "generated_tokens": list(answer.token_ids),
-            "generated_text": answer.text,
-            "num_generated_tokens": len(answer.token_ids),
-            "finish_reason": answer.finish_reason,
-            "metrics": asdict(output.metrics),
-            "request_id": output.request_id,
-            "batch_uuid": batch,
-            "time_taken_llm": time.perf_counter() - began,
-            "params": repr(params),
-            ERROR: "",
-        }
+            return {**failed_answer(row, error), "batch_uuid": batch}
+        said = repr(params if task is None else pooling)
+        spent = time.perf_counter() - began
+        return {**made, "batch_uuid": batch, "time_taken_llm": spent, "params": said, ERROR: ""}
 
     def _prompt(self, row: Row) -> tuple[Any, dict[str, Any] | None]:
         """What is asked, and how its text becomes tokens."""
-        if row.get("messages") is not None:
-            tokenizer = self._llm._session.model.tokenizer
-            if tokenizer is None:
-                raise InvalidPrompt(
-                    "messages need a tokenizer, and skip_tokenizer_init leaves none"
-                )
-            messages = [dict(message) for message in row["messages"]]
-            rendering = {
-                "chat_template": self._template,
-                "add_generation_prompt": messages[-1]["role"] != "assistant",
-                "continue_final_message": messages[-1]["role"] == "assistant",
-                "chat_template_kwargs": dict(self._chat_template_kwargs or {}) or None,
+        more = plain(row.get("tokenization_kwargs"))
+        if self._config.chat is not None and row.get("messages") is not None:
+            return self._rendered(plain(row["messages"])), {
+                **(more or {}),
+                "add_special_tokens": False,
             }
-            [made] = render_conversations([messages], tokenizer, **rendering)
-            if isinstance(made, QuireError):
-                raise made
-            return made, {"add_special_tokens": False}
-        if row.get("prompt_token_ids") is not None or row.get("tokenized_prompt") is not None:
-            ids = row.get("prompt_token_ids")
-            ids = row.get("tokenized_prompt") if ids is None else ids
-            return {"prompt_token_ids": [int(token) for token in ids or ()]}, None
-        if row.get("prompt") is None:
-            raise InvalidPrompt("a row has messages, prompt or prompt_token_ids; this one has none")
-        return row["prompt"], None
+        prompt: dict[str, Any] = {}
+        ids = row.get("prompt_token_ids")
+        ids = row.get("tokenized_prompt") if ids is None else ids
+        if ids is not None:
+            prompt["prompt_token_ids"] = [int(token) for token in ids]
+        elif row.get("prompt") is not None:
+            prompt["prompt"] = row["prompt"]
+        else:
+            raise InvalidPrompt(
+                "a row has messages (where chat_template_stage is on), prompt or prompt_token_ids; "
+                f"this one has {', '.join(row) or 'nothing'}"
+            )
+        for column, name in _MEDIA_COLUMNS.items():
+            if row.get(column) is not None:
+                prompt[name] = row[column]
+        return prompt, more
+
+    def _rendered(self, messages: list[Any]) -> Any:
+        tokenizer = self._llm._session.model.tokenizer
+        if tokenizer is None:
+            raise InvalidPrompt("messages need a tokenizer, and skip_tokenizer_init leaves none")
+        last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
+        is_begun = last.get("role") == "assistant"
+        [made] = render_conversations(
+            [messages],
+            tokenizer,
+            add_generation_prompt=not is_begun,
+            continue_final_message=is_begun,
+            **self._rendering,
+        )
+        if isinstance(made, QuireError):
+            raise made
+        return made
+
+    def _adapter(self, row: Row) -> LoRARequest | None:
+        """The adapter that a row names as its model, as Ray Data LLM has it."""
+        name = row.get("model")
+        if name is None or name == self._config.model_source:
+            return None
+        if name not in self._adapters:
+            folder = self._config.dynamic_lora_loading_path
+            path = name if folder is None else os.path.join(folder, name)
+            self._adapters[name] = LoRARequest(name, len(self._adapters) + 1, path)
+        return self._adapters[name]
 
     def _journal_file(self, rows: list[Row]) -> Path | None:
         """Where the answers of these rows are kept, whichever actor answers them."""
@@ -110,39 +161,33 @@ class EngineUDF:
         return Path(self._config.journal) / f"{hashlib.sha256(names.encode()).hexdigest()}.json"
 
 
-def _params(row: Row) -> SamplingParams:
-    given = {
-        name: value
-        for name, value in dict(row.get("sampling_params") or {}).items()
-        if value is not None  # a field that only other rows have is None here
-    }
-    return SamplingParams(**{**given, "output_kind": RequestOutputKind.FINAL_ONLY})
+async def _last(outputs: AsyncIterator[Output]) -> Output:
+    async for output in outputs:
+        last = output
+    return last
 
 
-def _failed(row: Row, error: QuireError, batch: str) -> Row:
-    return {
-        "prompt": str(row.get("prompt") or "")[:500],
-        "prompt_token_ids": [],
-        "num_input_tokens": 0,
-        "generated_tokens": [],
-        "generated_text": "",
-        "num_generated_tokens": 0,
-        "finish_reason": "error",
-        "metrics": None,
-        "request_id": "-1",
-        "batch_uuid": batch,
-        "time_taken_llm": -1.0,
-        "params": "",
-        ERROR: f"{type(error).__name__}: {error}",
-    }
+def _sampling_params(row: Row, *, detokenizes: bool) -> SamplingParams:
+    given = plain(row.get("sampling_params")) or {}
+    for name in ("structured_outputs", "guided_decoding"):
+        if isinstance(given.get(name), dict):
+            given[name] = _made(StructuredOutputsParams, name, given[name])
+    fixed: Row = {"output_kind": RequestOutputKind.FINAL_ONLY}
+    if detokenizes:
+        fixed["detokenize"] = True  # pipelines turn it off to leave it to a stage
+    return _made(SamplingParams, "sampling_params", {**given, **fixed})
 
 
-def _write(path: Path, answers: list[Row]) -> None:
-    """Whole or not at all: another actor may write the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(answers, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+def _pooling_params(row: Row, task: str) -> PoolingParams:
+    return _made(
+        PoolingParams,
+        "pooling_params",
+        {**(plain(row.get("pooling_params")) or {}), "task": task},
+    )
+
+
+def _made(kind: Callable[..., Output], column: str, given: Row) -> Output:
+    try:
+        return kind(**given)
+    except TypeError as error:  # a name that it does not have
+        raise InvalidParams(f"{column}: {error}", parameter=column) from None

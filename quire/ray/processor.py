@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quire.base.notes import note
 from quire.errors import NotSupported
-from quire.ray.config import DATA, ERROR, Row, vLLMEngineProcessorConfig
+from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
 
 RowMap = Callable[[Row], Row]
 
@@ -41,9 +42,7 @@ class Processor:
             more["runtime_env"] = dict(config.runtime_env)
         if config.accelerator_type is not None:
             more["accelerator_type"] = config.accelerator_type
-        packed = dataset.map(
-            lambda row: {DATA: row if preprocess is None else preprocess(row)}, **self._before
-        )
+        packed = dataset.map(_packed(preprocess), **self._before)
         answered = packed.map_batches(
             EngineUDF,
             fn_constructor_args=(config, self._chat_template_kwargs),
@@ -53,7 +52,16 @@ class Processor:
             num_gpus=_num_gpus(ray, config),
             **more,
         )
-        return answered.map(_unpacked(self._postprocess), **self._after)
+        unpacked = _unpacked(self._postprocess, config.should_continue_on_error)
+        return answered.map(unpacked, **self._after)
+
+    def log_input_column_names(self) -> None:
+        """Say which columns rows are read from, beside their own."""
+        note(
+            "messages, prompt or prompt_token_ids; sampling_params or pooling_params; and, where "
+            "there is any, multimodal_data, mm_processor_kwargs, tokenization_kwargs, model (an "
+            "adapter)"
+        )
 
 
 def build_processor(
@@ -67,8 +75,9 @@ def build_processor(
     """What answers the rows of a data set.
 
     `preprocess` makes of each row what is asked: `messages`, `prompt` or `prompt_token_ids`, and
-    `sampling_params` as a dict. `postprocess` gets the row with `generated_text`,
-    `generated_tokens` and the like; a row that failed has `__inference_error__` and goes past it.
+    `sampling_params` or `pooling_params` as a dict; the columns of the data set stay beside that.
+    `postprocess` gets the row with `generated_text`, `embeddings` and the like; one that failed has
+    `__inference_error__` and goes past it.
     """
     builder = dict(builder_kwargs or {})
     chat_template_kwargs = builder.pop("chat_template_kwargs", None)
@@ -87,12 +96,21 @@ def build_processor(
 build_llm_processor = build_processor  # the older name
 
 
-def _unpacked(postprocess: RowMap | None) -> RowMap:
+def _packed(preprocess: RowMap | None) -> RowMap:
+    def pack(row: Row) -> Row:
+        """The columns of the data set stay; what is asked comes to them."""
+        return {DATA: Packed(row if preprocess is None else {**row, **preprocess(row)})}
+
+    return pack
+
+
+def _unpacked(postprocess: RowMap | None, goes_on: bool) -> RowMap:
     def unpack(packed: Row) -> Row:
-        row = dict(packed[DATA])
+        row: Row = packed[DATA].row
         if postprocess is None or row.get(ERROR):
             return row
-        return postprocess(row)
+        made = postprocess(row)
+        return {**made, ERROR: ""} if goes_on else made  # as rows have it that failed
 
     return unpack
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import pytest
 from quire.errors import InvalidOption
 from tests.jobs.driving import (
     SAMPLED,
+    children_of,
     is_alive,
     journal_bytes,
+    records,
     run_command,
     started,
     undisturbed,
@@ -28,6 +31,7 @@ from tests.jobs.test_supervisor import make_job
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
 DEATHS = 20
+NOTICED = 60.0  # seconds: 40 to notice it, the rest to start another engine
 
 
 @pytest.fixture
@@ -58,34 +62,86 @@ def engines() -> list[int]:
     return found
 
 
-def on_ray(source: Path, output: Path, address: str) -> list[str]:
+def on_ray(source: Path, output: Path, address: str, delay: float = 0.05) -> list[str]:
     cluster = ("--ray", address, "--replicas", 3)
-    return run_command(source, output, *SAMPLED, *cluster, model="fake:delay=0.05:rows=8")
+    return run_command(source, output, *SAMPLED, *cluster, model=f"fake:delay={delay}:rows=8")
+
+
+def processes_below(pid: int) -> list[int]:
+    """A process and all that it started, with all that those started."""
+    return [pid, *(found for child in children_of(pid) for found in processes_below(child))]
+
+
+def raylet_of(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
 
 
 def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
     tmp_path: Path, cluster: Any, long_mode: bool
 ) -> None:
-    rows, kills, rng = (2000, 20, random.Random(3)) if long_mode else (300, 1, random.Random(3))
+    rows, deaths, rng = (
+        (2000, DEATHS, random.Random(3)) if long_mode else (300, 1, random.Random(3))
+    )
     source = write_rows(tmp_path / "in.jsonl", rows)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
-    job_dir = tmp_path / "out.jsonl.quire"
-    before = set(engines())
-    with started(on_ray(source, output, cluster.address)) as process:
-        for round in range(kills):
-            size = journal_bytes(job_dir)
-            assert wait_until(lambda: journal_bytes(job_dir) > size or process.poll() is not None)  # noqa: B023
-            time.sleep(rng.uniform(0, 0.2))
-            mine = [pid for pid in engines() if pid not in before]
-            if mine:
-                os.kill(rng.choice(mine), signal.SIGKILL)
-            if round % 4 == 0:
-                node = cluster.list_all_nodes()[-1]
-                cluster.remove_node(node, allow_graceful=False)
-                cluster.add_node(num_cpus=1)
-        _, said = process.communicate(timeout=200)
+    job_dir, before, killed = tmp_path / "out.jsonl.quire", set(engines()), 0
+    while killed < deaths:  # a job that was through is begun again
+        output.unlink(missing_ok=True)
+        shutil.rmtree(job_dir, ignore_errors=True)
+        command = on_ray(source, output, cluster.address, 0.4 if long_mode else 0.05)
+        with started(command) as process:
+            while killed < deaths and process.poll() is None:
+                size = journal_bytes(job_dir)
+                wait_until(lambda: journal_bytes(job_dir) > size or process.poll() is not None)  # noqa: B023
+                time.sleep(rng.uniform(0, 0.2))
+                mine = [pid for pid in engines() if pid not in before]
+                if process.poll() is None and mine:
+                    os.kill(rng.choice(mine), signal.SIGKILL)
+                    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+                    cluster.add_node(num_cpus=1)
+                    killed += 1
+                    seen = time.monotonic()
+                    assert wait_until(
+                        lambda: (
+                            len(set(engines()) - before - set(mine)) > 0  # noqa: B023
+                            or process.poll() is not None
+                        ),  # noqa: B023
+                        NOTICED,
+                    )
+                    print(f"{killed}: another engine after {time.monotonic() - seen:.1f} s")
+            _, said = process.communicate(timeout=600)
+            assert process.returncode == 0, said
+        assert output.read_bytes() == calm
+    assert wait_until(lambda: not [p for p in engines() if p not in before and is_alive(p)], 10)
+
+
+@pytest.mark.long
+def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster: Any) -> None:
+    """All of it sleeps: Ray's own process, the actor and the engine. Others do its rows meanwhile,
+    and none is there twice when it wakes."""
+    source = write_rows(tmp_path / "in.jsonl", 3000)
+    calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
+    job_dir, before = tmp_path / "out.jsonl.quire", set(engines())
+    with started(on_ray(source, output, cluster.address, 0.2)) as process:
+        assert wait_until(lambda: len([e for e in engines() if e not in before]) == 3)
+        size = journal_bytes(job_dir)
+        assert wait_until(lambda: journal_bytes(job_dir) > size + 10_000)
+        asleep = processes_below(raylet_of(cluster.list_all_nodes()[-1]))
+        engine = [pid for pid in engines() if pid in asleep]
+        assert len(engine) == 1
+        for pid in asleep:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(90)
+        assert process.poll() is None, "the job was through before the node woke"
+        for pid in reversed(asleep):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert wait_until(lambda: not is_alive(engine[0]), 10)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
     assert output.read_bytes() == calm
+    keys = [record["key"] for record in records(job_dir)]
+    assert len(keys) == len(set(keys)) == 3000
     assert wait_until(lambda: not [p for p in engines() if p not in before and is_alive(p)], 10)
 
 

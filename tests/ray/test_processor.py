@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import InvalidOption, NotSupported, QuireWarning
 from quire.ray import build_llm_processor, build_processor, vLLMEngineProcessorConfig
 from tests.tiny_llm import CONFIG
 
@@ -21,7 +21,7 @@ import ray
 from quire.ray import build_processor, vLLMEngineProcessorConfig
 
 model, out, journal = sys.argv[1:4]
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
 config = vLLMEngineProcessorConfig(
     model_source=model,
     engine_kwargs=dict(tokenizer="smollm2", load_format="dummy", dtype="float32",
@@ -31,9 +31,9 @@ config = vLLMEngineProcessorConfig(
 processor = build_processor(
     config,
     preprocess=lambda row: dict(
-        id=row["id"],
         messages=[{"role": "user", "content": f"Number {row['id']}"}],
-        sampling_params=dict(temperature=0.0, max_tokens=-5 if row["id"] == 3 else 4),
+        sampling_params=dict(temperature=0.0, max_tokens=-5 if row["id"] == 3 else 4,
+                             detokenize=False, stop=["###"] if row["id"] % 2 else None),
     ),
     postprocess=lambda row: dict(id=row["id"], answer=row["generated_text"],
                                  tokens=row["num_generated_tokens"]),
@@ -65,10 +65,20 @@ def test_a_pipeline_runs_after_its_import_line_is_changed(tmp_path: Path) -> Non
 
 def test_what_a_config_cannot_be() -> None:
     assert build_llm_processor is build_processor
-    for bad in ({"batch_size": 0}, {"concurrency": (3, 1)}, {"journal": "x"}):
+    for bad in (
+        {"batch_size": 0},
+        {"concurrency": (3, 1)},
+        {"journal": "x"},
+        {"chat_template_stage": {"templates": "x"}},
+        {"tokenize_stage": "yes"},
+    ):
         with pytest.raises(InvalidOption):
-            vLLMEngineProcessorConfig(model_source="smollm2", **bad)
+            vLLMEngineProcessorConfig(model_source="smollm2", **bad)  # type: ignore[arg-type]
     with pytest.raises(NotSupported, match="task_type"):
-        vLLMEngineProcessorConfig(model_source="smollm2", task_type="embed")
+        vLLMEngineProcessorConfig(model_source="smollm2", task_type="dance")
     with pytest.raises(TypeError):
         vLLMEngineProcessorConfig(model_source="smollm2", engine_kwargs={"max_modellen": 4})
+    with pytest.warns(QuireWarning, match="tokenize_stage: batch_size, num_cpus has no effect"):
+        vLLMEngineProcessorConfig(
+            model_source="smollm2", tokenize_stage={"batch_size": 256, "num_cpus": 2}
+        )

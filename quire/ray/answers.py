@@ -1,0 +1,122 @@
+"""Answers as columns of a row, under Ray Data LLM's names, and as files of a journal."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import QuireError
+from quire.logprobs import Logprob
+from quire.outputs import PoolingRequestOutput, RequestOutput
+from quire.ray.config import ERROR, Row
+
+_SHOWN = 500  # characters of the prompt of a row that failed
+_NOTHING: Row = {
+    "prompt": "",
+    "prompt_token_ids": None,
+    "num_input_tokens": 0,
+    "generated_tokens": [],
+    "generated_text": "",
+    "num_generated_tokens": 0,
+    "finish_reason": None,
+    "embeddings": None,
+    "metrics": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
+
+
+def plain(value: Any) -> Any:
+    """What a column of Ray Data made of plain data, as it was: lists became arrays, and each dict
+    got the keys of all others, with None where it had none."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def answer_of(output: RequestOutput) -> Row:
+    answer, ids = output.outputs[0], list(output.prompt_token_ids or ())
+    return {
+        **_NOTHING,
+        "prompt": output.prompt or "",
+        "prompt_token_ids": ids,
+        "num_input_tokens": len(ids),
+        "generated_tokens": list(answer.token_ids),
+        "generated_text": answer.text,
+        "num_generated_tokens": len(answer.token_ids),
+        "finish_reason": answer.finish_reason,
+        "metrics": asdict(output.metrics),
+        "logprobs": _logprobs(answer.logprobs),
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
+        "request_id": output.request_id,
+    }
+
+
+def pooled_answer(output: PoolingRequestOutput[Any], prompt: Any) -> Row:
+    text = prompt.get("prompt", "") if isinstance(prompt, dict) else str(prompt)
+    ids = list(output.prompt_token_ids)
+    return {
+        **_NOTHING,
+        "prompt": text,
+        "prompt_token_ids": ids,
+        "num_input_tokens": len(ids),
+        "embeddings": np.asarray(output.outputs.data, np.float32),
+        "request_id": output.request_id,
+    }
+
+
+def failed_answer(row: Row, error: QuireError) -> Row:
+    return {
+        **_NOTHING,
+        "prompt": str(row.get("prompt") or "")[:_SHOWN],
+        "finish_reason": "error",
+        "request_id": "-1",
+        "time_taken_llm": -1.0,
+        "params": "",
+        ERROR: f"{type(error).__name__}: {error}",
+    }
+
+
+def _plain_logprob(one: Logprob) -> Row:
+    return {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+
+
+def _logprobs(given: Any) -> list[Any] | None:
+    if given is None:
+        return None
+    return [
+        None if each is None else {token: _plain_logprob(one) for token, one in each.items()}
+        for each in given
+    ]
+
+
+def write_answers(path: Path, answers: list[Row]) -> None:
+    """Whole or not at all: another actor may write the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with open(aside, "w", encoding="utf-8") as file:
+        json.dump(answers, file, default=np.ndarray.tolist)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_answers(path: Path) -> list[Row]:
+    """The same values: JSON has no arrays of float32, and its keys are all text."""
+    found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+    for answer in found:
+        if answer["embeddings"] is not None:
+            answer["embeddings"] = np.asarray(answer["embeddings"], np.float32)
+        for name in ("logprobs", "prompt_logprobs"):
+            answer[name] = answer[name] and [
+                each and {int(token): one for token, one in each.items()} for each in answer[name]
+            ]
+    return found

@@ -1,0 +1,104 @@
+"""What an actor of a pipeline makes of a batch, without a cluster around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
+from quire.ray.engine import EngineUDF
+from quire.ray.processor import _packed, _unpacked
+from tests.pooling.tiny import ENCODERS, open_llm, texts, write_model, write_sentence_files
+from tests.tiny_llm import CONFIG
+
+CHAT = [{"role": "user", "content": "How are you?"}]
+
+
+def answers(engine: EngineUDF, rows: list[Row]) -> list[Row]:
+    async def run() -> list[Row]:
+        packed = np.empty(len(rows), object)
+        packed[:] = [Packed(row) for row in rows]
+        return [one.row async for batch in engine({DATA: packed}) for one in batch[DATA]]
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model = tmp_path_factory.mktemp("model")
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    kwargs = {"tokenizer": "smollm2", "load_format": "dummy", "dtype": "float32", "device": "cpu"}
+    engine_kwargs = {**kwargs, "kv_cache_memory_bytes": 8 << 20, "pipeline_parallel_size": 1}
+    return {"model_source": str(model), "engine_kwargs": engine_kwargs}
+
+
+GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
+
+
+def test_rows_as_pipelines_write_them(options: dict[str, Any], tmp_path: Path) -> None:
+    kept = {"journal": str(tmp_path / "journal"), "id_column": "id"}
+    engine = EngineUDF(vLLMEngineProcessorConfig(**options, **kept), None)
+    choice = {"choice": np.array(["b", "c"]), "regex": None}
+    asked: list[Row] = [
+        {"messages": np.array(CHAT), "sampling_params": {**GREEDY, "detokenize": False}},
+        {"messages": CHAT, "sampling_params": {**GREEDY, "stop": np.array(["#"]), "seed": None}},
+        {"prompt": "one", "sampling_params": {**GREEDY, "logprobs": 1, "max_tokens": np.int64(3)}},
+        {"prompt": "x", "sampling_params": {**GREEDY, "structured_outputs": choice}},
+        {"prompt": "x", "sampling_params": {"max_token": 3}},
+        {"messages": [], "sampling_params": GREEDY},
+        {"words": "nothing that is asked"},
+    ]
+    rows = [{"id": number, **row} for number, row in enumerate(asked)]
+    found = answers(engine, rows)
+    assert [row["id"] for row in found] == list(range(len(rows)))
+    assert found[0]["generated_text"] and found[0]["generated_text"] == found[1]["generated_text"]
+    assert found[0]["num_input_tokens"] > 10  # the chat template's
+    [first, *_] = found[2]["generated_tokens"]
+    assert found[2]["num_generated_tokens"] == 3 and first in found[2]["logprobs"][0]
+    assert found[3]["generated_text"] in ("b", "c")
+    assert [bool(row[ERROR]) for row in found] == [False] * 4 + [True] * 3
+    assert "max_token" in found[4][ERROR] and "this one has id, words" in found[6][ERROR]
+    again = answers(engine, rows)
+    assert str(again) == str(found)  # with the same times: read, not computed
+
+
+def test_a_stage_that_is_off_leaves_its_work_to_the_pipeline(options: dict[str, Any]) -> None:
+    off = {"chat_template_stage": False, "tokenize_stage": False, "detokenize_stage": False}
+    engine = EngineUDF(vLLMEngineProcessorConfig(**options, **off), None)
+    asked = {"sampling_params": {**GREEDY, "detokenize": False}, "messages": CHAT}
+    found = answers(engine, [{**asked, "tokenized_prompt": np.array([5, 6, 7])}, asked])
+    assert found[0]["prompt_token_ids"] == [5, 6, 7] and found[0]["generated_text"] == ""
+    assert len(found[0]["generated_tokens"]) == 6
+    assert "chat_template_stage is on" in found[1][ERROR]
+
+
+def test_embeddings_of_a_pipeline_are_those_of_the_model(tmp_path: Path) -> None:
+    write_model(tmp_path, ENCODERS["bert"])
+    write_sentence_files(tmp_path, "mean_tokens")
+    kwargs = {"dtype": "float32", "max_model_len": 60, "enforce_eager": True}
+    config = vLLMEngineProcessorConfig(
+        model_source=str(tmp_path), task_type="embed", engine_kwargs=kwargs, detokenize=False
+    )
+    found = answers(EngineUDF(config, None), [{"prompt": text} for text in texts(5)])
+    with open_llm(tmp_path) as llm:
+        wanted = [one.outputs.embedding for one in llm.embed(texts(5), use_tqdm=False)]
+    assert [row["prompt"] for row in found] == texts(5)
+    assert np.allclose([row["embeddings"] for row in found], wanted, atol=1e-6)
+
+
+def test_columns_of_the_data_set_stay_and_errors_are_a_column_of_all() -> None:
+    packed = _packed(lambda row: {"prompt": row["text"].upper()})({"text": "a", "kept": 1})
+    assert packed[DATA].row == {"text": "a", "prompt": "A", "kept": 1}
+
+    def finished(row: Row) -> Row:
+        return {"kept": row["kept"]}
+
+    assert _unpacked(finished, True)(packed) == {"kept": 1, ERROR: ""}
+    assert _unpacked(finished, False)(packed) == {"kept": 1}
+    failed = {DATA: Packed({"text": "a", ERROR: "why"})}
+    assert _unpacked(finished, True)(failed) == {"text": "a", ERROR: "why"}
