@@ -76,17 +76,18 @@ def checked_messages(
         in_parts, wrap = template.takes_parts, not template.takes_text
     else:
         in_parts = wrap = content_format == "openai"
-    shape = _Shape(in_parts, wrap, marked, interleaved)
+    shape = _Shape(in_parts, wrap, template.takes_none, marked, interleaved)
     return [_message(m, index, shape) for index, m in enumerate(messages)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shape:
-    """What the template walks through: parts or one text; whether a text becomes a part; whether
-    parts may stand for media, and where those stand in one text."""
+    """What the template walks through: parts or one text; whether a text becomes a part, and
+    nothing stays None; whether parts may stand for media, and where those stand in one text."""
 
     in_parts: bool
     wrap: bool
+    none: bool
     marked: bool
     interleaved: bool
 
@@ -108,10 +109,9 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
             parameter="messages",
             value=message.get("role"),
         )
-    if "content" in message:
-        message["content"] = _content(message["content"], where, shape)
-    elif not message.get("tool_calls"):
+    if "content" not in message and not message.get("tool_calls"):
         raise InvalidPrompt(f'{where} has neither "content" nor "tool_calls"', parameter="messages")
+    message["content"] = _content(message.get("content"), where, shape)
     _read_arguments(message, where)
     for name in _REASONING:
         if message.get(name) is not None:
@@ -121,7 +121,8 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
 
 def _content(content: Any, where: str, shape: _Shape) -> Any:
     if content is None:
-        return None
+        # A template that never asks would write the word None, or fail at it.
+        return None if shape.none else [] if shape.wrap else ""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if shape.wrap else content
     if not isinstance(content, list):

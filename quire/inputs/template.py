@@ -22,7 +22,8 @@ class ChatTemplate:
     """One template, compiled.
 
     `takes_parts`: it walks through the parts of a message's content; else content is one string.
-    `takes_text`: a content that is one string is fine. `variables`: the names it reads.
+    `takes_text`: a content that is one string is fine. `takes_none`: it asks whether there is
+    content. `variables`: the names it reads.
     """
 
     def __init__(self, source: str) -> None:
@@ -32,7 +33,12 @@ class ChatTemplate:
             tree = sandbox().parse(source)
             self._template = sandbox().from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
-            self.takes_parts = _walks_content(tree)
+            names = _names_of_content(tree)
+            self.takes_parts = any(_is_content(f.iter, names) for f in tree.find_all(nodes.For))
+            self.takes_none = any(
+                test.name == "none" and _is_content(test.node, names)
+                for test in tree.find_all(nodes.Test)
+            )
             self.takes_text = not self.takes_parts or any(
                 test.name == "string" for test in tree.find_all(nodes.Test)
             )
@@ -65,13 +71,13 @@ def compile_template(source: str) -> ChatTemplate:
     return ChatTemplate(source)
 
 
-def _walks_content(tree: nodes.Template) -> bool:
-    """Whether a template loops over a message's content, directly or under another name."""
+def _names_of_content(tree: nodes.Template) -> frozenset[str]:
+    """What a template calls a message's content, its own name and others that it gives it."""
     names = {"content"}
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node, frozenset()):
             names.add(assign.target.name)
-    return any(_is_content(loop.iter, frozenset(names)) for loop in tree.find_all(nodes.For))
+    return frozenset(names)
 
 
 def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:

@@ -89,14 +89,14 @@ def format_constraint(given: Any, param: str) -> dict[str, Any] | None:
     kind = given.get("type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    # Responses have the schema in the format itself, and so have some clients of other servers,
+    # which call it a json_object.
+    holder = given.get("json_schema", given)
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if kind in ("json_object", "json_schema") and isinstance(schema, dict) and schema:
+        return {"json": schema}
+    if kind == "json_object" and holder is given and schema is None:
         return {"json_object": True}
-    if kind == "json_schema":
-        # Responses have the schema in the format itself.
-        holder = given.get("json_schema", given if "schema" in given else None)
-        schema = holder.get("schema") if isinstance(holder, dict) else None
-        if isinstance(schema, dict) and schema:
-            return {"json": schema}
     raise _no_format(param)
 
 

@@ -56,10 +56,29 @@ def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not items:
         raise bad("the body has no input", param="input")
-    messages = [_message(item, i) for i, item in enumerate(items)]
+    messages: list[dict[str, Any]] = []
     if "instructions" in given:
-        messages.insert(0, {"role": "system", "content": given["instructions"]})
+        messages.append({"role": "system", "content": given["instructions"]})
+    for i, item in enumerate(items):
+        message = _message(item, i)
+        if not (messages and _joined(messages[-1], message)):
+            messages.append(message)
     return messages
+
+
+def _joined(turn: dict[str, Any], message: Mapping[str, Any]) -> bool:
+    """Whether the message was made part of the turn before it: thoughts, a text and calls are one
+    message of a chat, in this order, and several calls are made at once."""
+    if not turn["role"] == message["role"] == "assistant":
+        return False
+    if "tool_calls" in message:
+        turn["tool_calls"] = [*turn.get("tool_calls", ()), *message["tool_calls"]]
+        return True
+    is_thought_alone = turn.keys() == {"role", "content", "reasoning_content"}
+    if "reasoning_content" in message or not is_thought_alone or turn["content"]:
+        return False
+    turn["content"] = message["content"]
+    return True
 
 
 def _message(item: Any, i: int) -> dict[str, Any]:

@@ -128,6 +128,16 @@ def test_arguments_given_as_json_text_are_read() -> None:
     assert render(chat, QWEN_TOOLS) == render(TOOL_CHAT, QWEN_TOOLS)
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("said", [{}, {"content": None}])
+def test_a_message_of_calls_alone_has_no_text(name: str, said: dict[str, Any]) -> None:
+    user, calls, *_ = TOOL_CHAT
+    chat, empty = [user, {**calls, **said}], [user, {**calls, "content": ""}]
+    assert render(chat, TEMPLATES[name]) == render(empty, TEMPLATES[name])
+    asks = "{% for m in messages %}{{ 'calls' if m.content is none else m.content }};{% endfor %}"
+    assert "calls;" in render(chat, asks)
+
+
 def test_text_parts_become_what_the_template_wants() -> None:
     parts = [{"type": "text", "text": "a"}, "b", {"type": "input_text", "text": "c"}]
     assert not compile_template(CHATML).takes_parts

@@ -121,6 +121,10 @@ def test_lines_are_answered_in_order_and_bad_ones_go_to_the_error_file(tmp_path:
             ),
             {"max_tokens": None, "structured_outputs": {"json": {"type": "null"}}},
         ),
+        (
+            chat("x", response_format={"type": "json_object", "schema": {"type": "null"}}),
+            {"max_tokens": None, "structured_outputs": {"json": {"type": "null"}}},
+        ),
     ],
 )
 def test_what_a_body_means(body: dict[str, Any], params: dict[str, Any]) -> None:
@@ -157,6 +161,7 @@ def test_a_field_that_no_body_has_is_refused(name: str) -> None:
         *(("parallel_tool_calls", 1), ("prompt_cache_key", []), ("store", "yes")),
         *(("metadata", "x"), ("stream_options", 1), ("response_format", "json_object")),
         *(("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"})),
+        ("response_format", {"type": "json_object", "schema": "x"}),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused_by_its_name(name: str, value: Any) -> None:

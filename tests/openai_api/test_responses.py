@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -47,6 +48,27 @@ def test_reasoning_without_parts_is_refused(content: Any) -> None:
     with pytest.raises(ApiError, match=r"input\[0\].content") as caught:
         asked(input=[{"type": "reasoning", "content": content}])
     assert caught.value.status == 400
+
+
+def test_thoughts_a_text_and_calls_are_one_turn() -> None:
+    def call(n: int) -> dict[str, Any]:
+        return {"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"}
+
+    def result(n: int) -> dict[str, Any]:
+        return {"type": "function_call_output", "call_id": f"c{n}", "output": "1"}
+
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    said = {"role": "assistant", "content": "Let me see."}
+    asks = {"role": "user", "content": "x"}
+    items = [asks, thought, said, call(1), call(2), result(1), result(2), thought, said, said]
+    before = copy.deepcopy(items)
+    messages = asked(input=items)[0].rows[0]["messages"]
+    assert items == before
+    turn = messages[1]
+    assert (turn["content"], turn["reasoning_content"]) == ("Let me see.", "hm")
+    assert [one["id"] for one in turn["tool_calls"]] == ["c1", "c2"]
+    roles = [message["role"] for message in messages]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant", "assistant"]
 
 
 def test_calls_have_names_of_nine_letters_and_digits() -> None:
