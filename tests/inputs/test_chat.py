@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -131,7 +131,7 @@ def test_arguments_given_as_json_text_are_read() -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("said", [{}, {"content": None}])
 def test_a_message_of_calls_alone_has_no_text(name: str, said: dict[str, Any]) -> None:
-    user, calls, *_ = TOOL_CHAT
+    user, calls = TOOL_CHAT[0], cast(dict[str, Any], TOOL_CHAT[1])
     chat, empty = [user, {**calls, **said}], [user, {**calls, "content": ""}]
     assert render(chat, TEMPLATES[name]) == render(empty, TEMPLATES[name])
     asks = "{% for m in messages %}{{ 'calls' if m.content is none else m.content }};{% endfor %}"
