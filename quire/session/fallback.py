@@ -12,6 +12,7 @@ from quire.models.fallback.registered import CLASSES
 from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import ALONE, OPTION, RankShare
 from quire.spec import ModelSpec
+from quire.weights.quantised.config import without_quantisation
 from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def plan_asked(files: ModelFiles, asked: AskedClass, share: RankShare = ALONE) -
         from quire.models.fallback.planning import plan_fallback
     except ImportError as error:
         raise UnsupportedModel(f"Transformers is not there to compute it: {error}") from error
-    values = {**files.config, **json.loads(asked.overrides)}
+    values = without_quantisation({**files.config, **json.loads(asked.overrides)})
     found = find_class(values, files.path, trust_remote_code=asked.trust_remote_code)
     source, whole_texts = str(files.path / "config.json"), asked.whole_texts and share.size == 1
     return plan_fallback(found, source, whole_texts=whole_texts, share=share)
@@ -118,13 +119,15 @@ def check_divided(plan: FallbackPlan, files: ModelFiles, options: Options) -> No
     plan_asked(files, AskedClass.of(options), RankShare(0, size))
 
 
-def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -> EngineConfig:
+def resolve_fallback(
+    options: Options, plan: FallbackPlan, facts: DeviceFacts, *, stored: str
+) -> EngineConfig:
     """The config of a model that Transformers computes: as for others, without what needs
-    quire's own layers."""
+    quire's own layers. What its weights are `stored` as may be named: they are made plain."""
     on_gpu = facts.device != "cpu"
     for name, value, way_out in (
         ("batch_invariant", options.batch_invariant, "Leave it out."),
-        ("quantization", options.quantization not in (None, "none"), "Leave it out."),
+        ("quantization", options.quantization not in (None, "none", stored), "Leave it out."),
         ("kv_cache_dtype", options.kv_cache_dtype == "fp8", "Leave it at 'auto'."),
         ("enable_lora", options.enable_lora and on_gpu, "Merge the adapter, or set device='cpu'."),
     ):
@@ -133,8 +136,11 @@ def resolve_fallback(options: Options, plan: FallbackPlan, facts: DeviceFacts) -
                 f"{name}={getattr(options, name)!r}: {plan.found.name} is computed by "
                 f"Transformers, and this needs layers of quire's own. {way_out}"
             )
+    options = options if not stored else replace(options, quantization="none")
     config = resolve(options, plan.spec, replace(facts, steady_kernels=False))
     notes = [f"{plan.found.name}: computed by Transformers (model_impl='transformers')"]
+    if stored:
+        notes.append(f"{stored}: the weights are dequantised when they are loaded")
     if on_gpu and not options.enforce_eager:
         notes.append("no CUDA graphs: code of Transformers is not captured")
     return replace(config, enforce_eager=True, notes=(*notes, *config.notes))
@@ -150,6 +156,7 @@ def load_fallback(
     from quire.executor.probe import available_memory
     from quire.models.fallback.loaded import LoadedModule
     from quire.models.fallback.weights import dummy_module, load_module, part_of_rank
+    from quire.weights.quantised.plain import plain_tensors
 
     dtype, device = getattr(torch, config.dtype), torch.device(config.device)
     needed, host = plan.num_weights * dtype.itemsize, available_memory()
@@ -168,7 +175,9 @@ def load_fallback(
     if config.load_format == "dummy":
         module = dummy_module(plan, dtype=dtype, seed=config.seed)
     else:
-        module = load_module(plan, files.path, dtype=dtype)
+        said = files.quantisation
+        plain = None if said is None else plain_tensors(files.stored_tensors(), said, dtype)
+        module = load_module(plan, files.path, dtype=dtype, tensors=plain)
     expected: tuple[Tensor, ...] = ()
     if tp is not None:
         expected = part_of_rank(module, plan, tp, config.block_size)

@@ -226,7 +226,7 @@ def _fallback_executor(
     from quire.executor.probe import device_facts
 
     facts = device_facts(options.device)
-    config = resolve_fallback(options, plan, facts)
+    config = resolve_fallback(options, plan, facts, stored=stored_method(files))
     read = partial(load_fallback, files, plan, config)
     if facts.device == "cpu":
         return config, LocalExecutor(config, plan.spec, read(), read_again=read)

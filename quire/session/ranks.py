@@ -67,7 +67,7 @@ def ranks_executor(
         spec, transformers = planned.spec, AskedClass.of(options).as_text()
         check_divided(planned, files, options)
         facts = _facts(None, options, shares)
-        config = resolve_fallback(options, planned, facts)
+        config = resolve_fallback(options, planned, facts, stored=stored_method(files))
     config = replace(config, notes=(*config.notes, *_few_cores(size, facts)))
     own = config
     if facts.device == "cpu" and config.kv_cache_memory_bytes is not None:

@@ -61,18 +61,13 @@ def architectures() -> tuple[str, ...]:
 
 
 def _check(values: Mapping[str, Any], source: Path) -> None:
-    """What would cost more than an error, or is quantised in a way that quire does not read."""
+    """What would cost more than an error."""
     for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"):
         count = values.get(key)
         if isinstance(count, int) and not 0 < count <= MAX_LAYERS:
             raise CorruptModel(
                 f"{source}: {key} must be a whole number from 1 to {MAX_LAYERS:,}, it is {count}"
             )
-    if values.get("quantization_config"):
-        raise UnsupportedModel(
-            f"{source}: the weights are quantised, which quire reads for families of its own. "
-            "Take the original weights."
-        )
 
 
 def _class_of_transformers(

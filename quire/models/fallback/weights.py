@@ -10,24 +10,33 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from quire.base.boundary import refusing
 from quire.base.notes import note
-from quire.errors import CorruptModel
+from quire.errors import CorruptModel, UnsupportedModel
 from quire.layers.tp import TensorParallel
 from quire.models.fallback.dividing import divide
 from quire.models.fallback.planning import FallbackPlan
 from quire.models.fallback.trial import plain, trial_texts
 
 
-def load_module(plan: FallbackPlan, directory: Path, *, dtype: torch.dtype) -> nn.Module:
-    """Read by Transformers, which knows how each class's weights are renamed, joined and tied.
-    Safetensors alone: pickles run code. A weight that is missing is an error."""
+def load_module(
+    plan: FallbackPlan,
+    directory: Path,
+    *,
+    dtype: torch.dtype,
+    tensors: dict[str, Tensor] | None = None,
+) -> nn.Module:
+    """Read by Transformers, which knows how each class's weights are renamed, joined and tied: from
+    `tensors` under the names of the files if they were read already. Safetensors alone: pickles
+    run code. A weight that is missing is an error."""
     failed = f"{directory}: its weights cannot be read"
     with refusing(lambda why: CorruptModel(f"{failed}: {why}")), _quiet():
         module, about = _class(plan).from_pretrained(
-            str(directory),
+            str(directory) if tensors is None else None,
             config=plan.found.config,
+            state_dict=tensors,
             dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
@@ -39,6 +48,11 @@ def load_module(plan: FallbackPlan, directory: Path, *, dtype: torch.dtype) -> n
             raise CorruptModel(f"{directory}: the weight {names[0]!r} {what} ({len(names)} in all)")
     if unused := sorted(about["unexpected_keys"]):
         note(f"{len(unused)} tensors of the model's files are not used: {', '.join(unused[:3])}")
+    if tensors is not None and any(isinstance(part, Conv1D) for part in module.modules()):
+        raise UnsupportedModel(
+            f"{directory}: {plan.found.name} keeps weights [in, out], which quire reads as plain "
+            "numbers alone. Take the original weights."
+        )
     made: nn.Module = module.eval()
     return made
 

@@ -32,6 +32,7 @@ SAME_METHOD = {
     "modelopt": "fp8",
     "compressed_tensors": "compressed-tensors",
 }
+_KEYS = ("quantization_config", "compression_config")
 LAYOUTS = (
     "awq (gemm, 4 bits), gptq (4 or 8 bits), compressed-tensors (pack-quantized, int-quantized, "
     "float-quantized), fp8, mxfp4 and bitsandbytes (nf4, fp4)"
@@ -43,7 +44,7 @@ def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisatio
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     for holder in (config, inner):
-        for key in ("quantization_config", "compression_config"):
+        for key in _KEYS:
             if holder.get(key):
                 return from_fields(_object(holder[key], f"config.json: {key}"))
     for name, method in ALONE.items():
@@ -52,6 +53,14 @@ def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisatio
             values = {**values, **(values.get("quantization") or {})}
             return from_fields(Fields({"quant_method": method, **values}, name))
     return None
+
+
+def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what it says of how weights are stored."""
+    left = {key: value for key, value in config.items() if key not in _KEYS}
+    if isinstance(text := left.get("text_config"), dict):
+        left["text_config"] = without_quantisation(text)
+    return left
 
 
 def _object(value: Any, source: str) -> Fields:
