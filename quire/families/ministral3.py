@@ -7,11 +7,14 @@ from typing import Any
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
-from quire.families.rope_config import read_rope, rope_fields
+from quire.families.rope_config import read_rope, rope_fields, yarn_scale
 from quire.layer_plan import QueryGrowth
 from quire.spec import ModelSpec
 
 THETA = 1_000_000.0
+GGUF = "mistral3"
+_GGUF_BETA = "attention.temperature_scale"
+_GGUF_MSCALE = "rope.scaling.yarn_log_multiplier"
 # Of a config that says nothing of positions.
 ROPE: dict[str, Any] = {
     "rope_type": "yarn",
@@ -45,10 +48,25 @@ def _growth(fields: Fields) -> QueryGrowth | None:
     return QueryGrowth(beta, rope.count("original_max_position_embeddings")) if beta else None
 
 
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """Files of this name say no more of positions than that they are plain, where they are."""
+    said = {"rope_type": "default", **(config["rope_scaling"] or {})}
+    beta = fields.not_negative(f"{GGUF}.{_GGUF_BETA}", 0.0)
+    weight = fields.not_negative(f"{GGUF}.{_GGUF_MSCALE}", 0.0)
+    if weight and f"{GGUF}.rope.scaling.yarn_attn_factor" not in fields.values:
+        factor = said.get("factor", 1.0)  # beside which mscale is 1
+        said["attention_factor"] = yarn_scale(factor, 1.0) / yarn_scale(factor, weight)
+    return {"rope_scaling": {**said, "llama_4_scaling_beta": beta}}
+
+
 FAMILY = Family(
     name="ministral3",
     # Of a model that also sees, whose text may be of an older kind, which then counts.
     architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     model_types=("ministral3", "mistral3"),
     read=read,
+    gguf=GGUF,
+    gguf_interleaved=True,
+    gguf_words=_gguf_words,
+    gguf_reads=(_GGUF_BETA, _GGUF_MSCALE),
 )

@@ -18,7 +18,7 @@ from tests.weights.tiny import rearranged
 gguf = pytest.importorskip("gguf")
 
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
 Stored = Iterator[tuple[str, np.ndarray]]
 
 

@@ -23,6 +23,7 @@ from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
+from transformers.models.ministral3 import Ministral3Config
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
@@ -53,6 +54,7 @@ from tests.parity.more_families import (
     GEMMA2,
     GPT2,
     GPT_OSS,
+    GROWING,
     HYBRID,
     HYBRID_EXPERTS,
     LATENT,
@@ -253,6 +255,20 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             **HYBRID_EXPERTS,
         ),
         RMS | EIGHT | SSM | SHARED | {"rope.dimension_sections": [2, 1, 1, 0]},
+    ),
+    "ministral3": (
+        "mistral3",
+        Ministral3Config(**SIZES, rope_parameters={**GROWING, "mscale_all_dim": 0.4}),
+        {
+            **(RMS | FEED | WIDE | THETA | STRETCHED),
+            "attention.temperature_scale": 0.3,
+            "rope.scaling.yarn_log_multiplier": 0.4,
+        },
+    ),
+    "ministral3, plain positions": (  # of Mistral Small 3.1, which has this name, too
+        "mistral3",
+        Ministral3Config(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 5e4}),
+        RMS | FEED | WIDE | {"rope.freq_base": 5e4},
     ),
     "mixtral": (
         "llama",
