@@ -45,10 +45,13 @@ class YarnRope:
 class FactorRope:
     """Frequency i divided by factor i (head_dim / 2 of them), cos and sin times a factor.
 
-    Some GGUF files carry their scaling this way, and longrope its short and long one."""
+    Some GGUF files carry their scaling this way, and longrope its short one: `long` are the
+    factors of texts up to `long_len`."""
 
     factors: tuple[float, ...]
     attention_factor: float = 1.0
+    long: tuple[float, ...] = ()
+    long_len: int = 0
 
 
 RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope

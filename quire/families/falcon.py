@@ -50,11 +50,13 @@ def _norms(fields: Fields) -> NormPlaces:
     newer = fields.flag("new_decoder_architecture", False)
     if not fields.flag("parallel_attn", True):
         if newer:
-            raise fields.wrong("parallel_attn", "true where new_decoder_architecture is")
+            raise fields.unsupported("parallel_attn", "true where new_decoder_architecture is")
         return "before"
     count = fields.count("num_ln_in_parallel_attn", 2 if newer else 1, most=2)
     if count == 2 and not newer:
-        raise fields.wrong("num_ln_in_parallel_attn", "1 where new_decoder_architecture is not")
+        raise fields.unsupported(
+            "num_ln_in_parallel_attn", "1 where new_decoder_architecture is not"
+        )
     return "parallel_two" if count == 2 else "parallel"
 
 

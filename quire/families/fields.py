@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quire.errors import CorruptModel
+from quire.errors import CorruptModel, UnsupportedModel
 
 _REQUIRED: Any = object()
 MAX_COUNT = 2**31 - 1
@@ -52,6 +52,10 @@ class Fields:
     def wrong(self, key: str, rule: str) -> CorruptModel:
         value = str(self.values.get(key))[:100]
         return CorruptModel(f"{self.source}: {key} must be {rule}, it is {value}")
+
+    def unsupported(self, key: str, rule: str) -> UnsupportedModel:
+        """The same of a value that is fine, and that quire's own families do not compute."""
+        return UnsupportedModel(str(self.wrong(key, rule)))
 
     def count(self, key: str, default: Any = _REQUIRED, *, most: int = MAX_COUNT) -> int:
         """A whole number from 1 to `most`."""

@@ -13,7 +13,7 @@ from quire.spec import ModelSpec
 def read(fields: Fields) -> ModelSpec:
     biased = fields.flag("attention_bias", False)
     if fields.values.get("clip_qkv") is not None:
-        raise fields.wrong("clip_qkv", "null: quire does not clip q, k and v")
+        raise fields.unsupported("clip_qkv", "null: quire does not clip q, k and v")
     spec = read_plain_decoder(
         "olmoe",
         fields,

@@ -16,7 +16,9 @@ def read(fields: Fields) -> ModelSpec:
     heads, max_len = read_heads(fields), fields.count("max_position_embeddings", 2048)
     biased = fields.flag("enable_bias", True)
     if fields.count("word_embed_proj_dim", hidden := fields.count("hidden_size")) != hidden:
-        raise fields.wrong("word_embed_proj_dim", f"{hidden}, the hidden size: quire has no other")
+        raise fields.unsupported(
+            "word_embed_proj_dim", f"{hidden}, the hidden size: quire has no other"
+        )
     attention = AttentionPlan(
         heads.heads,
         heads.kv_heads,

@@ -1,8 +1,5 @@
 """Phi-3 and Phi-4: q, k, v in one stored matrix, gate and up in another, heads of which a part may
-be turned, longrope. No torch.
-
-Of longrope quire has the factors for texts up to the original length, which is then the longest.
-"""
+be turned, longrope. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields)
     rope = read_rope(fields, heads.head_dim, kinds=ROPE_KINDS, original=ORIGINAL_LEN, partial=True)
     window = read_window(fields, unsaid=None)
-    if window is not None and window >= rope.max_len:
+    if window is not None and window >= fields.count("max_position_embeddings"):
         window = None  # as far as any text goes
     return read_plain_decoder(
         "phi3",

@@ -45,7 +45,7 @@ def read_heads(
         )
     size = fields.count("head_dim", head_dim or hidden // heads)
     if size % 2:
-        raise CorruptModel(f"{fields.source}: head_dim {size} is odd; rotary needs pairs")
+        raise UnsupportedModel(f"{fields.source}: head_dim {size} is odd; rotary needs pairs")
     return Heads(heads, found, size)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.base.notes import note
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, RopeScaling, YarnRope
+from quire.spec import ModelSpec
 
 DEFAULT_THETA = 10_000.0
 
@@ -186,19 +186,16 @@ def yarn_scale(factor: float, weight: float) -> float:
 
 
 def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:
-    """Up to the original length alone: beyond it other factors hold for the whole text, so which
-    ones is known when it ends, and no cached prefix would fit both."""
-    short = rope.positives("short_factor", sizes.dims // 2)
-    rope.positives("long_factor", sizes.dims // 2)
+    """Up to the original length: beyond it other factors hold for the whole text, so which ones is
+    known when it ends, and no cached prefix would fit both. See for_length."""
+    short, long = (rope.positives(f"{one}_factor", sizes.dims // 2) for one in ("short", "long"))
     factor = rope.positive("factor", sizes.max_len / sizes.original)
     stretched = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(sizes.original, 2)))
-    scaling = FactorRope(short, rope.positive("attention_factor", stretched))
-    if sizes.original < sizes.max_len:
-        note(
-            f"longrope: quire has its factors for up to {sizes.original:,} tokens, not those for "
-            f"{sizes.max_len:,}; max_model_len is at most {sizes.original:,}"
-        )
-    return RopeSettings(sizes.theta, scaling, min(sizes.max_len, sizes.original), sizes.dims)
+    attention = rope.positive("attention_factor", stretched)
+    if sizes.original >= sizes.max_len:
+        return RopeSettings(sizes.theta, FactorRope(short, attention), sizes.max_len, sizes.dims)
+    scaling = FactorRope(short, attention, long, sizes.max_len)
+    return RopeSettings(sizes.theta, scaling, sizes.original, sizes.dims)
 
 
 _KINDS: Mapping[str, Callable[[Fields, _Sizes], RopeSettings]] = {
@@ -207,6 +204,25 @@ _KINDS: Mapping[str, Callable[[Fields, _Sizes], RopeSettings]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
+
+
+def long_len(spec: ModelSpec) -> int:
+    """How long texts may be with the other factors that a model's positions have; 0: they have
+    none. One that has them has one rope."""
+    scaling = spec.rope.scaling
+    return scaling.long_len if isinstance(scaling, FactorRope) else 0
+
+
+def for_length(spec: ModelSpec, asked: int) -> ModelSpec:
+    """The same model, with the factors of longer texts where some are asked for that its own do
+    not reach: then for every text, since which of them will be long is not known when its first
+    tokens are computed, and others may begin as it does."""
+    scaling = spec.rope.scaling
+    if asked <= spec.max_model_len or not isinstance(scaling, FactorRope) or not scaling.long:
+        return spec
+    rope = replace(spec.rope, scaling=FactorRope(scaling.long, scaling.attention_factor))
+    longer = spec.with_attention(lambda one: replace(one, rope=rope))
+    return replace(longer, max_model_len=scaling.long_len)
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotEnoughMemory, NotSupported, UnsupportedModel
+from quire.families.rope_config import for_length, long_len
 from quire.models.fallback.registered import CLASSES
 from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import ALONE, OPTION, RankShare
@@ -31,16 +33,30 @@ def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
     if options.model_impl == "auto" and _is_registered(files.config.get("architectures")):
         return _plan(files, options)
     if options.model_impl in OWN or (files.kind == "gguf" and options.model_impl == "auto"):
-        return files.spec(options.hf_overrides)
+        return own_spec(files, options)
     if options.model_impl == "transformers":
         return _plan(files, options)
     try:
-        return files.spec(options.hf_overrides)
+        return own_spec(files, options)
     except UnsupportedModel as unknown:
         try:
             return _plan(files, options)
         except UnsupportedModel as refused:
             raise UnsupportedModel(f"{unknown} Nor with Transformers: {refused}") from refused
+
+
+def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
+    """The spec of a family of quire's own, for texts as long as are asked for."""
+    spec = files.spec(options.hf_overrides)
+    longer, longest = for_length(spec, options.max_model_len or 0), long_len(spec)
+    if longest:
+        now = "short" if longer is spec else "long"
+        other = longest if longer is spec else spec.max_model_len
+        note(
+            f"longrope: every text is computed with the {now} factors, for lengths up to "
+            f"{longer.max_model_len:,}; max_model_len up to {other:,} takes the others"
+        )
+    return longer
 
 
 def _is_registered(architectures: object) -> bool:

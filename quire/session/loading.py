@@ -28,7 +28,7 @@ from quire.pooling.spec import PoolerSpec
 from quire.session.adapters import make_store
 from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
-from quire.session.fallback import load_fallback, resolve_fallback
+from quire.session.fallback import load_fallback, own_spec, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
@@ -131,7 +131,7 @@ def read_parts(model: str, options: Options) -> ModelParts:
             f"data_parallel_size={options.data_parallel_size} of a model that embeds or classifies "
             "is not built. Run one LLM per device, each on its own share of the texts."
         )
-    spec = files.spec(options.hf_overrides)
+    spec = own_spec(files, options)
     hf_config = {**(files.config or config_of(spec)), **(options.hf_overrides or {})}
     return ModelParts(
         spec, load_tokenizer(files, options), _generation_config(files, options), hf_config

@@ -17,7 +17,7 @@ from quire.errors import CorruptModel, InvalidOption, NotSupported, UnsupportedM
 from quire.families.registry import BY_ARCHITECTURE
 from quire.models.fallback import registered
 from quire.models.fallback.masks import NOT_A_WINDOW, window_of
-from tests.fallback.judging import OPTIONS, PROMPTS, generated, way_of, wrong
+from tests.fallback.judging import OPTIONS, PROMPTS, generated, judged, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 
 FORCED = {**OPTIONS, "model_impl": "transformers"}
@@ -105,6 +105,29 @@ def test_generate_of_transformers_writes_the_same(tmp_path: Path) -> None:
     llm.close()
 
 
+LONG = {
+    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64},
+    **{"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [3.0, 4.0, 5.0, 6.0]},
+    **{"short_mscale": 1.2, "long_mscale": 1.3},
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"),
+    [
+        ("OPTForCausalLM", {"word_embed_proj_dim": 16}),
+        ("OlmoeForCausalLM", {"clip_qkv": 0.5}),
+        ("GPT2LMHeadModel", {"n_embd": 36}),  # odd heads
+        ("PhimoeForCausalLM", {"rope_parameters": LONG}),  # which asks meta tensors for values
+    ],
+)
+def test_what_no_family_computes_transformers_does(
+    architecture: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    found = judged(tiny_model(architecture, **change), tmp_path)
+    assert (found.how, found.wrong) == ("fallback", "")
+
+
 def test_sixteen_bits(tmp_path: Path) -> None:
     llm = LLM(saved(tiny_model("GraniteForCausalLM"), tmp_path), **FORCED | {"dtype": "bfloat16"})
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -184,7 +207,11 @@ def test_code_of_a_directory_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, "quantised"),
+        (
+            {"quantization_config": {"quant_method": "aqlm"}},
+            UnsupportedModel,
+            "quant_method 'aqlm'",
+        ),
         ({"n_layer": 10**9}, CorruptModel, "n_layer must be"),
         ({"architectures": ["NoSuchForCausalLM"]}, UnsupportedModel, "NoSuchForCausalLM"),
         ({"n_head": 5}, UnsupportedModel, "GPT2LMHeadModel: Transformers cannot make it"),

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.families import rope_config
+from quire.families.rope_config import for_length, long_len
 from quire.layer_plan import FactorRope, Rope, YarnRope
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
@@ -130,21 +130,22 @@ def test_yarn_stretches_the_length_of_a_config_that_has_the_original_one(
     assert spec_from_hf(config, {"max_position_embeddings": 99}).max_model_len == 99
 
 
-def test_longrope_runs_up_to_its_original_length_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(rope_config, "note", said.append)
+def test_longrope_has_its_long_factors_where_longer_texts_are_asked_for() -> None:
     config = {**HEADS, "rope_scaling": LONG, "max_position_embeddings": 1024}
     spec = spec_from_hf(config)
-    assert spec.max_model_len == 128
-    assert isinstance(spec.rope.scaling, FactorRope)
-    assert spec.rope.scaling.factors == tuple(LONG["short_factor"])
-    assert spec.rope.scaling.attention_factor == pytest.approx(
-        math.sqrt(1 + math.log(8) / math.log(128))
-    )
-    assert len(said) == 1 and "max_model_len is at most 128" in said[0]
-    assert spec_from_hf(config, {"max_position_embeddings": 4096}).max_model_len == 128
+    assert (spec.max_model_len, long_len(spec)) == (128, 1024)
+    longer = for_length(spec, 129)
+    assert (longer.max_model_len, long_len(longer)) == (1024, 0)
+    for made, name in ((spec, "short_factor"), (longer, "long_factor")):
+        assert isinstance(made.rope.scaling, FactorRope)
+        assert made.rope.scaling.factors == tuple(LONG[name])
+        assert made.rope.scaling.attention_factor == pytest.approx(
+            math.sqrt(1 + math.log(8) / math.log(128))
+        )
+    assert for_length(spec, 128) is spec and for_length(longer, 4096) is longer
+    assert long_len(spec_from_hf(config, {"max_position_embeddings": 512})) == 512
+    whole = spec_from_hf({**config, "max_position_embeddings": 128})
+    assert for_length(whole, 1024) is whole
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])

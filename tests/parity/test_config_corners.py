@@ -68,13 +68,12 @@ CORNERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def agrees(model: Path, oracle: Any, name: str) -> None:
+def agrees(model: Path, oracle: Any, name: str, shortest: int = 1, **options: Any) -> None:
     rng = random.Random(name)
-    prompts = [[rng.randrange(96) for _ in range(rng.randint(1, 60))] for _ in range(6)]
+    prompts = [[rng.randrange(96) for _ in range(rng.randint(shortest, 60))] for _ in range(6)]
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
-    with LLM(
-        str(model), dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=4 << 20
-    ) as llm:
+    common: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
+    with LLM(str(model), **common, kv_cache_memory_bytes=4 << 20, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         answer = output.outputs[0]
@@ -135,3 +134,19 @@ def test_partial_longrope_of_a_gguf_file_is_that_of_transformers(tmp_path: Path)
     }
     path = write_gguf(model, tmp_path / "model.gguf", metadata=metadata, tensors=factors)
     agrees(path, model, "phi3")
+
+
+def test_longrope_beyond_its_original_length_is_that_of_transformers(tmp_path: Path) -> None:
+    """Whoever asks for longer texts gets the long factors, for whole texts: also one that becomes
+    long while it is written, as in one plain call over all of it."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+    }
+    sizes = {"original_max_position_embeddings": 32, "pad_token_id": 0}
+    model = tiny_model("phi3", rope_parameters=rope, initializer_range=0.25, **sizes)
+    model.save_pretrained(tmp_path)
+    for name in ("first", "second", "third"):
+        agrees(tmp_path, model, name, shortest=20, max_model_len=80)

@@ -202,7 +202,6 @@ CORRUPT: list[dict[str, Any]] = [
     {"num_attention_heads": 5},
     {"num_key_value_heads": 3},
     {"num_key_value_heads": 0},
-    {"head_dim": 15},
     {"head_dim": -16},
     {"rms_norm_eps": float("nan")},
     {"rms_norm_eps": "1e-5"},

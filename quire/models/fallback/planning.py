@@ -104,8 +104,12 @@ def _on_meta_or_zeros(
 
 
 def _as_zeros(module: nn.Module) -> None:
-    """Every weight is one zero, seen as often as its shape asks for."""
+    """Every weight is one zero, seen as often as its shape asks for; so is what a first try on
+    meta left in attributes (frequencies of a rope)."""
     for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                setattr(part, name, torch.zeros((), dtype=value.dtype).expand(value.shape))
         for name, weight in part.named_parameters(recurse=False):
             zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
             part.register_parameter(name, nn.Parameter(zeros, requires_grad=False))
