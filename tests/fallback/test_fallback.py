@@ -106,9 +106,13 @@ def test_generate_of_transformers_writes_the_same(tmp_path: Path) -> None:
 
 
 LONG = {
-    **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64},
-    **{"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [3.0, 4.0, 5.0, 6.0]},
-    **{"short_mscale": 1.2, "long_mscale": 1.3},
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [3.0, 4.0, 5.0, 6.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.3,
 }
 
 
