@@ -35,6 +35,9 @@ _PYTHONIC, _PYTHONIC_END = "<|python_start|>", "<|python_end|>"
 # Left behind by models that end a call with a token of its own.
 _ENDS = ("<|eom_id|>", "<|eot_id|>", "<|im_end|>", "</s>")
 
+# One of them shows that an object is a call, and no answer in JSON that has a name.
+_CALLS = {"parameters", "arguments", "function"}
+
 _decode = json.JSONDecoder().raw_decode
 
 
@@ -152,7 +155,7 @@ def _read_llama3(text: str) -> tuple[str, list[ToolCall]]:
     calls, at = list[ToolCall](), 0
     while (read := _json_at(body, at)) is not None:
         call = _call(read[0])
-        if call is None:
+        if call is None or not (tag or _CALLS & read[0].keys()):
             break
         calls.append(call)
         at = read[1]

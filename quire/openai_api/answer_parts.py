@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quire.openai_api.asks import Asked
-from quire.openai_api.bodies import forced_calls
+from quire.openai_api.bodies import constrained_calls
 from quire.openai_api.outputs import Answer, Output
 from quire.openai_api.split_stream import Parts, SplitStream
 
@@ -15,17 +15,17 @@ class AnswerParts:
 
     def __init__(self, asked: Asked, first: Output) -> None:
         self._asked = asked
-        looks = bool(asked.tools.offered) and asked.tools.forced is None
+        looks = bool(asked.tools.offered) and not asked.tools.constrained
         self._stream = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
-        self._forced: list[str] = []  # of a forced call: it is only JSON at its end
+        self._constrained: list[str] = []  # what it was is only known at its end
 
     def feed(self, answer: Answer) -> Iterator[Parts]:
         is_over = answer.finish_reason is not None
-        if self._asked.tools.forced is not None:
-            self._forced.append(answer.text)
+        if self._asked.tools.constrained:
+            self._constrained.append(answer.text)
             if is_over:
-                text = "".join(self._forced)
-                calls = forced_calls(self._asked, text)
+                text = "".join(self._constrained)
+                calls = constrained_calls(self._asked, text)
                 yield Parts(calls=calls) if calls else Parts(content=text)
             return
         yield self._stream.feed(answer.text)

@@ -15,7 +15,7 @@ from quire.openai_api.params import (
     sampling_fields,
     undrawn,
 )
-from quire.openai_api.tool_choice import ToolUse, read_tools
+from quire.openai_api.tool_choice import ToolUse, beside_format, read_tools
 from quire.params.rules import show
 
 ENDPOINTS = (CHAT, COMPLETIONS)
@@ -119,10 +119,10 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     tools = read_tools(given)
     params = sampling_fields(given, is_chat=True)
     if tools.schema is not None:
-        _refuse_two_constraints(params, "tool_choice")
+        _refuse_two_constraints(params)
         params["structured_outputs"] = {"json": dict(tools.schema)}
-    elif tools.offered:
-        _refuse_two_constraints(params, "tools")
+    elif tools.offered and "structured_outputs" in params:
+        tools, params["structured_outputs"] = beside_format(tools, params["structured_outputs"])
     wants = bool(given.get("logprobs"))
     top = limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS)
     if top and not wants:
@@ -131,7 +131,7 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
         params["logprobs"] = top
     messages = [_as_system(message) for message in given["messages"]]
     row: Row = {"messages": messages, "chat": _rendering(given, tools), "params": params}
-    if tools.offered and tools.forced is None:
+    if tools.offered and not tools.constrained:
         row["tools"] = True
     return _asked(CHAT, given, [row], tools=tools, logprobs=wants)
 
@@ -143,12 +143,12 @@ def _as_system(message: Any) -> Any:
     return message
 
 
-def _refuse_two_constraints(params: Mapping[str, Any], name: str) -> None:
+def _refuse_two_constraints(params: Mapping[str, Any]) -> None:
     if "structured_outputs" in params:
         raise bad(
-            f"{name} and a format for the whole text exclude each other: a call is not in that "
-            "format. Leave one of them out, or set tool_choice to none",
-            param=name,
+            "a forced call and a format for the whole text exclude each other: a call is not in "
+            "that format. Leave one of them out, or set tool_choice to auto",
+            param="tool_choice",
         )
 
 

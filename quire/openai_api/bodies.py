@@ -95,15 +95,20 @@ def finish_reason(answer: Answer, calls: Sequence[Call]) -> str:
 
 def parts_of(asked: Asked, answer: Answer) -> tuple[str, str | None, tuple[Call, ...]]:
     """(content, reasoning, calls) of a finished answer."""
-    if asked.tools.forced is not None:
-        calls = forced_calls(asked, answer.text)
+    if asked.tools.constrained:
+        calls = constrained_calls(asked, answer.text)
         return ("" if calls else answer.text), None, calls
     content = answer.text if answer.content is None else answer.content
     return content, answer.reasoning, answer.calls[: asked.tools.at_most]
 
 
-def forced_calls(asked: Asked, text: str) -> tuple[Call, ...]:
-    """The calls of an answer that a grammar held to be calls; none where it was cut short."""
+def constrained_calls(asked: Asked, text: str) -> tuple[Call, ...]:
+    """The calls of an answer that a grammar held to be calls, or either calls or another text;
+    none where it was cut short."""
+    if asked.tools.in_format:
+        known = {tool["function"]["name"] for tool in asked.tools.offered}
+        _, _, calls = _marked_parts(text)
+        return calls if all(call.name in known for call in calls) else ()
     try:
         read = json.loads(text)
     except (ValueError, RecursionError):
@@ -117,8 +122,12 @@ def forced_calls(asked: Asked, text: str) -> tuple[Call, ...]:
 
 def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:
     """The parts of a text that was kept without them, by the marks in it."""
-    if not (asked.tools.offered and asked.tools.forced is None):
+    if asked.tools.constrained or not asked.tools.offered:
         return text, None, ()
+    return _marked_parts(text)
+
+
+def _marked_parts(text: str) -> tuple[str, str | None, tuple[Call, ...]]:
     try:
         parsed = parse_tool_calls(text)
     except (ValueError, RecursionError):  # what does not come out as calls is the model's text

@@ -65,7 +65,11 @@ _FIELDS = [
         ("presence_penalty", "a number", ""),
         ("frequency_penalty", "a number", ""),
         ("logit_bias", "an object", "Token ids to -100 .. 100."),
-        ("response_format", "an object", "Always enforced, `strict` or not."),
+        (
+            "response_format",
+            "an object",
+            "Always enforced, `strict` or not; beside tools an answer is in it, or is calls.",
+        ),
         ("structured_outputs", "an object", "One of json, regex, choice, grammar, json_object."),
         ("guided_json", "anything", "The older form of structured_outputs."),
         ("guided_regex", "text", "The same."),

@@ -1,9 +1,11 @@
-"""Which tools a chat offers, and which it must call: forced calls are JSON by a grammar."""
+"""Which tools a chat offers, and which it must call: forced calls are JSON by a grammar, and where
+the text has a format, too, the model writes either that or calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.openai_api.errors import ApiError, bad, not_supported
@@ -15,12 +17,19 @@ MOST_TOOLS, MOST_CALLS = 128, 16  # offered at once; made at once where a gramma
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """`offered` tools stand in the prompt. `forced` is the function whose arguments are the whole
-    answer, or "" where the answer is a list of calls; None: the model writes what it likes."""
+    answer, or "" where the answer is a list of calls; None: the model writes what it likes, or
+    (`in_format`) calls in one of the usual ways and otherwise a text in a format."""
 
     offered: tuple[Mapping[str, Any], ...] = ()
     forced: str | None = None
     schema: Mapping[str, Any] | None = None  # what a forced answer looks like
     at_most: int | None = None  # calls in one answer
+    in_format: bool = False
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar holds the whole answer, so that its end says what it was."""
+        return self.in_format or self.forced is not None
 
 
 def read_tools(given: Mapping[str, Any]) -> ToolUse:
@@ -110,10 +119,53 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     return tool["function"].get("parameters") or {"type": "object"}
 
 
+def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, dict[str, Any]]:
+    """Tools that may be called where a text has to be in the `wanted` format, and the structured
+    output that is either."""
+    schema = {"type": "object"} if wanted == {"json_object": True} else wanted.get("json")
+    if len(wanted) != 1 or not isinstance(schema, dict):
+        raise bad(
+            f"tools go with a text that is JSON by a schema, not with {show(', '.join(wanted))}; "
+            "leave one of them out, or set tool_choice to none",
+            param="tools",
+        )
+    # As Hermes and Qwen write calls, and as Llama does, which has no mark for them.
+    marked = {
+        "type": "tags_with_separator",
+        "tags": [
+            {
+                "begin": "<tool_call>\n",
+                "content": {"type": "json_schema", "json_schema": _call_schema(tools.offered)},
+                "end": "\n</tool_call>",
+            }
+        ],
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": tools.at_most == 1,
+    }
+    plain = _call_schema(tools.offered, arguments="parameters")
+    either = [
+        {"type": "json_schema", "json_schema": schema},
+        marked,
+        {"type": "json_schema", "json_schema": plain},
+    ]
+    tag = {"type": "structural_tag", "format": {"type": "or", "elements": either}}
+    return replace(tools, in_format=True), {"structural_tag": json.dumps(tag)}
+
+
 def _calls_schema(tools: list[dict[str, Any]], most: int) -> dict[str, Any]:
-    """A list of calls, each of one of these functions. Definitions that a schema refers to by
-    their place move to the root, under names of their own."""
-    kinds, definitions = [], dict[str, Any]()
+    """A list of calls, each of one of these functions."""
+    call = _call_schema(tools)
+    definitions = {"$defs": call.pop("$defs")} if "$defs" in call else {}
+    return {"type": "array", "minItems": 1, "maxItems": most, "items": call, **definitions}
+
+
+def _call_schema(
+    tools: Iterable[Mapping[str, Any]], *, arguments: str = "arguments"
+) -> dict[str, Any]:
+    """A call of one of these functions. Definitions that a schema refers to by their place move to
+    the root, under names of their own."""
+    kinds, definitions = list[dict[str, Any]](), dict[str, Any]()
     for i, tool in enumerate(tools):
         schema = _parameters(tool)
         moved = {
@@ -125,18 +177,17 @@ def _calls_schema(tools: list[dict[str, Any]], most: int) -> dict[str, Any]:
         for place in ("$defs", "definitions"):
             for name, definition in inner.pop(place, {}).items():
                 definitions[moved[f"#/{place}/{name}"]] = definition
-        call = {"name": {"const": tool["function"]["name"]}, "arguments": inner}
+        call = {"name": {"const": tool["function"]["name"]}, arguments: inner}
         kinds.append(
             {
                 "type": "object",
                 "properties": call,
-                "required": ["name", "arguments"],
+                "required": list(call),
                 "additionalProperties": False,
             }
         )
-    items = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-    schema = {"type": "array", "minItems": 1, "maxItems": most, "items": items}
-    return {**schema, "$defs": definitions} if definitions else schema
+    one = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return {**one, "$defs": definitions} if definitions else one
 
 
 def _redirected(value: Any, moved: Mapping[str, str]) -> Any:

@@ -83,6 +83,7 @@ def test_calls_are_found(text: str, content: str, calls: tuple[ToolCall, ...]) -
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '{"name": "look", "parameters": {}} is what I would call',
         '{"answer": 42}',
+        '{"name": "Paris"}',
         "[1, 2, 3]",
         "[f(1)]",
         "[f(x=1]",
