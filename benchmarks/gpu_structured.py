@@ -4,19 +4,22 @@
 
 The shape of the default model with random weights and a vocabulary of its size, made here: all
 letters, pairs and triples of letters, and as many longer pieces as there is room for. Seconds per
-token over those of free rows, the last of two runs. Without a GPU `--rows 4 --tokens 4 --tiny`
-rehearses it.
+token over those of free rows, the last of two runs. `--schemas 504` writes an answer to each of so
+many schemas instead, and says which are not valid (where jsonschema is installed; elsewhere
+`--judge FILE` does so afterwards). Without a GPU `--rows 4 --tokens 4 --tiny` rehearses it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import string
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +119,49 @@ def measured(llm: LLM, asked: argparse.Namespace, budget: Budget) -> None:
         budget.write("structured", found)
 
 
+def answered(llm: LLM, asked: argparse.Namespace, budget: Budget) -> None:
+    """One answer to each schema of the tests' corpus. Random weights would seldom close a string,
+    so what closes something is made likelier."""
+    from quire import SamplingParams, StructuredOutputsParams
+    from tests.grammar.schemas import corpus
+
+    closing = {llm.get_tokenizer().convert_tokens_to_ids(letter): 9.0 for letter in '"}],'}
+    schemas = corpus(asked.schemas)
+    params = [
+        SamplingParams(
+            temperature=1.5,
+            max_tokens=400,
+            seed=number,
+            logit_bias=closing,
+            structured_outputs=StructuredOutputsParams(json=schema),
+        )
+        for number, (_, schema) in enumerate(schemas)
+    ]
+    before = time.perf_counter()
+    done = llm.generate(["answer "] * len(params), params, use_tqdm=False, on_error="return")
+    print(f"{len(done)} answers in {time.perf_counter() - before:.1f} s", flush=True)
+    answers = [one.outputs[0] for one in done]
+    found = [
+        (str(one.error or answers[i].finish_reason), answers[i].text) for i, one in enumerate(done)
+    ]
+    budget.write("schemas", found)
+    if importlib.util.find_spec("jsonschema") is not None:
+        judged(found)
+
+
+def judged(found: list[tuple[str, str]]) -> None:
+    """How many answers ended how, and which of those that ended are not valid."""
+    from tests.grammar.schemas import corpus
+    from tests.grammar.test_schemas import judge
+
+    print(dict(Counter(end for end, _ in found)), flush=True)
+    for (name, schema), (end, text) in zip(corpus(len(found)), found, strict=True):
+        if end == "stop" and (
+            errors := [e.message for e in judge(schema).iter_errors(json.loads(text))]
+        ):
+            print(f"{name} wrote {text!r}: {errors}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("structured"))
@@ -123,7 +169,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--tiny", action="store_true", help="a model of toy size")
+    parser.add_argument("--schemas", type=int, default=0, help="answer so many, and time nothing")
+    parser.add_argument("--judge", type=Path, help="schemas.json of a run without jsonschema")
     asked = parser.parse_args()
+    if asked.judge:
+        return judged(json.loads(asked.judge.read_text()))
     from quire import LLM
 
     config = {**(TINY if asked.tiny else SHAPES["135m"]), "eos_token_id": 0}
@@ -134,7 +184,8 @@ def main() -> None:
         save_tokenizer(Path(folder), config["vocab_size"])
         options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 512}
         with LLM(folder, max_num_seqs=asked.rows, **options) as llm:
-            measured(llm, asked, Budget(asked.seconds, asked.out))
+            run = answered if asked.schemas else measured
+            run(llm, asked, Budget(asked.seconds, asked.out))
 
 
 if __name__ == "__main__":
