@@ -1,6 +1,6 @@
 """The products of few rows, one by one: the vendor's library beside ours with every tile.
 
-    python benchmarks/gpu_products.py qwen3-0.6b llama-3.1-8b --rows 4 16
+    python benchmarks/gpu_products.py qwen3-0.6b llama-3.1-8b --rows 4 16 32
 
 Ours include the norm before a product, the gate and what is added to the stream; the library's
 do not. Each is replayed over so many copies of its weight that none is left in the L2 cache.
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import product as pairs_of
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from benchmarks import shapes
 from benchmarks.gpu_attention import milliseconds
 from quire.backends.triton.small_batch import (
     LEAST_COLUMNS,
+    ROWS,
     Norm,
     Product,
     Stream,
@@ -42,10 +42,12 @@ from quire.weights.source import locate
 
 NAMES = ("qkv", "out", "gate_up", "down", "head")
 WEIGHT_BYTES = 800 << 20  # of all copies of a weight
+MOST_BYTES = 227 << 10  # of shared memory that a program may have
 # columns, depth, warps, stages
 TILES = tuple(
     ThinTile(*sizes)
     for sizes in (
+        *((8, 512, 4, 4), (8, 512, 4, 6), (8, 1024, 4, 4)),
         *((16, 128, 2, 8), (16, 256, 4, 4), (16, 256, 4, 6), (16, 512, 4, 3), (16, 512, 4, 4)),
         *((32, 128, 4, 6), (32, 256, 4, 4), (32, 256, 4, 6), (32, 256, 8, 4), (32, 512, 4, 3)),
         *((32, 512, 4, 4), (64, 64, 4, 6), (64, 128, 4, 4), (64, 128, 8, 4), (64, 256, 4, 3)),
@@ -54,30 +56,35 @@ TILES = tuple(
 )
 
 
-def kinds_of(model: str) -> dict[str, Product]:
-    """The products of a shape's decode step in bf16."""
+def kinds_of(model: str, rows: int) -> dict[str, Product]:
+    """The products of a shape's decode step of so many rows in bf16."""
     with shapes.opened(model) as shape:
         spec = locate(shape.path, weights=False).spec(None)
-    return dict(zip(NAMES, products_of(spec, torch.bfloat16), strict=True))
+    made = products_of(spec, torch.bfloat16)
+    compiled = next(size for size in ROWS if rows <= size)
+    return dict(zip(NAMES, (kind for kind in made if kind.rows == compiled), strict=True))
 
 
 def tiles_of(kind: Product) -> list[ThinTile]:
-    """Those tried, that which is chosen among them."""
-    return list(dict.fromkeys((thin_tile(kind), *TILES)))
+    """Those tried that fit, that which is chosen among them."""
+    fitting = (tile for tile in TILES if kind.num_bytes(tile) <= MOST_BYTES)
+    return list(dict.fromkeys((thin_tile(kind), *fitting)))
 
 
 def run(products: ThinProducts, kind: Product, weights: Sequence[Tensor], rows: int) -> None:
     """One product per weight."""
     like = weights[0]
-    x, norm = like.new_ones(rows, kind.inner), Norm(like.new_ones(kind.inner), 1e-5)
+    x, norm = like.new_ones(rows, kind.inner), Norm(like.new_ones(kind.outer), 1e-5)
     squares = torch.ones(rows, kind.inner // LEAST_COLUMNS, device=like.device)
+    out = like.new_zeros(rows, kind.outer)
     for weight in weights:
         if kind.gated:
-            products.gated(Stream(x, squares), norm, weight)
+            products.gated(Stream(x, x, squares, 1e-5), weight)
         elif kind.normed:
-            products.normed(Stream(x, squares), norm, weight)
+            products.normed(Stream(x, x, squares, 1e-5), weight)
         else:
-            products.add(Stream(like.new_zeros(rows, kind.outer), squares), x, weight)
+            scaled = torch.empty_like(out)
+            products.add(Stream(out, scaled, squares, 1e-5), x, weight, None, norm)
 
 
 def measure(kind: Product, rows: int) -> Iterator[tuple[float, str]]:
@@ -110,11 +117,15 @@ def main() -> None:
     arguments = parser.parse_args()
     found = {}
     for model in arguments.models:
-        kinds = kinds_of(model)
+        kinds = [
+            (name, kind, rows)
+            for rows in arguments.rows
+            for name, kind in kinds_of(model, rows).items()
+        ]
         with ThreadPoolExecutor(14) as pool:
-            pairs = [(kind, tile) for kind in kinds.values() for tile in tiles_of(kind)]
+            pairs = {(kind, tile): None for _, kind, _ in kinds for tile in tiles_of(kind)}
             list(pool.map(lambda pair: compile_product(*pair), pairs))
-        for (name, kind), rows in pairs_of(kinds.items(), arguments.rows):
+        for name, kind, rows in kinds:
             lines = sorted(measure(kind, rows))
             found[f"{model} {name} {rows}"] = lines
             kept = [

@@ -47,7 +47,7 @@ class Step:
         width = -(-(self.context + 4 * STEPS) // size)
         rows = torch.arange(self.num_rows, device=columns.device)
         blocks = torch.randperm(self.num_rows * width, device=columns.device).int()
-        columns.tables[: self.num_rows, :width] = blocks.view(self.num_rows, width)
+        columns.tables[0, : self.num_rows, :width] = blocks.view(self.num_rows, width)
         columns.ints[Column.LAST_TOKEN, : self.num_rows] = 100 + rows
         columns.ints[Column.MAX_TOKENS, : self.num_rows] = 10**9
         columns.sampling_columns.temperature[: self.num_rows] = 1.0

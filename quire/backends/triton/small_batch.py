@@ -2,9 +2,10 @@
 
 With few rows a product costs what reading its weights costs, and launches weigh as much as
 work. So whatever stands between two products belongs to one of them. What adds to the residual
-stream leaves the sums of squares of what it wrote, a tile at a time; whoever reads the stream
-adds those up while it multiplies, and norms its sums (which float16 might not hold: bfloat16 and
-float32 only). Gate and up are multiplied by one program, which opens the one with the other.
+stream writes it times the weight of the norm that comes next, too, and leaves the sums of squares
+of what it wrote, a tile at a time; whoever reads the stream adds those up while it multiplies, and
+norms its sums (which float16 might not hold: bfloat16 and float32 only). Gate and up are multiplied
+by one program, which opens the one with the other.
 
 The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
 and `normed` for the logits. Where the GPU can, each product is launched while the kernel before it
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Rows that kernels are compiled for: as many as tl.dot takes at least. With more, the vendor's
-# library is faster.
-MOST_ROWS = 16
-LEAST_COLUMNS = 16
+# Rows that kernels are compiled for, from as many as tensor cores take at least. With more, the
+# vendor's library is faster.
+ROWS = (16, 32)
+MOST_ROWS = ROWS[-1]
+LEAST_COLUMNS = 8
 # Tiles were measured on a GPU of so many cores (benchmarks/gpu_products.py).
 _CORES = 132
 
@@ -46,22 +48,12 @@ class ThinTile:
     warps: int
     stages: int
 
-    def num_bytes(self, dtype: torch.dtype) -> int:
-        """Shared memory that the rows and weights on their way take."""
-        return self._buffer_bytes(dtype) * self.stages
-
-    def least_bytes(self, dtype: torch.dtype) -> int:
-        """What a program is sure to take of it: one stage is in registers."""
-        return self._buffer_bytes(dtype) * (self.stages - 1)
-
-    def _buffer_bytes(self, dtype: torch.dtype) -> int:
-        return (MOST_ROWS + self.columns) * self.depth * dtype.itemsize
-
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """What one kind of product is compiled for."""
 
+    rows: int
     outer: int  # columns that come out: half the lines of the weight, if gated
     inner: int
     dtype: torch.dtype
@@ -78,15 +70,33 @@ class Product:
         per_tile = tile.columns // 2 if self.gated else tile.columns
         return -(-self.outer // per_tile)
 
+    def num_pieces(self, tile: ThinTile) -> int:
+        """Of the sum, each for a warp of its own. One that had a few columns at full depth would
+        wait for every product before the next, and all warps would read the same rows; of many
+        columns adding up the pieces takes longer than that."""
+        return tile.warps if tile.columns <= 16 else 1
+
+    def num_bytes(self, tile: ThinTile) -> int:
+        """Shared memory that the rows and weights on their way take."""
+        return self._buffer_bytes(tile) * tile.stages
+
+    def least_bytes(self, tile: ThinTile) -> int:
+        """What a program is sure to take of it: one stage is in registers."""
+        return self._buffer_bytes(tile) * (tile.stages - 1)
+
+    def _buffer_bytes(self, tile: ThinTile) -> int:
+        return (self.rows + tile.columns) * tile.depth * self.dtype.itemsize
+
     def constants(self, tile: ThinTile) -> dict[str, Any]:
         # Whoever wrote the stream may have had smaller tiles than this product.
         most_squares = triton.cdiv(self.inner, LEAST_COLUMNS)
         return {
             "INNER": self.inner,
             "OUTER": self.outer,
-            "ROWS": MOST_ROWS,
+            "ROWS": self.rows,
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
+            "PIECES": self.num_pieces(tile),
             "SQUARES": power_of_two(most_squares) if self.normed else 1,
             "EVEN": self.inner % tile.depth == 0,
             "NORMED": self.normed,
@@ -108,13 +118,18 @@ def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
     attention, mlp = spec.layers[0].attention, mlp_of(spec.layers[0])
     hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    inner, bias = mlp.width, mlp.bias
-    return (
-        Product(heads, hidden, dtype, normed=True, gated=False, has_bias=attention.qkv_bias),
-        Product(hidden, attended, dtype, normed=False, gated=False, has_bias=attention.o_bias),
-        Product(inner, hidden, dtype, normed=True, gated=True, has_bias=bias),
-        Product(hidden, inner, dtype, normed=False, gated=False, has_bias=bias),
-        Product(spec.vocab_size, hidden, dtype, normed=True, gated=False, has_bias=False),
+    # columns, depth, normed, gated, with a bias
+    kinds = (
+        (heads, hidden, True, False, attention.qkv_bias),
+        (hidden, attended, False, False, attention.o_bias),
+        (mlp.width, hidden, True, True, mlp.bias),
+        (hidden, mlp.width, False, False, mlp.bias),
+        (spec.vocab_size, hidden, True, False, False),
+    )
+    return tuple(
+        Product(rows, outer, inner, dtype, normed=normed, gated=gated, has_bias=has_bias)
+        for rows in ROWS
+        for outer, inner, normed, gated, has_bias in kinds
     )
 
 
@@ -123,8 +138,10 @@ def thin_tile(product: Product, room: int | None = None) -> ThinTile:
     """Columns so many that every core has one program, or a few if that takes over 64; then as
     much of the sum as keeps the memory busy, and fits into `room` bytes of shared memory."""
     room = _shared_memory() if room is None else room
-    lines = product.num_lines
-    if lines <= 16 * _CORES:
+    lines, size = product.num_lines, product.dtype.itemsize
+    if lines <= 8 * _CORES:
+        tile = ThinTile(8, 1024 if product.inner >= 3072 else 512, 4, 4)
+    elif lines <= 16 * _CORES:
         tile = ThinTile(16, 512, 4, 3)
     elif lines <= 32 * _CORES:
         tile = ThinTile(32, 512 if product.inner >= 8192 else 256, 4, 4)
@@ -132,9 +149,10 @@ def thin_tile(product: Product, room: int | None = None) -> ThinTile:
         tile = ThinTile(64, 256, 4, 3)
     else:
         tile = ThinTile(128, 64, 4, 4) if product.gated else ThinTile(128, 128, 4, 3)
-    tile = replace(tile, depth=2 * tile.depth // product.dtype.itemsize)
-    while tile.num_bytes(product.dtype) > room and tile.stages > 2:
-        tile = replace(tile, stages=tile.stages - 1)
+    tile = replace(tile, depth=max(2 * tile.depth // size, 16 * tile.warps))
+    while product.num_bytes(tile) > room:
+        fewer = replace(tile, stages=tile.stages - 1)
+        tile = fewer if tile.stages > 2 else replace(tile, depth=tile.depth // 2)
     return spread_out(product, tile, room) if overlapping() else tile
 
 
@@ -142,13 +160,14 @@ def spread_out(product: Product, tile: ThinTile, room: int) -> ThinTile:
     """With so many stages, where one program is enough for a core, that it has no room for two.
 
     A kernel that overlaps with the one before is given to cores as they become free, each as
-    many programs as it has room for: the first would have several, and the last none.
+    many programs as it has room for: the first would have several, and the last none. Those of 8
+    columns are so short that beginning early is worth more.
     """
-    if product.num_tiles(tile) > _CORES:
+    if product.num_tiles(tile) > _CORES or tile.columns == LEAST_COLUMNS:
         return tile
-    while 2 * tile.least_bytes(product.dtype) <= room:
+    while 2 * product.least_bytes(tile) <= room:
         more = replace(tile, stages=tile.stages + 1)
-        if more.num_bytes(product.dtype) > room:
+        if product.num_bytes(more) > room:
             break
         tile = more
     return tile
@@ -173,7 +192,7 @@ def compile_product(product: Product, tile: ThinTile | None = None) -> None:
 
     tile, own, wide = tile or thin_tile(product), product.dtype, torch.float32
     compiled = multiply.warmup(
-        *(own, own, own, own, wide, own, wide, 2, 1, 32, 1e-5),
+        *(own, own, own, own, wide, own, own, wide, 2, 1, 32, 1e-5),
         grid=(product.num_tiles(tile),),
         **product.constants(tile),
     )
@@ -186,19 +205,22 @@ def embed_constants(width: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
-@dataclass(slots=True)
-class Stream:
-    """The residual stream [rows, width] and the partial sums of squares of its rows."""
-
-    residual: Tensor
-    squares: Tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Norm:
     """An RMSNorm: its weight and what keeps it from dividing by nothing."""
 
     weight: Tensor
+    eps: float
+
+
+@dataclass(slots=True)
+class Stream:
+    """The residual stream [rows, width], the same times the weight of the norm that reads it next,
+    and the partial sums of squares of its rows."""
+
+    residual: Tensor
+    scaled: Tensor
+    squares: Tensor
     eps: float
 
 
@@ -208,36 +230,39 @@ class ThinProducts:
     def __init__(self, tile: ThinTile | None = None) -> None:
         self._tile = tile
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Stream:
-        """token_ids int64 [rows] -> their lines of table [V, H]."""
+    def embed(self, token_ids: Tensor, table: Tensor, norm: Norm) -> Stream:
+        """token_ids int64 [rows] -> their lines of table [V, H], to be read by `norm`."""
         import torch
 
         count, width = token_ids.shape[0], table.shape[1]
-        made = Stream(table.new_empty(count, width), table.new_empty(count, 1, dtype=torch.float32))
+        residual, squares = (
+            table.new_empty(count, width),
+            table.new_empty(count, 1, dtype=torch.float32),
+        )
+        made = Stream(residual, torch.empty_like(residual), squares, norm.eps)
         embed_rows[(count,)](
-            *(token_ids, table, made.residual, made.squares, width), **embed_constants(width)
+            *(token_ids, table, norm.weight, residual, made.scaled, squares, width),
+            **embed_constants(width),
         )
         return made
 
-    def normed(
-        self, stream: Stream, norm: Norm, weight: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def normed(self, stream: Stream, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """norm(residual) weight^T + bias."""
-        out = weight.new_empty(stream.residual.shape[0], weight.shape[0])
-        self._multiply(stream.residual, weight, bias, out, stream=stream, norm=norm)
+        out = weight.new_empty(stream.scaled.shape[0], weight.shape[0])
+        self._multiply(stream.scaled, weight, bias, out, stream)
         return out
 
-    def gated(
-        self, stream: Stream, norm: Norm, weight: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def gated(self, stream: Stream, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """silu(gate) * up of norm(residual), for a weight of gate lines, then up lines."""
-        out = weight.new_empty(stream.residual.shape[0], weight.shape[0] // 2)
-        self._multiply(stream.residual, weight, bias, out, stream=stream, norm=norm, gated=True)
+        out = weight.new_empty(stream.scaled.shape[0], weight.shape[0] // 2)
+        self._multiply(stream.scaled, weight, bias, out, stream, gated=True)
         return out
 
-    def add(self, stream: Stream, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        """residual += x weight^T + bias."""
-        self._multiply(x, weight, bias, stream.residual, stream=stream)
+    def add(
+        self, stream: Stream, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
+    ) -> None:
+        """residual += x weight^T + bias, to be read by `norm`."""
+        self._multiply(x.contiguous(), weight, bias, stream.residual, stream, norm=norm)
 
     def _multiply(
         self,
@@ -245,22 +270,21 @@ class ThinProducts:
         weight: Tensor,
         bias: Tensor | None,
         out: Tensor,
-        *,
         stream: Stream,
+        *,
         norm: Norm | None = None,
         gated: bool = False,
     ) -> None:
-        x, num_rows = x.contiguous(), x.shape[0]
-        product = Product(
-            out.shape[1], x.shape[1], x.dtype, norm is not None, gated, bias is not None
-        )
+        num_rows, (outer, inner) = x.shape[0], (out.shape[1], x.shape[1])
+        rows = next(rows for rows in ROWS if num_rows <= rows)
+        product = Product(rows, outer, inner, x.dtype, norm is None, gated, bias is not None)
         tile = self._tile or thin_tile(product)
-        num_tiles, squares = product.num_tiles(tile), stream.squares
-        if norm is None:
-            stream.squares = squares.new_empty(num_rows, num_tiles)
+        num_tiles, squares, eps = product.num_tiles(tile), stream.squares, stream.eps
+        if norm is not None:  # what is there was read, and is written anew
+            stream.squares, stream.eps = squares.new_empty(num_rows, num_tiles), norm.eps
         multiply[(num_tiles,)](
             *(x, weight, weight if bias is None else bias, norm.weight if norm else x),
-            *(squares, out, stream.squares),
-            *(num_rows, squares.shape[1], x.shape[1], norm.eps if norm else 0.0),
+            *(squares, out, stream.scaled, stream.squares),
+            *(num_rows, squares.shape[1], inner, eps),
             **product.constants(tile),
         )

@@ -15,18 +15,23 @@ from quire.backends.triton.jit import kernel, part
 def embed_rows(
     token_ids: tl.tensor,
     table: tl.tensor,
+    norm: tl.tensor,
     residual: tl.tensor,
+    scaled: tl.tensor,
     squares: tl.tensor,
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A token's line of the table, and the sum of its squares."""
+    """A token's line of the table, the same times the weight of its norm, and the sum of its
+    squares."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     token = tl.load(token_ids + row)
     x = tl.load(table + token * width + at, mask=at < width, other=0.0)
+    by = tl.load(norm + at, mask=at < width, other=0.0).to(tl.float32)
     tl.store(residual + row * width + at, x, mask=at < width)
     wide = x.to(tl.float32)
+    tl.store(scaled + row * width + at, (wide * by).to(x.dtype), mask=at < width)
     tl.store(squares + row, tl.sum(wide * wide, 0))
 
 
@@ -47,26 +52,21 @@ def _fetch_squares(
 @part
 def _fetch_rows(
     x: tl.tensor,
-    norm: tl.tensor,
     row: tl.tensor,
     num_rows: tl.tensor,
     at: tl.tensor,
     INNER: tl.constexpr,
-    NORMED: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> Any:
-    """x [ROWS, at], times the norm's weight where there is one."""
-    inside = (row < num_rows)[:, None]
+    """x [ROWS, at], or [PIECES, ROWS, at] of at [PIECES, any]."""
+    place, inside = x + row.to(tl.int64)[:, None] * INNER, (row < num_rows)[:, None]
+    if len(at.shape) == 2:
+        place, inside, at = place[None, :, :], inside[None, :, :], at[:, None, :]
+    else:
+        at = at[None, :]
     if not EVEN:
-        inside = inside & (at < INNER)[None, :]
-    mine = tl.load(x + row.to(tl.int64)[:, None] * INNER + at[None, :], mask=inside, other=0.0)
-    if NORMED:
-        if EVEN:
-            by = tl.load(norm + at).to(tl.float32)
-        else:
-            by = tl.load(norm + at, mask=at < INNER, other=0.0).to(tl.float32)
-        mine = (mine.to(tl.float32) * by[None, :]).to(x.dtype.element_ty)
-    return mine
+        inside = inside & (at < INNER)
+    return tl.load(place + at, mask=inside, other=0.0)
 
 
 @part
@@ -77,11 +77,15 @@ def _fetch_weights(
     INNER: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> Any:
-    """Turned round: [at, COLUMNS]."""
-    place = weight + column.to(tl.int64)[None, :] * INNER + at[:, None]
+    """Turned round: [at, COLUMNS], or [PIECES, at, COLUMNS]."""
+    place = weight + column.to(tl.int64)[None, :] * INNER
+    if len(at.shape) == 2:
+        place, at = place[None, :, :], at[:, :, None]
+    else:
+        at = at[:, None]
     if EVEN:
-        return tl.load(place)
-    return tl.load(place, mask=(at < INNER)[:, None], other=0.0)
+        return tl.load(place + at)
+    return tl.load(place + at, mask=at < INNER, other=0.0)
 
 
 @part
@@ -96,27 +100,32 @@ def _opened(wide: tl.tensor, dtype: tl.constexpr, ROWS: tl.constexpr, HALF: tl.c
 def _summed(
     x: tl.tensor,
     weight: tl.tensor,
-    norm: tl.tensor,
     row: tl.tensor,
     column: tl.tensor,
     num_rows: tl.tensor,
     inner: tl.tensor,
     INNER: tl.constexpr,
     DEPTH: tl.constexpr,
+    PIECES: tl.constexpr,
     EVEN: tl.constexpr,
-    NORMED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """Each row times each column, in float32."""
-    acc = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    """Each row times each column, in float32; where there are PIECES of a sum, added up."""
+    each: tl.constexpr = DEPTH // PIECES
+    if PIECES == 1:
+        ahead = tl.arange(0, DEPTH)
+        acc = tl.zeros([row.shape[0], column.shape[0]], tl.float32)
+    else:
+        ahead = tl.arange(0, PIECES)[:, None] * each + tl.arange(0, each)[None, :]
+        acc = tl.zeros([PIECES, row.shape[0], column.shape[0]], tl.float32)
     # Up to `inner`, which is INNER: a loop of known length would be unrolled, and fetching that
     # much code takes a kernel of a few microseconds longer than running it.
     for base in range(0, inner, DEPTH):
-        at = base + tl.arange(0, DEPTH)
+        at = base + ahead
         w = _fetch_weights(weight, column, at, INNER, EVEN)
-        mine = _fetch_rows(x, norm, row, num_rows, at, INNER, NORMED, EVEN)
+        mine = _fetch_rows(x, row, num_rows, at, INNER, EVEN)
         acc = tl.dot(mine, w, acc, input_precision=PRECISION)
-    return acc
+    return acc if PIECES == 1 else tl.sum(acc, 0)
 
 
 @kernel("num_rows", "num_squares", "inner")
@@ -127,6 +136,7 @@ def multiply(
     norm: tl.tensor,
     squares: tl.tensor,
     out: tl.tensor,
+    scaled: tl.tensor,
     made_squares: tl.tensor,
     num_rows: tl.tensor,
     num_squares: tl.tensor,
@@ -137,6 +147,7 @@ def multiply(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PIECES: tl.constexpr,
     SQUARES: tl.constexpr,
     EVEN: tl.constexpr,
     NORMED: tl.constexpr,
@@ -149,22 +160,25 @@ def multiply(
     """COLUMNS columns of x weight^T; see small_batch.py.
 
     GATED: as many columns of the gate (the first OUTER lines of the weight) and of what it
-    lets through (the others), side by side. ADDS: `out` is added to.
+    lets through (the others), side by side. ADDS: `out` is added to, and times `norm` it is
+    `scaled`.
     """
     tile, row, lane = tl.program_id(0), tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     half: tl.constexpr = COLUMNS // 2 if GATED else COLUMNS
     column = tl.minimum(tile * half + lane % half, OUTER - 1) + (lane // half) * OUTER
+    own = tile * half + tl.arange(0, half)  # the columns of `out`
+    if ADDS:
+        by = tl.load(norm + own, mask=own < OUTER, other=0.0).to(tl.float32)
     if OVERLAPS:
         gdc_wait()
-    own = tile * half + tl.arange(0, half)  # the columns of `out`
     kept = (row < num_rows)[:, None] & (own < OUTER)[None, :]
-    place = out + row.to(tl.int64)[:, None] * OUTER + own[None, :]
+    place = row.to(tl.int64)[:, None] * OUTER + own[None, :]
     if NORMED:
         partial = _fetch_squares(squares, row, num_rows, num_squares, SQUARES)
     if ADDS:
-        stream = tl.load(place, mask=kept, other=0.0).to(tl.float32)
+        stream = tl.load(out + place, mask=kept, other=0.0).to(tl.float32)
     ends = (row, column, num_rows, inner)
-    acc = _summed(x, weight, norm, *ends, INNER, DEPTH, EVEN, NORMED, PRECISION)
+    acc = _summed(x, weight, *ends, INNER, DEPTH, PIECES, EVEN, PRECISION)
     if OVERLAPS:  # whoever comes next may take the cores that are free
         gdc_launch_dependents()
     dtype: tl.constexpr = out.dtype.element_ty
@@ -179,4 +193,5 @@ def multiply(
         wide = tl.where(kept, (wide + stream).to(dtype).to(tl.float32), 0.0)
         spot = made_squares + row * tl.num_programs(0) + tile
         tl.store(spot, tl.sum(wide * wide, 1), mask=row < num_rows)
-    tl.store(place, wide.to(dtype), mask=kept)
+        tl.store(scaled + place, (wide * by[None, :]).to(dtype), mask=kept)
+    tl.store(out + place, wide.to(dtype), mask=kept)

@@ -105,22 +105,20 @@ class SmallBatchPass:
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
-        products, norm = self._products, self._first_norm
-        stream = products.embed(token_ids, self._table)
+        products = self._products
+        stream = products.embed(token_ids, self._table, self._first_norm)
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
-            attention = layer.attention
-            qkv = products.normed(stream, norm, layer.qkv.weight, layer.qkv.bias)
+            attention, out, down = layer.attention, layer.out, layer.down
+            qkv = products.normed(stream, layer.qkv.weight, layer.qkv.bias)
             # Whatever attention reads but `qkv` and the cache was made before the stream's tokens
             # were embedded, by a kernel that begins when all before it is done; see jit.waiting.
             step = cast(PackedStep, shared.attention[attention.kind])
             turn = shared.turns[attention.rope]
             attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
-            products.add(stream, attended, layer.out.weight, layer.out.bias)
-            gate_up = layer.gate_up
-            opened = products.gated(stream, layer.mlp_norm, gate_up.weight, gate_up.bias)
-            products.add(stream, opened, layer.down.weight, layer.down.bias)
-            norm = layer.next_norm
-        return products.normed(stream, norm, self._head, None)
+            products.add(stream, attended, out.weight, out.bias, layer.mlp_norm)
+            opened = products.gated(stream, layer.gate_up.weight, layer.gate_up.bias)
+            products.add(stream, opened, down.weight, down.bias, layer.next_norm)
+        return products.normed(stream, self._head)
 
 
 def _plain_tensors(model: Decoder, spec: ModelSpec) -> dict[str, Tensor] | None:

@@ -138,11 +138,17 @@ class Calls(CallRoom):
         """The products of steps with few rows."""
         if self.config.batch_invariant:
             return []
-        from quire.backends.triton.small_batch import ThinProducts, compile_product, products_of
+        from quire.backends.triton.small_batch import (
+            Norm,
+            ThinProducts,
+            compile_product,
+            products_of,
+        )
 
         def embed() -> None:
             ids = self.empty(1, dtype=torch.int64)
-            ThinProducts().embed(ids, self.empty(1, self.spec.hidden_size))
+            line = self.empty(1, self.spec.hidden_size)
+            ThinProducts().embed(ids, line, Norm(line[0], 1e-5))
 
         products = products_of(self.spec, self.dtype)
         compiled = [partial(compile_product, product) for product in products]

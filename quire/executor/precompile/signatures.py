@@ -264,13 +264,14 @@ class Steps:
         own, products = self._own(), products_of(self.spec, self.dtype)
         for product in products:
             tile = thin_tile(product, self.shared_memory)
-            given = (own, own, own, own, F32, own, F32, SOME, SOME, product.inner, A_FRACTION)
+            given = (own, own, own, own, F32, own, own, F32, SOME, SOME, product.inner, A_FRACTION)
             yield Variant(multiply, given, product.constants(tile))
         if products:
             if not self.shape.fp8_kv:
                 yield self._packed()
             width = self.spec.hidden_size
-            yield Variant(embed_rows, (I64, own, own, F32, width), embed_constants(width))
+            lines = (I64, own, own, own, own, F32, width)
+            yield Variant(embed_rows, lines, embed_constants(width))
 
     def _packed(self) -> Variant:
         own, shape = self._own(), self.shape

@@ -6,31 +6,41 @@ import pytest
 import torch
 
 from quire.backends.triton.jit import waiting
-from quire.backends.triton.small_batch import LEAST_COLUMNS, Product, spread_out, thin_tile
+from quire.backends.triton.small_batch import (
+    LEAST_COLUMNS,
+    ROWS,
+    Product,
+    ThinTile,
+    spread_out,
+    thin_tile,
+)
 from tests.backends.triton.checks import Place
 from tests.backends.triton.places import DEVICE, GPU_DTYPES, small_places
 from tests.backends.triton.thin_checks import check_thin
 
 
 @pytest.mark.parametrize("place", small_places())
-@pytest.mark.parametrize(("rows", "depth"), [(3, 32), (16, 64)])
-def test_a_layer_of_few_rows(place: Place, rows: int, depth: int) -> None:
-    """Sizes that no tile divides, with and without a bias."""
-    check_thin(place, rows, hidden=96, inner=80, depth=depth, has_bias=rows == 3)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 16), (20, 32)])
+def test_a_layer_of_few_rows(place: Place, rows: int, columns: int) -> None:
+    """Sizes that no tile divides, with and without a bias, and sums in pieces or whole."""
+    tile = ThinTile(columns, 64, 4, 2)
+    check_thin(place, rows, hidden=96, inner=80, tile=tile, has_bias=rows == 3)
 
 
 @pytest.mark.parametrize("lines", [40, 2_048, 4_096, 14_336, 28_672, 150_000])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", ROWS)
 def test_tiles_fit_into_the_memory_a_program_may_have(
-    lines: int, gated: bool, dtype: torch.dtype
+    lines: int, gated: bool, dtype: torch.dtype, rows: int
 ) -> None:
-    """From 99 KiB, a consumer GPU, to 227 KiB; and the sum is never cut smaller for it."""
-    product = Product(lines, 14_336, dtype, normed=True, gated=gated, has_bias=False)
+    """From 99 KiB, a consumer GPU, to 227 KiB; and there are no more programs for it."""
+    product = Product(rows, lines, 14_336, dtype, normed=True, gated=gated, has_bias=False)
     small, large = (thin_tile(product, room << 10) for room in (99, 227))
-    assert small.num_bytes(dtype) <= 99 << 10
-    assert large.num_bytes(dtype) <= 227 << 10
-    assert (small.columns, small.depth) == (large.columns, large.depth)
+    assert product.num_bytes(small) <= 99 << 10
+    assert product.num_bytes(large) <= 227 << 10
+    assert small.columns == large.columns
+    assert small.depth >= 16 * product.num_pieces(small)
     assert small.columns >= LEAST_COLUMNS
 
 
@@ -38,15 +48,15 @@ def test_tiles_fit_into_the_memory_a_program_may_have(
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_core_has_no_room_for_programs_that_others_should_have(lines: int, gated: bool) -> None:
     """Where kernels overlap, and there are no more programs than cores."""
-    product = Product(lines, 4_096, torch.bfloat16, normed=True, gated=gated, has_bias=False)
+    product = Product(16, lines, 4_096, torch.bfloat16, normed=True, gated=gated, has_bias=False)
     room = 227 << 10
     plain = thin_tile(product, room)
     tile = spread_out(product, plain, room)
-    if product.num_tiles(tile) > 132:
+    if product.num_tiles(tile) > 132 or tile.columns == LEAST_COLUMNS:
         assert tile == plain
     else:
-        assert 2 * tile.least_bytes(product.dtype) > room
-    assert tile.num_bytes(product.dtype) <= room
+        assert 2 * product.least_bytes(tile) > room
+    assert product.num_bytes(tile) <= room
     assert (tile.columns, tile.depth, tile.warps) == (plain.columns, plain.depth, plain.warps)
 
 
@@ -64,6 +74,6 @@ def test_a_layer_whose_products_have_different_tiles() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
-@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("rows", [1, 16, 17, 32])
 def test_a_layer_of_real_size(dtype: object, rows: int) -> None:
     check_thin(Place(torch.device("cuda"), dtype), rows, hidden=4096, inner=14336)  # type: ignore[arg-type]

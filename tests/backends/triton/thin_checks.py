@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from quire.backends.ops import HeadShape
 from quire.backends.reference import ReferenceKernels
 from tests.backends.triton.checks import Place, assert_close, generator, paged
 
+if TYPE_CHECKING:
+    from quire.backends.triton.small_batch import ThinTile
+
 
 def check_thin(
     place: Place,
@@ -18,7 +22,7 @@ def check_thin(
     hidden: int,
     inner: int,
     *,
-    depth: int | None = None,
+    tile: ThinTile | None = None,
     has_bias: bool = False,
 ) -> None:
     """Embed, a product of the normed stream, gate and up, and what is added to the stream."""
@@ -38,22 +42,23 @@ def check_thin(
     qkv, bias = random(72, hidden, seed=4, spread=hidden**-0.5), random(72, seed=5)
     gate_up = random(2 * inner, hidden, seed=6, spread=hidden**-0.5)
     down = random(hidden, inner, seed=7, spread=inner**-0.5)
-    products = small_batch.ThinProducts(small_batch.ThinTile(32, depth, 4, 2) if depth else None)
-    stream = products.embed(ids, table)
+    products = small_batch.ThinProducts(tile)
+    stream = products.embed(ids, table, norm)
     expected = table[ids].clone()
     assert_close(stream.residual, expected)
     normed = reference.rms_norm(expected, norm.weight, norm.eps)
-    made = products.normed(stream, norm, qkv, bias if has_bias else None)
+    made = products.normed(stream, qkv, bias if has_bias else None)
     assert_close(made, multiply(normed, qkv, bias if has_bias else None))
-    opened = products.gated(stream, norm, gate_up)
+    opened = products.gated(stream, gate_up)
     # The stream is rounded before it is normed here, after it there; what a wide row of the gate
     # makes of that is seen in one value of a hundred thousand.
     assert_close(opened, reference.gate("silu")(multiply(normed, gate_up, None)), least=5e-2)
-    products.add(stream, opened, down)
+    norm = small_batch.Norm(random(hidden, seed=8), 1e-4)
+    products.add(stream, opened, down, None, norm)
     expected += multiply(opened, down, None)
     assert_close(stream.residual, expected)
     normed = reference.rms_norm(expected, norm.weight, norm.eps)
-    assert_close(products.normed(stream, norm, qkv), multiply(normed, qkv, None))
+    assert_close(products.normed(stream, qkv), multiply(normed, qkv, None))
 
 
 def check_packed(
