@@ -8,24 +8,19 @@ for the next grammar; it ends with its input, and so with us.
 from __future__ import annotations
 
 import json
-import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
-from typing import IO, Any
 
+from quire.base.line_child import LineChild
 from quire.errors import InvalidGrammar
 from quire.grammar.limits import MIB, GrammarLimits
 from quire.grammar.vocabulary import Vocabulary
 
 # Until the child has read the vocabulary; no grammar's fault, so without haste.
 _START_SECONDS = 60.0
-_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_CHILD = "quire.grammar.child"
 
 
 class Trial:
@@ -34,7 +29,7 @@ class Trial:
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: LineChild | None = None
         self._held: int | None = None  # address space of the child before its next grammar
 
     def run(self, kind: str, text: str) -> str:
@@ -53,7 +48,7 @@ class Trial:
         }
         with self._lock:
             child = self._started()
-            reply = _exchange(child, json.dumps(task), limits.wall_seconds)
+            reply = child.exchange(json.dumps(task), limits.wall_seconds)
             if reply is None:
                 raise InvalidGrammar(f"{kind}: {self._buried()}; make it simpler", parameter=kind)
             self._held = reply["held"]
@@ -80,25 +75,17 @@ class Trial:
             if self._child is not None:
                 self._end(self._child)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
+    def _started(self) -> LineChild:
+        if self._child is not None and self._child.is_alive():
             return self._child
-        paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quire.grammar.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "RAYON_NUM_THREADS": "1"},
-            )
+            self._child = LineChild(_CHILD, RAYON_NUM_THREADS="1")
         except OSError as error:  # no memory, or no more processes
             raise _not_started(str(error)) from None
-        ready = _exchange(self._child, self._vocabulary.to_line(), _START_SECONDS)
+        ready = self._child.exchange(self._vocabulary.to_line(), _START_SECONDS)
         if ready is None:
             self._end(self._child)
-            raise _not_started(f"see whether `{sys.executable} -m quire.grammar.child` runs")
+            raise _not_started(f"see whether `{sys.executable} -m {_CHILD}` runs")
         self._held = ready["held"]
         return self._child
 
@@ -107,11 +94,7 @@ class Trial:
         child, limits = self._child, self._limits
         if child is None:
             return "its trial was ended"
-        try:
-            # The pipe closes a moment before the process is gone.
-            status = child.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            status = 0
+        status = child.status()
         self._end(child)
         if status == -signal.SIGSEGV:
             return "it is too large, or nested too deeply, for the stack it is given"
@@ -132,13 +115,9 @@ class Trial:
             return f"compiling it came to the limit of {set_here[resource.RLIMIT_CPU]}"
         return f"compiling it needs more than {wanted // MIB} MiB"
 
-    def _end(self, child: subprocess.Popen[bytes]) -> None:
+    def _end(self, child: LineChild) -> None:
         self._child = None
-        child.kill()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                _close(pipe)
-        child.wait()
+        child.end()
 
 
 def _not_started(why: str) -> InvalidGrammar:
@@ -159,34 +138,3 @@ def _limits_set_here() -> dict[int, str]:
     if seconds != resource.RLIM_INFINITY:
         found[resource.RLIMIT_CPU] = f"{seconds:,} s of processor time (ulimit -t)"
     return found
-
-
-def _close(pipe: IO[bytes]) -> None:
-    try:
-        pipe.close()
-    except BrokenPipeError:  # what was still to be written has no reader any more
-        return
-
-
-def _exchange(child: subprocess.Popen[bytes], line: str, seconds: float) -> dict[str, Any] | None:
-    """Send a line and wait for the answer; None if the child died or took too long."""
-    if child.stdin is None or child.stdout is None:
-        return None
-    deadline = time.monotonic() + seconds
-    try:
-        child.stdin.write(line.encode() + b"\n")
-        child.stdin.flush()
-    except BrokenPipeError:
-        return None
-    poll = select.poll()
-    poll.register(child.stdout, select.POLLIN)
-    answer = b""
-    while not answer.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        ready = poll.poll(max(left, 0) * 1000)
-        piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
-        if not piece:
-            return None
-        answer += piece
-    reply: dict[str, Any] = json.loads(answer)
-    return reply

@@ -7,23 +7,18 @@ runs in a process that can be ended, started with the first answer and there for
 from __future__ import annotations
 
 import json
-import os
 import re
-import select
-import subprocess
 import sys
-import time
 import weakref
-from pathlib import Path
-from typing import Any
 
+from quire.base.line_child import LineChild
 from quire.errors import InvalidOption
 from quire.evals.scoring import text
 from quire.evals.scoring.scorer import ScorerFailed
 
 _SECONDS = 2.0  # of processor time, for one answer
 _WALL_SECONDS = 20.0  # until an answer is given up, on a machine however busy
-_ROOT = str(Path(__file__).resolve().parent.parent.parent.parent)
+_CHILD = "quire.evals.scoring.pattern_child"
 
 
 class PatternTooSlow(ScorerFailed):
@@ -43,15 +38,15 @@ class UserPattern:
                 value=pattern,
             ) from None
         self._pattern, self._option, self._seconds = pattern, option, seconds
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: LineChild | None = None
 
     def extract(self, answer: str, *, last: bool = False) -> str | None:
         """What text.extract finds; PatternTooSlow where that takes too long."""
         child = self._started()
-        reply = _exchange(child, {"text": answer, "last": last})
+        reply = child.exchange(json.dumps({"text": answer, "last": last}), _WALL_SECONDS)
         if reply is None:
             self._child = None
-            _end(child)
+            child.end()
             raise PatternTooSlow(
                 f"{self._option} {self._pattern!r:.100} takes more than {self._seconds:g} s on an "
                 f"answer of {len(answer):,} characters; write it without repetitions inside others"
@@ -59,23 +54,17 @@ class UserPattern:
         found: str | None = reply["found"]
         return found
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
+    def _started(self) -> LineChild:
+        if self._child is not None and self._child.is_alive():
             return self._child
-        paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quire.evals.scoring.pattern_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        weakref.finalize(self, _end, child)
-        if _exchange(child, {"pattern": self._pattern, "seconds": self._seconds}) is None:
-            _end(child)
+        child = LineChild(_CHILD)
+        weakref.finalize(self, child.end)
+        setting = json.dumps({"pattern": self._pattern, "seconds": self._seconds})
+        if child.exchange(setting, _WALL_SECONDS) is None:
+            child.end()
             raise ScorerFailed(
                 f"the process that looks for {self._option} did not start; see whether "
-                f"`{sys.executable} -m quire.evals.scoring.pattern_child` runs"
+                f"`{sys.executable} -m {_CHILD}` runs"
             )
         self._child = child
         return child
@@ -89,36 +78,3 @@ def found_by(pattern: Pattern, answer: str, *, last: bool = False) -> str | None
     if isinstance(pattern, UserPattern):
         return pattern.extract(answer, last=last)
     return text.extract(pattern, answer, last=last)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            pipe.close()
-    child.wait()
-
-
-def _exchange(child: subprocess.Popen[bytes], message: dict[str, Any]) -> dict[str, Any] | None:
-    """Send a line and wait for the answer; None if the child died or took too long."""
-    if child.stdin is None or child.stdout is None:
-        return None
-    try:
-        # A pipe takes what fits and says how much that was.
-        rest = memoryview(json.dumps(message).encode() + b"\n")
-        while rest:
-            rest = rest[child.stdin.write(rest) or 0 :]
-    except BrokenPipeError:
-        return None
-    deadline = time.monotonic() + _WALL_SECONDS
-    poll = select.poll()
-    poll.register(child.stdout, select.POLLIN)
-    answer = b""
-    while not answer.endswith(b"\n"):
-        ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
-        piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
-        if not piece:
-            return None
-        answer += piece
-    reply: dict[str, Any] = json.loads(answer)
-    return reply

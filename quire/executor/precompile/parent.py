@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quire.base.home import quire_home, why_not_private
+from quire.base.line_child import import_paths
 from quire.base.notes import note
 from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import Options
@@ -33,7 +34,6 @@ DECIDING = (
     *("dtype", "quantization", "block_size", "kv_cache_dtype"),
     *("max_num_seqs", "max_num_batched_tokens"),
 )
-_ROOT = Path(__file__).parents[3]
 _KERNELS = Path(__file__).parents[2] / "backends" / "triton"
 
 
@@ -105,14 +105,13 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
     marker = _triton_cache() / f"quire-{_key(what, Path(found.origin))}"
     if marker.exists():
         return None
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "quire.executor.precompile.worker", what, str(marker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": import_paths()},
             process_group=0,  # it ends with this process, not by a Ctrl-C
         )
     except OSError:

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from quire import errors
 from quire.base.launchers import without_launchers
+from quire.base.line_child import import_paths
 from quire.errors import EngineClosed, EngineError, QuireError, RankDied
 from quire.executor.ranks.board import Board
 from quire.executor.ranks.last_words import LastWords
@@ -36,7 +37,6 @@ START_SILENCE = 1800.0  # the same while a model is read, which moves nothing
 _GRACE = 0.3  # seconds in which the others may say why, after one ended
 _LOOK = 0.25  # seconds between two looks at the boards
 _LEAVING = 2.0  # seconds for the last that killed ranks wrote to arrive
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 class RankProcesses:
@@ -260,7 +260,6 @@ def _spawn(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening, writing = os.pipe()
     numbers = (theirs.fileno(), held, board.file, ring.file)
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     kept = without_launchers(os.environ)
     try:
         child = subprocess.Popen(
@@ -269,7 +268,7 @@ def _spawn(
             stdout=writing,
             stderr=writing,
             pass_fds=numbers,
-            env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**kept, "PYTHONPATH": import_paths()},
             process_group=0,  # a Ctrl-C in the terminal is for the engine's process to act on
         )
     except OSError:

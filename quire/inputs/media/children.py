@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from quire.base.line_child import import_paths
 from quire.errors import EngineError, InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import WORDS, bad_medium
 from quire.inputs.media.files import open_file
@@ -38,7 +39,6 @@ LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
 _MOST_ARRAY = 1 << 30  # bytes
 _START_SECONDS = 60.0
-_ROOT = str(Path(__file__).resolve().parent.parent.parent.parent)
 _KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 _MISSING = {
@@ -160,7 +160,6 @@ class _Child:
     def __init__(self, kind: str) -> None:
         self.kind, self.is_idle = kind, False
         kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
-        paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._socket, theirs = socket.socketpair()
         program = f"{__package__}.child"
         with theirs:
@@ -170,7 +169,7 @@ class _Child:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={**kept, **_ALONE, "PYTHONPATH": os.pathsep.join(paths)},
+                    env={**kept, **_ALONE, "PYTHONPATH": import_paths()},
                 )
             except OSError as error:  # no memory, or no more processes
                 self._socket.close()

@@ -1,0 +1,78 @@
+"""A process of ours that answers a line with a line, and may be ended at any moment: for code that
+cannot be stopped from outside, such as a search or a compile that takes forever."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def import_paths() -> str:
+    """PYTHONPATH for a process that is to import this quire, wherever that one is started."""
+    return os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+class LineChild:
+    """`python -m MODULE`, which reads JSON line by line and answers each with one. It ends with its
+    input, and so with us. OSError where there is no room for a process."""
+
+    def __init__(self, module: str, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": import_paths(), **environment},
+        )
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
+        """Send a line and wait for the answer; None if the child died or took too long."""
+        child, deadline = self._process, time.monotonic() + seconds
+        if child.stdin is None or child.stdout is None:
+            return None
+        try:
+            # A pipe takes what fits and says how much that was.
+            rest = memoryview(line.encode() + b"\n")
+            while rest:
+                rest = rest[child.stdin.write(rest) or 0 :]
+        except BrokenPipeError:
+            return None
+        poll = select.poll()
+        poll.register(child.stdout, select.POLLIN)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+            piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+            if not piece:
+                return None
+            answer += piece
+        reply: dict[str, Any] = json.loads(answer)
+        return reply
+
+    def status(self) -> int | None:
+        """How it ended; None if it still runs. Its pipe closes a moment before it is gone."""
+        try:
+            return self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # what was still to be written has no reader
+                    pipe.close()
+        self._process.wait()
