@@ -15,7 +15,7 @@ import pytest
 import quire
 from docs import render_api
 from quire.base.notes import note, warn
-from quire.errors import InvalidRequest, NotSupported, QuireWarning
+from quire.errors import InvalidRequest, NotSupported, QuireError, QuireWarning
 from quire.safe_text import one_line
 
 ROOT = Path(__file__).parent.parent
@@ -231,12 +231,18 @@ def test_a_warning_points_at_the_callers_line() -> None:
     assert caught[0].filename == __file__
 
 
-def test_names_of_scripts_are_the_modules_of_compat() -> None:
+def test_modules_that_scripts_know_have_the_names_they_import() -> None:
     from importlib import import_module
 
-    for name in ("lora.request", "pooling_params", "v1.engine.async_llm", "exceptions"):
+    from quire.compat import MODULES
+
+    for name, homes in MODULES.items():
         module = import_module(f"quire.{name}")
-        assert module is import_module(f"quire.compat.{name}")
-        assert module.__spec__ is not None and module.__spec__.name == f"quire.compat.{name}"
+        for home, names in homes.items():
+            for one in names.split():
+                known, _, own = one.rpartition("=")
+                there = getattr(import_module(f"quire.{home}"), own)
+                assert getattr(module, known or own) is there
+    assert import_module("quire.exceptions").VLLMError is QuireError
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'quire\.v1\.nothing'"):
         import_module("quire.v1.nothing")

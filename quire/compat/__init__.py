@@ -1,7 +1,7 @@
-"""Module names that scripts know, each another name for a module in this folder.
+"""Module names that scripts know, each a list of names that are elsewhere.
 
-`quire.lora.request` is `quire.compat.lora.request`, the same object. The names stand here and not
-among the modules of quire, so that a reader of quire does not take them for parts of it.
+They stand in a table and not among the modules of quire, so that a reader of quire does not take
+them for parts of it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,37 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
-NAMES = frozenset(
-    {
-        "distributed",
-        "exceptions",
-        "logits_process",
-        "lora",
-        "pooling_params",
-        "renderers",
-        "tokenizers",
-        "v1",
-    }
-)
+_PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
+# By module: where its names come from; OTHER=NAME is a name under which scripts know it.
+MODULES = {
+    "distributed.parallel_state": {
+        "compat.parallel_state": "cleanup_dist_env_and_memory destroy_distributed_environment "
+        "destroy_model_parallel"
+    },
+    "exceptions": {
+        "errors": "VLLMError=QuireError VLLMNotFoundError=ModelNotFound "
+        "VLLMValidationError=InvalidRequest"
+    },
+    "logits_process": {"compat.logits_process": "LogitsProcessor"},
+    "lora.request": {"params.lora": "LoRARequest"},
+    "pooling_params": {"params.pooling": "PoolingParams"},
+    "renderers.hf": {"compat.chat_template": "resolve_chat_template"},
+    "tokenizers": {"compat.tokenizers": "get_tokenizer"},
+    "v1.engine.async_llm": {"session.async_llm": "AsyncLLM"},
+    "v1.metrics.reader": {"session.metrics": "Counter Gauge Histogram Metric Vector"},
+    "v1.sample.logits_processor": {
+        "sampling.batch_interface": f"{_PROCESSORS} AdapterLogitsProcessor RequestLogitsProcessor "
+        "process_dict_updates"
+    },
+    "v1.sample.logits_processor.builtin": {"sampling.batch_interface": "process_dict_updates"},
+    "v1.sample.logits_processor.interface": {
+        "sampling.batch_interface": f"{_PROCESSORS} AddedRequest MovedRequest RemovedRequest"
+    },
+}
 
 
 class ScriptNames:
-    """Finds `quire.NAME` in `quire.compat.NAME`, for the names above and what is in them.
+    """Finds and makes `quire.NAME` for the modules above and the packages that they are in.
 
     A finder and a loader by its methods alone: the classes of importlib.abc bring half of the
     standard library with them."""
@@ -40,25 +55,23 @@ class ScriptNames:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        if package != "quire" or name.partition(".")[0] not in NAMES:
+        if package != "quire":
             return None
-        return ModuleSpec(fullname, cast("Loader", self))
+        is_package = any(module.startswith(f"{name}.") for module in MODULES)
+        if name not in MODULES and not is_package:
+            return None
+        return ModuleSpec(fullname, cast("Loader", self), is_package=is_package)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        home = f"quire.compat.{spec.name.removeprefix('quire.')}"
-        try:
-            module = import_module(home)
-        except ModuleNotFoundError as error:
-            if error.name != home:
-                raise
-            raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name) from None
-        # The import system puts the new name's spec into the module; it goes back below.
-        spec.loader_state = module.__spec__
-        return module
+    def create_module(self, spec: ModuleSpec) -> None:
+        """One of the usual kind."""
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        module.__spec__ = spec.loader_state if spec is not None else None
+        homes = MODULES.get(module.__name__.removeprefix("quire."), {})
+        for home, names in homes.items():
+            for name in names.split():
+                known, _, own = name.rpartition("=")
+                found = getattr(import_module(f"quire.{home}"), own)
+                setattr(module, known or own, found)
 
 
 def serve_script_names() -> None:

@@ -12,5 +12,3 @@ if TYPE_CHECKING:
 LogitsProcessor = (
     Callable[[list[int], "Tensor"], "Tensor"] | Callable[[list[int], list[int], "Tensor"], "Tensor"]
 )
-
-__all__ = ["LogitsProcessor"]

@@ -84,44 +84,37 @@ def render_conversation(
     tokenizer: Tokenizer,
     *,
     chat_template: str | None = None,
-    content_format: str = "auto",
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
     special_tokens_in_messages: bool | None = None,
+    **options: Any,
 ) -> ChatText:
-    """One conversation as the text that `tokenizer`'s model was trained on.
+    """One conversation as the text that `tokenizer`'s model was trained on; `options` are those of
+    write_chat.
 
     Special tokens that a message holds are text, unless `special_tokens_in_messages`; None means
     what the tokenizer was loaded with.
     """
-    source = choose_template(chat_template, tokenizer.chat_templates, with_tools=tools is not None)
+    with_tools = options.get("tools") is not None
+    source = choose_template(chat_template, tokenizer.chat_templates, with_tools=with_tools)
     parsed = special_tokens_in_messages
     if parsed is None:
         parsed = tokenizer.special_tokens_in_messages
     taken = take_media(messages, tokenizer.media_in_text)
-    chat = _rendered(
+    chat = write_chat(
         taken.messages,
         source,
         None if parsed else tokenizer.quotable,
         marked=bool(taken.media),
         interleaved=tokenizer.interleave_media,
         special_tokens=tokenizer.special_tokens,
-        content_format=content_format,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        tools=tools,
-        documents=documents,
-        chat_template_kwargs=chat_template_kwargs,
+        **options,
     )
     return taken.joined(chat, tokenizer.media_in_text)
 
 
-def render_chat(
+def write_chat(
     messages: Sequence[Any],
     template: str,
+    quotable: SpecialTokens | None = None,
     *,
     special_tokens: Mapping[str, str],
     content_format: str = "auto",
@@ -130,37 +123,11 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """The text that `template` makes of one conversation."""
-    return _rendered(
-        messages,
-        template,
-        None,
-        special_tokens=special_tokens,
-        content_format=content_format,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        tools=tools,
-        documents=documents,
-        chat_template_kwargs=chat_template_kwargs,
-    ).text
-
-
-def _rendered(
-    messages: Sequence[Any],
-    template: str,
-    quotable: SpecialTokens | None,
-    *,
-    special_tokens: Mapping[str, str],
-    content_format: str,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    tools: Sequence[Mapping[str, Any]] | None,
-    documents: Sequence[Mapping[str, Any]] | None,
-    chat_template_kwargs: Mapping[str, Any] | None,
     marked: bool = False,
     interleaved: bool = False,
 ) -> ChatText:
+    """The text that `template` makes of one conversation. Special tokens that a message holds are
+    text where they are `quotable`."""
     _check_options(content_format, add_generation_prompt, continue_final_message)
     from quire.inputs.template import compile_template  # brings jinja2, which prompts do without
 

@@ -247,10 +247,6 @@ class Tokenizer:
         with refusing(not_decoded):
             return self.backend.decode_batch(plain, skip_special_tokens=skip_special_tokens)
 
-    def id_to_piece(self, token_id: int) -> str | None:
-        """The token as the vocabulary spells it ("Ġthe", "▁the", "<0x0A>"), None if unknown."""
-        return self.backend.id_to_token(token_id)
-
     def token_text(self, token_id: int) -> str:
         """What the token says by itself: with its space, and U+FFFD for part of a character."""
         return self.token_bytes.pieces(False, True)[token_id].decode(errors="replace")

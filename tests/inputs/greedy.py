@@ -152,10 +152,10 @@ def _held() -> int:
 
 def main(every: int) -> None:
     from quire.errors import InvalidPrompt
-    from quire.inputs.chat import render_chat
+    from quire.inputs.chat import write_chat
 
     message = [{"role": "user", "content": "hello"}]
-    render_chat(message, "{{ messages[0].content }}", special_tokens={})
+    write_chat(message, "{{ messages[0].content }}", special_tokens={})
     allowed = _held() + (300 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
     made = list(generated())
@@ -164,7 +164,7 @@ def main(every: int) -> None:
         started = time.process_time()
         print(json.dumps(template), end="\t", flush=True)
         try:
-            text = render_chat(message, template, special_tokens={})
+            text = write_chat(message, template, special_tokens={}).text
             how = f"wrote {len(text)}"
         except InvalidPrompt as error:
             how = f"refused {error}"

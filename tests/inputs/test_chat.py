@@ -12,9 +12,9 @@ from quire.inputs.chat import (
     choose_template,
     is_conversation,
     read_template,
-    render_chat,
     render_conversation,
     render_conversations,
+    write_chat,
 )
 from quire.inputs.template import compile_template
 from quire.inputs.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def oracle(tokenizers_by_kind: dict[str, Tokenizer]) -> Any:
 
 
 def render(messages: Any, template: str, **options: Any) -> str:
-    return render_chat(messages, template, special_tokens=SPECIAL, **options)
+    return write_chat(messages, template, special_tokens=SPECIAL, **options).text
 
 
 def user(content: Any) -> list[Any]:

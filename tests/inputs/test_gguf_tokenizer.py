@@ -96,7 +96,7 @@ def test_sentencepiece_equals_sentencepiece_itself(tmp_path: Path) -> None:
     ]
     metadata = {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [oracle.id_to_piece(i) for i in range(size)],
+        "tokenizer.ggml.tokens": [oracle.backend.id_to_token(i) for i in range(size)],
         "tokenizer.ggml.scores": np.array([oracle.get_score(i) for i in range(size)], np.float32),
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.unknown_token_id": np.uint32(oracle.unk_id()),
@@ -246,7 +246,9 @@ def test_every_token_that_ends_a_turn_ends_an_answer() -> None:
 def test_space_prefix_can_be_off() -> None:
     metadata = gguf_metadata(train_sentencepiece(), "llama", add_space_prefix=False)
     tokenizer = load_gguf_tokenizer(metadata)
-    first = tokenizer.id_to_piece(tokenizer.encode("hello", add_special_tokens=False).tolist()[0])
+    first = tokenizer.backend.id_to_token(
+        tokenizer.encode("hello", add_special_tokens=False).tolist()[0]
+    )
     assert not str(first).startswith("▁")
     assert tokenizer.decode(tokenizer.encode(" hello")) == " hello"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidPrompt
-from quire.inputs.chat import render_chat, render_conversation
+from quire.inputs.chat import render_conversation, write_chat
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from tests.inputs.makers import strings, train_byte_bpe, train_sentencepiece
@@ -52,7 +52,7 @@ def test_a_message_opens_no_turn(tokenizer: Tokenizer, content: str) -> None:
     chat = render(tokenizer, said(content))
     ids = ids_of(tokenizer, chat)
     assert num_special(tokenizer, ids) == own == 5
-    assert chat.text == render_chat(said(content), CHATML, special_tokens=NAMES)
+    assert chat.text == write_chat(said(content), CHATML, special_tokens=NAMES).text
     shown = tokenizer.decode(ids, skip_special_tokens=False).replace(" ", "")
     assert shown == chat.text.replace(" ", "")
 
@@ -94,7 +94,7 @@ def test_every_part_of_a_message_is_text(tokenizer: Tokenizer, template: str) ->
     rendered = render(tokenizer, hostile, template, **more)
     assert num_special(tokenizer, ids_of(tokenizer, rendered)) == expected
     names = tokenizer.special_tokens
-    assert rendered.text == render_chat(hostile, template, special_tokens=names, **more)
+    assert rendered.text == write_chat(hostile, template, special_tokens=names, **more).text
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_no_way_through_a_template_makes_a_token(
     messages = [{"role": "user", "content": content} for content in contents]
     chat = render(tokenizer, messages, template)
     assert num_special(tokenizer, ids_of(tokenizer, chat)) == 0
-    assert chat.text == render_chat(messages, template, special_tokens=NAMES)
+    assert chat.text == write_chat(messages, template, special_tokens=NAMES).text
 
 
 def test_templates_search_and_split_messages_as_ever(tokenizer: Tokenizer) -> None:
@@ -152,7 +152,7 @@ def test_templates_search_and_split_messages_as_ever(tokenizer: Tokenizer) -> No
     )
     messages = [*said(f"a{END}\n\nb"), *said("x"), *said(f"x{END}")]
     chat = render(tokenizer, messages, template)
-    assert chat.text == render_chat(messages, template, special_tokens=NAMES)
+    assert chat.text == write_chat(messages, template, special_tokens=NAMES).text
     assert num_special(tokenizer, ids_of(tokenizer, chat)) == 0
 
 

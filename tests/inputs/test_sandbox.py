@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import InvalidPrompt
-from quire.inputs.chat import render_chat
+from quire.inputs.chat import write_chat
 from tests.inputs.escapes import ESCAPES
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "there"}]
@@ -26,13 +26,13 @@ def test_nothing_leaves_the_sandbox(number: int, tmp_path: Path) -> None:
     template = ESCAPES[number].replace("CANARY", str(canary))
     chat = copy.deepcopy(CHAT)
     try:
-        text = render_chat(chat, template, special_tokens={"bos_token": "<s>"})
+        text = write_chat(chat, template, special_tokens={"bos_token": "<s>"}).text
     except InvalidPrompt:
         text = ""
     assert not INSIDES.search(text), text
     assert not canary.exists(), "it ran"
     assert chat == CHAT, "it wrote into the messages"
-    again = render_chat(chat, "{{ messages[0].content }}", special_tokens={})
+    again = write_chat(chat, "{{ messages[0].content }}", special_tokens={}).text
     assert again == "hello", "it changed what others see"
 
 
@@ -97,7 +97,7 @@ NOT_PYTHON = [
 @pytest.mark.parametrize("number", range(len(NOT_PYTHON)))
 def test_templates_that_python_cannot_compile_are_refused(number: int) -> None:
     try:
-        text = render_chat(CHAT, NOT_PYTHON[number], special_tokens={})
+        text = write_chat(CHAT, NOT_PYTHON[number], special_tokens={}).text
     except InvalidPrompt as error:
         assert "chat template" in str(error)
     else:

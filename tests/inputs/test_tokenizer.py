@@ -49,7 +49,7 @@ def test_text_survives_the_trip_through_ids(tokenizer: Tokenizer) -> None:
 
 def test_special_tokens_in_a_text_are_read_as_such(byte_bpe: Tokenizer) -> None:
     ids = byte_bpe.encode("<|im_start|>user").tolist()
-    assert byte_bpe.id_to_piece(ids[0]) == "<|im_start|>"
+    assert byte_bpe.backend.id_to_token(ids[0]) == "<|im_start|>"
     assert byte_bpe.decode(ids) == "user"
     assert byte_bpe.decode(ids, skip_special_tokens=False) == "<|im_start|>user"
 

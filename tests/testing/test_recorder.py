@@ -12,8 +12,8 @@ import pytest
 from quire import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.errors import CorruptJob
 from quire.step import StepResult
-from quire.testing.recorder import RecordingExecutor, recorded_steps, replay
 from tests.scheduler.runs import Setting, random_requests, run_all
+from tests.testing.recorder import RecordingExecutor, recorded_steps, replay
 from tests.tiny_llm import tiny_llm
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 48, "kv_cache_memory_bytes": 120 << 10}

@@ -1,1 +1,0 @@
-"""What scripts tidy up after an LLM with, under the name they know."""

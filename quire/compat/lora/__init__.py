@@ -1,1 +1,0 @@
-"""Adapters, under the name scripts know."""

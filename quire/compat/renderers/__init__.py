@@ -1,1 +1,0 @@
-"""How chat messages become text, under the module name scripts import; see inputs/chat.py."""

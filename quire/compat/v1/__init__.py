@@ -1,1 +1,0 @@
-"""Module names that scripts import: what is behind them is elsewhere."""

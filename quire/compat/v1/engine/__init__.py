@@ -1,1 +1,0 @@
-"""The engine, under the name scripts know."""

@@ -1,1 +1,0 @@
-"""What an LLM counts, under the name scripts know."""

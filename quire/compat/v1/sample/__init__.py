@@ -1,1 +1,0 @@
-"""See quire.compat.v1.sample.logits_processor."""
