@@ -6,22 +6,26 @@ from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder, with_pairs_side_by_side
+from quire.families.reading import (
+    read_biases,
+    read_heads,
+    read_plain_decoder,
+    with_pairs_side_by_side,
+)
 from quire.families.rope_config import read_rope
 from quire.layer_plan import NormPlan
 from quire.spec import LogitsPlan, ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads, biased = read_heads(fields), fields.flag("attention_bias", False)
+    heads = read_heads(fields)
     spec = read_plain_decoder(
         "cohere",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=500_000.0),
         norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"norms": "parallel"},
         facts={
             "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -38,7 +42,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="cohere",
     architectures=("CohereForCausalLM",),
-    model_types=("cohere",),
     read=read,
     gguf="command-r",
     gguf_words=_gguf_words,

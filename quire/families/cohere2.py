@@ -10,6 +10,7 @@ from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
+    read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
@@ -23,7 +24,7 @@ PERIOD = 4
 
 
 def read(fields: Fields) -> ModelSpec:
-    window, biased = read_window(fields), fields.flag("attention_bias", False)
+    window = read_window(fields)
     period = fields.count("sliding_window_pattern", PERIOD)
     usual = tuple(window if (i + 1) % period else None for i in range(num_layers(fields)))
     spec = read_plain_decoder(
@@ -32,8 +33,7 @@ def read(fields: Fields) -> ModelSpec:
         read_heads(fields),
         windows=windows_by_kind(fields, window) or usual,
         norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"norms": "parallel"},
         facts={
             "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -54,7 +54,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="cohere2",
     architectures=("Cohere2ForCausalLM",),
-    model_types=("cohere2",),
     read=read,
     gguf="cohere2",
     gguf_windows=True,

@@ -28,7 +28,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="deepseek_v2",
     architectures=("DeepseekV2ForCausalLM",),
-    model_types=("deepseek_v2",),
     read=read,
     names=LayerNames(**SHARED_NAMES),
     without_effect=WITHOUT_EFFECT,

@@ -81,7 +81,6 @@ NAMES = LayerNames(
 FAMILY = Family(
     name="falcon",
     architectures=("FalconForCausalLM",),
-    model_types=("falcon",),
     read=read,
     gguf="falcon",
     gguf_words=_gguf_words,

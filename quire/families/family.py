@@ -129,10 +129,11 @@ class Family:
     """One family of models."""
 
     name: str
-    # What config.json calls it: one of these in `architectures`, one of these as `model_type`.
+    # What config.json calls it: one of these in `architectures`, one of these as `model_type` (by
+    # default its name).
     architectures: tuple[str, ...]
-    model_types: tuple[str, ...]
     read: Callable[[Fields], ModelSpec]
+    model_types: tuple[str, ...] = ()
     # What GGUF files call it (None: quire reads none of it yet), and whether a window is in there
     # for it. Of two families with one name the first that has what the file says is taken.
     gguf: str | None = None
@@ -160,3 +161,6 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # Sizes that configs leave out where it is the text of a model that sees.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model_types", self.model_types or (self.name,))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     return read_plain_decoder(
         "gemma",
         fields,
         read_heads(fields, kv_heads=16, head_dim=256),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
         mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         facts={
             "embedding_scale": fields.count("hidden_size") ** 0.5,
             "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -29,7 +27,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="gemma",
     architectures=("GemmaForCausalLM",),
-    model_types=("gemma",),
     read=read,
     gguf="gemma",
     only={

@@ -10,6 +10,7 @@ from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
+    read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
@@ -22,7 +23,7 @@ PERIOD = 2  # the last of so many layers sees everything
 
 
 def read(fields: Fields) -> ModelSpec:
-    window, biased = read_window(fields), fields.flag("attention_bias", False)
+    window = read_window(fields)
     usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
     return read_plain_decoder(
         "gemma2",
@@ -33,8 +34,7 @@ def read(fields: Fields) -> ModelSpec:
         mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
         softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"norms": "both"},
         facts={
             "embedding_scale": fields.count("hidden_size") ** 0.5,
@@ -68,7 +68,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
-    model_types=("gemma2",),
     read=read,
     gguf="gemma2",
     gguf_windows=True,

@@ -11,6 +11,7 @@ from quire.families.fields import Fields
 from quire.families.reading import (
     Heads,
     num_layers,
+    read_biases,
     read_decoder,
     read_heads,
     read_window,
@@ -54,14 +55,12 @@ def read(fields: Fields) -> ModelSpec:
 def _attention(
     fields: Fields, heads: Heads, norm: NormPlan, rope: Rope, window: int | None
 ) -> AttentionPlan:
-    biased = fields.flag("attention_bias", False)
     return AttentionPlan(
         *(heads.heads, heads.kv_heads, heads.head_dim),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
         rope=rope,
         window=window,
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         qk_norm=norm,
     )
 

@@ -15,7 +15,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="glm",
     architectures=("GlmForCausalLM",),
-    model_types=("glm",),
     read=read,
     partial_rotary=True,
     names=LayerNames(gate_up=(Name("mlp.gate_up_proj", "ffn_up"),)),

@@ -15,7 +15,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="glm4",
     architectures=("Glm4ForCausalLM",),
-    model_types=("glm4",),
     read=read,
     gguf="glm4",
     partial_rotary=True,

@@ -46,7 +46,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="glm4_moe",
     architectures=("Glm4MoeForCausalLM",),
-    model_types=("glm4_moe",),
     read=read,
     gguf="glm4moe",
     gguf_experts=True,

@@ -33,7 +33,6 @@ def _dense(fields: Fields) -> list[int]:
 FAMILY = Family(
     name="glm4_moe_lite",
     architectures=("Glm4MoeLiteForCausalLM",),
-    model_types=("glm4_moe_lite",),
     read=read,
     names=LayerNames(**SHARED_NAMES),
     without_effect=WITHOUT_EFFECT,

@@ -53,7 +53,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel",),
-    model_types=("gpt2",),
     read=read,
     gguf="gpt2",
     gguf_words=lambda fields, config: {

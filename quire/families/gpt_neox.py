@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
 from quire.layer_plan import Activation, MlpPlan, NormPlan
 from quire.spec import ModelSpec
@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads, biased = read_heads(fields), fields.flag("attention_bias", True)
+    heads = read_heads(fields)
     parallel = fields.flag("use_parallel_residual", True)
     activation = ACTIVATIONS[fields.word("hidden_act", "gelu")]
     rope = read_rope(
@@ -39,8 +39,7 @@ def read(fields: Fields) -> ModelSpec:
         rope=rope,
         norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer", bias=True),
         mlp=MlpPlan(fields.count("intermediate_size"), activation, gated=False, bias=True),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields, unsaid=True),
         layer={"norms": "parallel_two" if parallel else "before"},
     )
 
@@ -52,7 +51,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM",),
-    model_types=("gpt_neox",),
     read=read,
     gguf="gptneox",
     gguf_words=_gguf_words,

@@ -10,6 +10,7 @@ from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import (
     num_layers,
+    read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
@@ -34,7 +35,7 @@ def read(fields: Fields) -> ModelSpec:
     said = fields.values.get("rope_scaling") or fields.values.get("rope_parameters")
     fields = fields if said else fields.under({}, rope_parameters=ROPE)
     heads = read_heads(fields, kv_heads=8, head_dim=64)
-    window, biased = read_window(fields, unsaid=128), fields.flag("attention_bias", True)
+    window = read_window(fields, unsaid=128)
     usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
     spec = read_plain_decoder(
         "gpt_oss",
@@ -43,8 +44,7 @@ def read(fields: Fields) -> ModelSpec:
         rope=read_rope(fields, heads.head_dim, theta=ROPE["rope_theta"]),
         windows=windows_by_kind(fields, window) or usual,
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields, unsaid=True),
         sinks=True,
     )
     experts = ExpertsPlan(
@@ -71,7 +71,6 @@ STORED = {"bare": True, "turned": True, "stacked": True}
 FAMILY = Family(
     name="gpt_oss",
     architectures=("GptOssForCausalLM",),
-    model_types=("gpt_oss",),
     read=read,
     gguf="gpt-oss",
     gguf_experts=True,

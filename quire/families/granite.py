@@ -6,19 +6,17 @@ from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.spec import LogitsPlan, ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     return read_plain_decoder(
         "granite",
         fields,
         read_heads(fields),
         scale=fields.positive("attention_multiplier", 1.0),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         mlp_bias=fields.flag("mlp_bias", False),
         layer={"branch_scale": fields.positive("residual_multiplier", 1.0)},
         facts={
@@ -45,7 +43,6 @@ def gguf_factors(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="granite",
     architectures=("GraniteForCausalLM",),
-    model_types=("granite",),
     read=read,
     gguf="granite",
     gguf_interleaved=True,

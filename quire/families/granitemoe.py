@@ -6,20 +6,18 @@ from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.granite import GGUF_FACTORS, gguf_factors
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import LogitsPlan, ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     spec = read_plain_decoder(
         "granitemoe",
         fields,
         read_heads(fields),
         scale=fields.positive("attention_multiplier", 1.0),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"branch_scale": fields.positive("residual_multiplier", 1.0)},
         facts={
             "embedding_scale": fields.positive("embedding_multiplier", 1.0),
@@ -39,7 +37,6 @@ INPUT = "block_sparse_moe.input_linear"
 FAMILY = Family(
     name="granitemoe",
     architectures=("GraniteMoeForCausalLM",),
-    model_types=("granitemoe",),
     read=read,
     gguf="granitemoe",
     gguf_experts=True,

@@ -9,7 +9,7 @@ from quire.errors import UnsupportedModel
 from quire.families.family import Name
 from quire.families.fields import Fields
 from quire.families.mixtures import read_count
-from quire.families.reading import num_layers, read_heads, read_plain_decoder
+from quire.families.reading import num_layers, read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
 from quire.layer_plan import DeltaNetPlan, ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
@@ -33,7 +33,6 @@ def read_hybrid(
     """Layers of Gated DeltaNet, and some between them that attend with an output gate; `kv_heads`
     are those of a config that does not say them."""
     heads = read_heads(fields, kv_heads=kv_heads, head_dim=256)
-    biased = fields.flag("attention_bias", False)
     norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True)
     spec = read_plain_decoder(
         family,
@@ -43,8 +42,7 @@ def read_hybrid(
         norm=norm,
         qk_norm=True,
         mlp=mlp,
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         output_gate=True,
     )
     state = _read_state(fields, norm.eps)

@@ -8,7 +8,7 @@ from typing import Any
 from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.mixtures import GGUF_ROUTING, ROUTER_KEYS
-from quire.families.reading import Heads, read_plain_decoder, with_pairs_side_by_side
+from quire.families.reading import Heads, read_biases, read_plain_decoder, with_pairs_side_by_side
 from quire.families.rope_config import read_rope, rope_fields, yarn_scale
 from quire.layer_plan import LatentPlan, NormPlan
 from quire.spec import ModelSpec
@@ -36,7 +36,6 @@ def read_latent_decoder(
     """A decoder of such layers, without experts; `sizes` are those of a config that does not say
     them, `interleaved`: how its files have the pairs that are turned."""
     heads, latent = fields.count("num_attention_heads"), _latent(fields, sizes)
-    biased = fields.flag("attention_bias", False)
     spec = read_plain_decoder(
         family,
         fields,
@@ -44,8 +43,7 @@ def read_latent_decoder(
         rope=read_rope(fields, latent.rope_dims),
         scale=_scale(fields, latent),
         latent=latent,
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
     )
     return with_pairs_side_by_side(spec) if interleaved else spec
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     return read_plain_decoder(
         "llama",
         fields,
         read_heads(fields),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         mlp_bias=fields.flag("mlp_bias", False),
     )
 
@@ -23,7 +21,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="llama",
     architectures=("LlamaForCausalLM",),
-    model_types=("llama",),
     read=read,
     gguf="llama",
     gguf_interleaved=True,

@@ -35,7 +35,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
-    model_types=("mixtral",),
     read=read,
     gguf="llama",
     gguf_experts=True,

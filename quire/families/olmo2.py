@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     return read_plain_decoder(
         "olmo2",
         fields,
@@ -18,8 +17,7 @@ def read(fields: Fields) -> ModelSpec:
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
         qk_norm=True,
         qk_norm_over="width",
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"norms": "after"},
     )
 
@@ -27,7 +25,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="olmo2",
     architectures=("Olmo2ForCausalLM",),
-    model_types=("olmo2",),
     read=read,
     gguf="olmo2",
 )

@@ -10,6 +10,7 @@ from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
+    read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
@@ -25,7 +26,6 @@ THETAS = {"full_attention": 500_000.0, "sliding_attention": 500_000.0}
 
 def read(fields: Fields) -> ModelSpec:
     heads, window = read_heads(fields), read_window(fields)
-    biased = fields.flag("attention_bias", False)
     usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
     ropes = read_ropes_by_kind(fields, heads.head_dim, THETAS, scaled="full_attention")
     spec = read_plain_decoder(
@@ -37,8 +37,7 @@ def read(fields: Fields) -> ModelSpec:
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
         qk_norm=True,
         qk_norm_over="width",
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         layer={"norms": "after"},
     )
 
@@ -64,7 +63,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="olmo3",
     architectures=("Olmo3ForCausalLM",),
-    model_types=("olmo3",),
     read=read,
     gguf="olmo2",
     gguf_windows=True,

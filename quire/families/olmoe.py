@@ -5,13 +5,12 @@ from __future__ import annotations
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
-from quire.families.reading import read_heads, read_plain_decoder
+from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     if fields.values.get("clip_qkv") is not None:
         raise fields.unsupported("clip_qkv", "null: quire does not clip q, k and v")
     spec = read_plain_decoder(
@@ -21,8 +20,7 @@ def read(fields: Fields) -> ModelSpec:
         norm_eps=1e-5,
         qk_norm=True,
         qk_norm_over="width",
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
     )
     experts = ExpertsPlan(
         read_count(fields, 64),
@@ -36,7 +34,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="olmoe",
     architectures=("OlmoeForCausalLM",),
-    model_types=("olmoe",),
     read=read,
     gguf="olmoe",
     gguf_experts=True,

@@ -44,7 +44,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="opt",
     architectures=("OPTForCausalLM",),
-    model_types=("opt",),
     read=read,
     outer_names=ModelNames(
         layer=Name("model.decoder.layers.{}", "blk.{}"),

@@ -33,7 +33,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="phi3",
     architectures=("Phi3ForCausalLM",),
-    model_types=("phi3",),
     read=read,
     gguf="phi3",
     gguf_windows=True,

@@ -21,7 +21,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
-    model_types=("qwen2",),
     read=read,
     gguf="qwen2",
     unsaid={

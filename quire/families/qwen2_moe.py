@@ -54,7 +54,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
-    model_types=("qwen2_moe",),
     read=read,
     gguf="qwen2moe",
     gguf_experts=True,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import read_heads, read_plain_decoder, windows_from_a_layer_on
+from quire.families.reading import (
+    read_biases,
+    read_heads,
+    read_plain_decoder,
+    windows_from_a_layer_on,
+)
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     return read_plain_decoder(
         "qwen3",
         fields,
         read_heads(fields, kv_heads=32, head_dim=128),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         qk_norm=True,
         windows=windows_from_a_layer_on(fields),
     )
@@ -24,7 +27,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="qwen3",
     architectures=("Qwen3ForCausalLM",),
-    model_types=("qwen3",),
     read=read,
     gguf="qwen3",
     unsaid={

@@ -13,6 +13,7 @@ from quire.families.hybrids import (
     read_gated_experts,
     read_hybrid,
 )
+from quire.families.mixtures import ROUTER_KEYS
 from quire.spec import ModelSpec
 
 
@@ -35,8 +36,5 @@ FAMILY = Family(
         mlp_norm=MLP_NORM,
         expert_stacks=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     ),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

@@ -5,20 +5,24 @@ from __future__ import annotations
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
-from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.reading import (
+    num_layers,
+    read_biases,
+    read_heads,
+    read_plain_decoder,
+    read_window,
+)
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    biased = fields.flag("attention_bias", False)
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
     spec = read_plain_decoder(
         "qwen3_moe",
         fields,
         read_heads(fields, kv_heads=4),
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         qk_norm=True,
         windows=(window,) * num_layers(fields),
     )
@@ -34,7 +38,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
-    model_types=("qwen3_moe",),
     read=read,
     gguf="qwen3moe",
     gguf_experts=True,

@@ -14,7 +14,7 @@ from quire.families.hybrids import (
     read_gated_experts,
     read_hybrid,
 )
-from quire.families.mixtures import with_experts
+from quire.families.mixtures import ROUTER_KEYS, with_experts
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
@@ -30,7 +30,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="qwen3_next",
     architectures=("Qwen3NextForCausalLM",),
-    model_types=("qwen3_next",),
     read=read,
     gguf="qwen3next",
     gguf_experts=True,
@@ -45,8 +44,5 @@ FAMILY = Family(
         ),
         rates=(Name("linear_attn.in_proj_ba", "ssm_ba"),),
     ),
-    without_effect={
-        "output_router_logits": "what a call returns",
-        "router_aux_loss_coef": "training",
-    },
+    without_effect=ROUTER_KEYS,
 )

@@ -49,6 +49,12 @@ def read_heads(
     return Heads(heads, found, size)
 
 
+def read_biases(fields: Fields, *, unsaid: bool = False) -> dict[str, Any]:
+    """Whether attention has biases, of configs that have one word for all of them."""
+    biased = fields.flag("attention_bias", unsaid)
+    return {"qkv_bias": biased, "o_bias": biased}
+
+
 def read_decoder(
     family: str,
     fields: Fields,

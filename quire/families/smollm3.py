@@ -8,6 +8,7 @@ from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
+    read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
@@ -22,7 +23,6 @@ INTERVAL, THETA = 4, 2_000_000.0
 
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=4)
-    biased = fields.flag("attention_bias", False)
     turned = _turned(fields)
     windowed = fields.flag("use_sliding_window", False)
     window = read_window(fields, unsaid=None) if windowed else None
@@ -33,8 +33,7 @@ def read(fields: Fields) -> ModelSpec:
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),
         windows=windows_by_kind(fields, window) or unturned,
-        qkv_bias=biased,
-        o_bias=biased,
+        **read_biases(fields),
         mlp_bias=fields.flag("mlp_bias", False),
         facts={"tied_embeddings": fields.flag("tie_word_embeddings", True)},
     )
@@ -60,7 +59,6 @@ def _turned(fields: Fields) -> list[bool]:
 FAMILY = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
-    model_types=("smollm3",),
     read=read,
     gguf="smollm3",
     gguf_interleaved=True,

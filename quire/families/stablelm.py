@@ -33,7 +33,6 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     name="stablelm",
     architectures=("StableLmForCausalLM",),
-    model_types=("stablelm",),
     read=read,
     gguf="stablelm",
     gguf_words=_gguf_words,

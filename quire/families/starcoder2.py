@@ -29,7 +29,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="starcoder2",
     architectures=("Starcoder2ForCausalLM",),
-    model_types=("starcoder2",),
     read=read,
     gguf="starcoder2",
     names=LayerNames(up=Name("mlp.c_fc", "ffn_up"), down=Name("mlp.c_proj", "ffn_down")),

@@ -49,7 +49,6 @@ def read(fields: Fields) -> ModelSpec:
 FAMILY = Family(
     name="whisper",
     architectures=("WhisperForConditionalGeneration",),
-    model_types=("whisper",),
     read=read,
     outer_names=ModelNames(
         layer=Name("model.decoder.layers.{}", "blk.{}"),
