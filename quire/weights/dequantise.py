@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.weights import grids
 from quire.weights.formats import READABLE
 
 PLAIN = {
@@ -171,6 +172,13 @@ def _mxfp4(out: Tensor, raw: Tensor) -> None:
     out.copy_(_looked_up(nibbles(raw[:, 1:], 16), FP4)).mul_(bits.view(torch.float32))
 
 
+def _nvfp4(out: Tensor, raw: Tensor) -> None:
+    # Scales of 16 weights each are fp8 numbers without a sign; the table is doubled to be whole.
+    scales = (raw[:, :4] & 127).view(torch.float8_e4m3fn).float() * 0.5
+    values = _looked_up(nibbles(raw[:, 4:], 8), FP4)
+    _scale(out.copy_(values), scales.nan_to_num(0.0))
+
+
 def _trits(raw: Tensor, count: int) -> Tensor:
     """Values 0, 1, 2: `count` of them in each byte as digits of a fraction to base 3, the first
     of all bytes, then the second of all, and so on."""
@@ -203,4 +211,6 @@ _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "MXFP4": _mxfp4,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
+    "NVFP4": _nvfp4,
+    **grids.KERNELS,
 }

@@ -85,6 +85,14 @@ READABLE = _formats(
     ("MXFP4", 32, 17),
     ("TQ1_0", 256, 54),
     ("TQ2_0", 256, 66),
+    ("IQ1_S", 256, 50),
+    ("IQ1_M", 256, 56),
+    ("IQ2_XXS", 256, 66),
+    ("IQ2_XS", 256, 74),
+    ("IQ2_S", 256, 82),
+    ("IQ3_XXS", 256, 98),
+    ("IQ3_S", 256, 110),
+    ("NVFP4", 64, 36),
 )
 
 # GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;

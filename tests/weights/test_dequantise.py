@@ -28,6 +28,14 @@ HALVES = {
     "MXFP4": [],
     "TQ1_0": [52],
     "TQ2_0": [64],
+    "IQ1_S": [0],
+    "IQ1_M": [],
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ3_XXS": [0],
+    "IQ3_S": [0],
+    "NVFP4": [],
 }
 
 
@@ -40,6 +48,10 @@ def random_blocks(name: str, rows: int, blocks: int) -> np.ndarray:
         raw[:, at : at + 2] = scales.view(np.uint8)
     if name == "MXFP4":  # the largest powers overflow
         raw[:, 0] %= 250
+    if name == "NVFP4":  # scales have no sign
+        raw[:, :4] %= 128
+    if name == "IQ1_M":  # its scale is in four parts; not one that is infinite
+        raw[:, 55] &= 0xBF
     if name in ("F32", "F16", "BF16"):
         values = rng.normal(0, 1, (rows * blocks, 1)).astype(np.float32)
         raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
