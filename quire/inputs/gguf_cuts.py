@@ -19,6 +19,22 @@ _GPT4O = (
     rf"|\p{{N}}{{1,3}}{_MARKS}"
 )
 
+# Cased letters, as DeepSeek's first tokenizers list them.
+_CASED = (
+    "A-Za-z"
+    "µÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅ"
+    "ὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯ"
+    "ꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_NEWLINE, _HAN = r"[\r\n]", "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+
 
 class Cut(NamedTuple):
     """How text is cut before merging: patterns applied one after the other, each to the pieces
@@ -31,14 +47,27 @@ class Cut(NamedTuple):
 
 
 _DIGITS_THEN_GPT2 = Cut((r"\p{N}", _GPT2))
+_DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
+_LIKE_GPT2 = ("gpt-2", "phi-2", "olmo", "mpt", "mellum", "trillion", "a.x-4.0", "granite-docling")
 _LIKE_LLAMA3 = Cut((_LLAMA3,), whole_words=True, bos=True)
 _LIKE_QWEN2 = Cut((_QWEN2,), nfc=True)
 CUTS = {
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS_THEN_GPT2),
+    **dict.fromkeys(_DIGITS_APART, _DIGITS_THEN_GPT2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LIKE_LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), Cut((_GPT2,))),
-    **dict.fromkeys(("smaug-bpe", "dbrx"), Cut((_LLAMA3,))),
+    **dict.fromkeys(_LIKE_GPT2, Cut((_GPT2,))),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), Cut((_LLAMA3,))),
+    "stablelm2": Cut((_QWEN2,)),
+    "qwen35": Cut((_QWEN35,), nfc=True),
+    "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    "deepseek-llm": Cut(
+        (
+            *(_NEWLINE, rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+"),
+            *(r"\s+$", _HAN, r"\p{N}+"),
+        )
+    ),
+    "deepseek-coder": Cut((_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    "deepseek-v3": Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
     "gpt-4o": Cut((_GPT4O,)),
     "tekken": Cut((_TEKKEN,), whole_words=True, bos=True),
     "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),

@@ -7,6 +7,7 @@ depend on the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from torch import Tensor
 from quire.errors import CorruptModel
 from quire.families.encoders.family import Dense, HeadPart
 from quire.models.encoder import Norm, activation
-from quire.pooling.spec import Classifier, PoolerSpec, Projection, Task, TokenRows
+from quire.pooling.spec import (
+    Classifier,
+    PoolerSpec,
+    PoolingType,
+    Projection,
+    Task,
+    TokenRows,
+)
 from quire.step import Floats
 from quire.weights.checkpoint import SINGLE, check_inside, read_header
 from quire.weights.formats import StoredTensor
@@ -52,8 +60,8 @@ class Head:
     ) -> Floats:
         """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
         x = torch.from_numpy(np.array(states))
-        if self.spec.states(task) == "sum":
-            x = x / num_tokens
+        if not task.startswith("token_"):
+            x = _pooled(x, self.spec.pooling_of(task), num_tokens)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
         else:
@@ -78,6 +86,22 @@ class Head:
         if classifier.activation == "softmax":
             return x.softmax(-1)
         return activation(classifier.activation)(x)
+
+
+def _pooled(x: Tensor, pooling: PoolingType, num_tokens: int) -> Tensor:
+    """[1, H] of the states that a kind of pooling is made of."""
+    match pooling:
+        case "mean":
+            return x / num_tokens
+        case "mean_sqrt_len":
+            return x / math.sqrt(num_tokens)
+        case "max":
+            return x.amax(0, keepdim=True)
+        case "weightedmean":  # by the places of tokens, which count from 1
+            weights = torch.arange(1, num_tokens + 1, dtype=x.dtype)
+            return (weights @ x / weights.sum())[None]
+        case "cls" | "last":
+            return x
 
 
 def load_head(
@@ -107,7 +131,7 @@ def _projection(one: Projection, directory: Path, width: int) -> Op:
             f"{one.folder}: the config says {one.columns} in and {one.rows} out, the weights have "
             f"{width} and {rows}"
         )
-    if one.bias != ("linear.bias" in stored):
+    if one.bias != (f"{one.part.name}.bias" in stored):
         raise CorruptModel(f"{one.folder}: bias is {one.bias} in the config and not in the weights")
     return op
 

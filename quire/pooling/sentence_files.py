@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.families.encoders.family import Dense, read_activation
+from quire.families.encoders.family import Dense, LayerNorm, read_activation
 from quire.families.fields import Fields
 from quire.pooling.spec import PoolingType, Projection
 from quire.weights.checkpoint import check_inside
@@ -19,8 +19,20 @@ _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-_NAMED: Mapping[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_NAMED: Mapping[str, PoolingType] = {
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+    "max": "max",
+    "weightedmean": "weightedmean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+_INPUT, _TOKENS = "sentence_embedding", "token_embeddings"
+_NORM_EPS = 1e-5
 _CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
 
 
@@ -48,14 +60,21 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
         if normalise:
             raise UnsupportedModel(f"{MODULES}: {kind} after Normalize; quire has it last")
         if kind == "Pooling":
+            if pooling or projections:
+                raise UnsupportedModel(
+                    f"{MODULES}: Pooling after another module; quire has it first"
+                )
             pooling = _pooling(_config(directory, folder))
-        elif kind == "Dense":
-            projections.append(_dense(_config(directory, folder), folder))
+        elif kind in _PROJECTIONS:
+            fields = _config(directory, folder)
+            _check_input(fields, whole=pooling is not None)
+            projections.append(_PROJECTIONS[kind](fields, folder))
         elif kind == "Normalize":
             normalise = True
-        elif kind != "Transformer":
+        elif kind not in ("Transformer", "Dropout"):  # nothing is dropped but in training
             raise UnsupportedModel(
-                f"{MODULES}: module {kind!r}; quire has Transformer, Pooling, Dense and Normalize"
+                f"{MODULES}: module {kind!r}; quire has Transformer, Pooling, "
+                f"{', '.join(_PROJECTIONS)}, Dropout and Normalize"
             )
     prompts, default = _prompts(directory)
     lengths = [_sentence_config(directory, name) for name in _CONFIGS]
@@ -100,7 +119,10 @@ def _pooling(fields: Fields) -> PoolingType:
             raise _no_such_pooling(fields, named)
         _check_prompt(fields)
         return _NAMED[named]
-    modes = [key for key, on in fields.values.items() if key.startswith("pooling_mode_") and on]
+    said = {key: on for key, on in fields.values.items() if key.startswith("pooling_mode_")}
+    if said:  # the mean is taken, too, where it is not said that it is not
+        said.setdefault("pooling_mode_mean_tokens", True)
+    modes = [key for key, on in said.items() if on]
     if len(modes) != 1:
         raise UnsupportedModel(
             f"{fields.source}: {len(modes)} kinds of pooling at once ({', '.join(modes)[:200]}); "
@@ -126,6 +148,16 @@ def _check_prompt(fields: Fields) -> None:
         )
 
 
+def _check_input(fields: Fields, *, whole: bool) -> None:
+    """That a module is about what the one before it made: the vector of a `whole` text, or those
+    of tokens."""
+    for key in ("module_input_name", "module_output_name"):
+        if fields.word(key, _INPUT) != _INPUT and (whole or fields.values[key] != _TOKENS):
+            raise fields.unsupported(key, _INPUT)
+    if fields.flag("use_residual", False):
+        raise fields.unsupported("use_residual", "false: quire has no sum around it")
+
+
 def _dense(fields: Fields, folder: str) -> Projection:
     return Projection(
         folder,
@@ -134,6 +166,17 @@ def _dense(fields: Fields, folder: str) -> Projection:
         rows=fields.count("out_features"),
         bias=fields.flag("bias", True),
     )
+
+
+def _norm(fields: Fields, folder: str) -> Projection:
+    size = fields.count("dimension")
+    return Projection(folder, LayerNorm("norm", _NORM_EPS), columns=size, rows=size, bias=True)
+
+
+_PROJECTIONS: Mapping[str, Callable[[Fields, str], Projection]] = {
+    "Dense": _dense,
+    "LayerNorm": _norm,
+}
 
 
 def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:

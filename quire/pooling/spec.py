@@ -11,14 +11,21 @@ from quire.request import HiddenKind
 
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
-PoolingType = Literal["cls", "mean", "last"]
+PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
 # Which hidden states each kind of pooling is made of.
-STATES: Mapping[PoolingType, HiddenKind] = {"cls": "first", "mean": "sum", "last": "last"}
+STATES: Mapping[PoolingType, HiddenKind] = {
+    "cls": "first",
+    "mean": "sum",
+    "last": "last",
+    "max": "all",
+    "weightedmean": "all",
+    "mean_sqrt_len": "sum",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A dense layer of a sentence-transformers directory, in a folder of its own."""
+    """A dense layer or a norm of a sentence-transformers directory, in a folder of its own."""
 
     folder: str
     part: HeadPart
@@ -72,11 +79,13 @@ class PoolerSpec:
 
     def states(self, task: Task) -> HiddenKind:
         """The hidden states that a task is made of."""
-        if task.startswith("token_"):
-            return "all"
+        return "all" if task.startswith("token_") else STATES[self.pooling_of(task)]
+
+    def pooling_of(self, task: Task) -> PoolingType:
+        """What a task that is about a whole text makes one of its tokens' states by."""
         if task == "classify" and self.classifier is not None:
-            return STATES[self.classifier.pooling]
-        return STATES[self.pooling]
+            return self.classifier.pooling
+        return self.pooling
 
 
 PLAIN_GENERATOR = PoolerSpec(

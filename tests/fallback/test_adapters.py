@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from quire import LLM
 from quire.errors import BatchError, InvalidAdapter, NotSupported, UnsupportedModel
+from quire.models.fallback.loaded import products_of
 from tests.adapters.peft_files import applied, logprobs, make_peft, named
 from tests.adapters.test_parity import GREEDY, PROMPTS, check
 from tests.fallback.judging import OPTIONS
@@ -52,3 +54,10 @@ def test_what_adapters_of_a_class_cannot_do_is_refused(tmp_path: Path) -> None:
     alone = saved(tiny_model("BloomForCausalLM"), tmp_path / "alone")
     with pytest.raises(UnsupportedModel, match="BloomForCausalLM takes no adapters"):
         LLM(alone, **ADAPTED)
+
+
+def test_experts_of_a_class_have_no_slots() -> None:
+    """They get some of the lines of a pass, in another order than its adapters are in."""
+    one = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+    mlp = nn.ModuleDict({"router": nn.Linear(4, 2), "experts": nn.ModuleList([one, one])})
+    assert [product.name for product in products_of(mlp)] == ["router"]

@@ -163,6 +163,31 @@ def test_cutting_rules_of_phi_are_those_of_its_tokenizers(pre: str, expected: li
     assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)] == expected
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("deepseek-llm", "Ab|'|s|Ġ|12345|ĠDON|'|T|Ġ//|Ċ|ĠĠ|Ġgr|Ã¶|ä¸Ń"),
+        ("deepseek-coder", "Ab|'|s|Ġ|1|2|3|4|5|ĠDON|'|T|Ġ//|Ċ|ĠĠ|ĠgrÃ¶|ä¸Ń"),
+        ("deepseek-v3", "Ab|'s|Ġ|123|45|ĠDON|'T|Ġ//Ċ|ĠĠ|ĠgrÃ¶|ä¸Ń"),
+        ("falcon", "Ab|'|s|Ġ|123|45|ĠDON|'|T|Ġ|//|ĊĠĠ|ĠgrÃ¶ä¸Ń"),
+        ("glm4", "Ab|'s|Ġ|123|45|ĠDON|'T|Ġ//Ċ|ĠĠ|ĠgrÃ¶ä¸Ń"),
+        ("stablelm2", "Ab|'s|Ġ|1|2|3|4|5|ĠDON|'T|Ġ//Ċ|ĠĠ|ĠgrÃ¶ä¸Ń"),
+    ],
+)
+def test_every_family_in_gguf_has_its_cutting_rule(pre: str, expected: str) -> None:
+    backend = load_gguf_tokenizer(gguf_metadata(train_byte_bpe(False), "gpt2", pre=pre)).backend
+    cut = backend.pre_tokenizer.pre_tokenize_str("Ab's 12345 DON'T //\n   grö中")
+    assert "|".join(piece for piece, _ in cut) == expected
+
+
+def test_the_rule_of_qwen35_is_that_of_its_tokenizer() -> None:
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
+
+    from quire.inputs.gguf_cuts import CUTS, Cut
+
+    assert CUTS["qwen35"] == Cut((PRETOKENIZE_REGEX,), nfc=True)
+
+
 @pytest.fixture(scope="module")
 def default_metadata(default_model: Path) -> dict[str, Any]:
     from quire.weights.gguf_file import GgufFile

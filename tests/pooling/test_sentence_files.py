@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from quire import PoolingParams
 from quire.errors import CorruptModel, InvalidParams, InvalidRequest, PromptTooLong, QuireError
@@ -22,16 +24,24 @@ from tests.pooling.tiny import (
     write_sentence_files,
 )
 
-MODES = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last"}
+MODES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cls_token": lambda states: states[0],
+    "mean_tokens": lambda states: states.mean(0),
+    "lasttoken": lambda states: states[-1],
+    "max_tokens": lambda states: states.amax(0),
+    "mean_sqrt_len_tokens": lambda states: states.sum(0) / len(states) ** 0.5,
+    "weightedmean_tokens": lambda states: (
+        sum((i + 1) * one for i, one in enumerate(states)) / sum(range(len(states) + 1))
+    ),
+}
 
 
 def embedded(states: torch.Tensor, mode: str, dense: torch.Tensor | None) -> torch.Tensor:
-    x = {"cls_token": states[0], "mean_tokens": states.mean(0), "lasttoken": states[-1]}[mode]
+    x = MODES[mode](states)
     return x if dense is None else torch.tanh(dense[:, :-1] @ x + dense[:, -1])
 
 
-@pytest.mark.parametrize("dense", [None, 20])
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize(("normalise", "dense"), [(True, 20), (False, None)])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_pooling_kind(mode: str, normalise: bool, dense: int | None, tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS["bert"])
@@ -45,12 +55,25 @@ def test_every_pooling_kind(mode: str, normalise: bool, dense: int | None, tmp_p
         assert np.linalg.norm(output.outputs.embedding) == pytest.approx(length, rel=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["max_tokens", "weightedmean_tokens"])
-def test_other_pooling_kinds_are_refused_by_name(mode: str, tmp_path: Path) -> None:
-    write_model(tmp_path, ENCODERS["bert"])
-    write_sentence_files(tmp_path, mode)
-    with pytest.raises(QuireError, match=mode):
-        open_llm(tmp_path)
+def test_a_norm_and_a_dropout_between(tmp_path: Path) -> None:
+    model = write_model(tmp_path, ENCODERS["bert"])
+    write_sentence_files(tmp_path, "max_tokens", normalise=False)
+    (tmp_path / "2_LayerNorm").mkdir()
+    norm = torch.nn.LayerNorm(48)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    tensors = {f"norm.{name}": tensor.detach() for name, tensor in norm.state_dict().items()}
+    save_file(tensors, tmp_path / "2_LayerNorm" / "model.safetensors")
+    (tmp_path / "2_LayerNorm" / "config.json").write_text('{"dimension": 48}')
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    for kind in ("LayerNorm", "Dropout"):
+        modules.append({"type": f"sentence_transformers.models.{kind}", "path": f"2_{kind}"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with open_llm(tmp_path) as llm:
+        [output] = llm.embed("w1 w2", use_tqdm=False)
+    with torch.no_grad():
+        expected = norm(hidden_of(model, output.prompt_token_ids).amax(0))
+    assert np.allclose(output.outputs.embedding, expected.numpy(), atol=1e-4)
 
 
 def test_the_newer_word_for_pooling(tmp_path: Path) -> None:
@@ -146,6 +169,15 @@ def test_dimensions(said: dict[str, Any], sizes: None, tmp_path: Path) -> None:
             llm.embed("w1", pooling_params=PoolingParams(dimensions=wrong))
 
 
+SIZES = '"in_features": 48, "out_features": 20'
+POOLED_LAST = json.dumps(
+    [
+        {"type": f"a.{kind}", "path": path}
+        for kind, path in (("Transformer", ""), ("Dense", "2_Dense"), ("Pooling", "1_Pooling"))
+    ]
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -160,6 +192,10 @@ def test_dimensions(said: dict[str, Any], sizes: None, tmp_path: Path) -> None:
         ("2_Dense/config.json", '{"in_features": 48, "out_features": 21}'),
         ("2_Dense/config.json", '{"in_features": 48, "out_features": 20, "bias": false}'),
         ("2_Dense/config.json", '{"in_features": 48, "activation_function": "x"}'),
+        ("2_Dense/config.json", f'{{{SIZES}, "use_residual": true}}'),
+        ("2_Dense/config.json", f'{{{SIZES}, "module_input_name": "token_embeddings"}}'),
+        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true}'),  # and the mean
+        ("modules.json", POOLED_LAST),
         ("2_Dense/model.safetensors", "no"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 1}}'),
         ("config_sentence_transformers.json", '{"prompts": {}, "default_prompt_name": "a"}'),

@@ -158,8 +158,7 @@ def write_sentence_files(
     if mode is not None:
         modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{base}.Pooling"})
         (directory / "1_Pooling").mkdir(exist_ok=True)
-        modes = ("cls_token", "mean_tokens", "lasttoken", "max_tokens", "weightedmean_tokens")
-        config: dict[str, Any] = {f"pooling_mode_{one}": one == mode for one in modes}
+        config: dict[str, Any] = {"pooling_mode_mean_tokens": False, f"pooling_mode_{mode}": True}
         config["word_embedding_dimension"] = hidden
         (directory / "1_Pooling" / "config.json").write_text(json.dumps({**config, **more}))
     if dense is not None:

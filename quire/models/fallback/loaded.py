@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+_OF_EXPERT = re.compile(r"\bexperts\.\d")
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,11 +26,12 @@ class Product:
 
 
 def products_of(module: nn.Module) -> Iterator[Product]:
-    """Other parts with weights, such as embeddings, are none of them."""
+    """Other parts with weights, such as embeddings, are none of them; nor are those of experts,
+    which get some of the lines of a pass in another order."""
     from torch import nn
 
     for name, part in module.named_modules():
-        if isinstance(part, nn.Linear):
+        if isinstance(part, nn.Linear) and not _OF_EXPERT.search(name):
             yield Product(name, part.out_features, part.in_features)
 
 
