@@ -35,7 +35,7 @@ from benchmarks.gpu_attention import (
     prefill,
     prefix,
 )
-from benchmarks.gpu_long import dense, steady
+from benchmarks.gpu_long import prompts, steady
 from quire.backends.ops import HeadNorms, HeadShape
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
@@ -211,7 +211,7 @@ def sampling() -> Iterator[Line]:
             yield found
 
 
-_TIMED = (decode_sweep, decode, small, sampling, prefix, prefill, dense, steady)
+_TIMED = (decode_sweep, decode, small, sampling, prefix, prefill, prompts, steady)
 _ALL = (checks, quick, draws, *_TIMED)
 PARTS: dict[str, Callable[[], Iterator[Line]]] = {f.__name__: f for f in _ALL}
 

@@ -1,8 +1,9 @@
-"""Two more attention parts of gpu_kernels.py: long slices, and what is cut by position alone."""
+"""Two more attention parts of gpu_kernels.py: prompts, and what is cut by position alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,50 +12,56 @@ from torch import Tensor
 from benchmarks.gpu_attention import BF16, CUDA, Line, lengths_of, milliseconds, paged_cache
 from quire.backends.ops import AttentionInputs, HeadShape
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.dense import DenseSizes
 from quire.backends.triton.kernels import TritonKernels
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
 from quire.backends.triton.tiles import steady_tiles
 
 Slices = list[tuple[int, int]]  # tokens, and those before them
-LONG: tuple[Slices, ...] = (
-    [(16_384, 0)],
-    [(16_384, 16_384)],
-    [(8192, 0)] * 2,
-    [(4096, 12_288), (12_288, 0)],
-    [(4096, 0)] * 4,
+PASSES: tuple[Slices, ...] = (
+    [(1024, 0)] * 16,
+    [(100 + 160 * i, 0) for i in range(16)],
+    [(400, 0)] * 40,
+    [(98, 2000)] * 168,
     [(2048, 0)] * 8,
+    [(2048, 2048)] * 8,
+    [(4096, 0)] * 4,
+    [(8192, 0)] * 2,
+    [(16_384, 0)],
     [(16_384, 84_000)],
 )
 
 
-def dense() -> Iterator[Line]:
-    """TFLOP/s (causal half counted) of passes with long slices, launched one by one as they are:
-    by our kernel, and by the library where that is worth it."""
-    for heads in (16, 32):
-        shape = HeadShape(heads, 8, 128, 16, BF16)
-        for slices in LONG:
-            found: Line = {"dense": f"{slices} {heads}/8x128"}
-            for name, sizes in (("ours", None), ("with the library", DenseSizes())):
-                spent = _time_pass(shape, slices, sizes)
-                pairs = sum(new * (past + new / 2) for new, past in slices)
-                found[name] = round(4 * heads * 128 * pairs / spent / 1e9, 1)
+def prompts() -> Iterator[Line]:
+    """TFLOP/s (causal half counted) of passes over prompts: by the kernel that serves here, and by
+    Triton's."""
+    for heads, width in ((32, 128), (16, 128), (32, 64)):
+        shape = HeadShape(heads, 8, width, 16, BF16)
+        for slices in PASSES:
+            pairs = sum(new * past + new * (new + 1) / 2 for new, past in slices)
+            name = f"{len(slices)} x {slices[0][0]}..{slices[-1][0]}+{slices[0][1]}"
+            found: Line = {"prompts": f"{name} {heads}/8x{width}"}
+            for kind, spent in _time_pass(shape, slices).items():
+                found[kind] = round(4 * heads * width * pairs / spent / 1e9, 1)
             yield found
 
 
-def _time_pass(shape: HeadShape, slices: Slices, sizes: DenseSizes | None) -> float:
-    """Milliseconds on the device, with what the host makes it wait for."""
+def _time_pass(shape: HeadShape, slices: Slices) -> dict[str, float]:
+    """Milliseconds on the device."""
     new = torch.tensor([0, *(count for count, _ in slices)])
     lengths = torch.tensor([sum(one) for one in slices], dtype=torch.int32, device=CUDA)
     keys, values, tables = paged_cache(shape, lengths)
     starts = new.cumsum(0).to(CUDA)
     num_tokens = int(new.sum())
-    slots = torch.zeros(num_tokens, dtype=torch.int64, device=CUDA)
-    inputs = AttentionInputs(starts, lengths, tables, slots, len(slices), spans=tuple(slices))
-    step = TritonKernels(shape, sizes).plan_attention(inputs, None)
+    inputs = AttentionInputs(starts, lengths, tables, starts, len(slices))
     q = torch.randn(num_tokens, shape.num_heads, shape.head_dim, device=CUDA, dtype=BF16)
-    return _elapsed(lambda: step.attend(q, keys, values))
+    out = torch.empty(num_tokens, q[0].numel(), device=CUDA, dtype=BF16)
+    served = TritonKernels(shape).prefill_attention(inputs, num_tokens, None)
+    triton = PrefillAttention(shape, starts, lengths, tables, num_tokens)
+    return {
+        kind: _elapsed(partial(attention.attend, q, keys, values, out))
+        for kind, attention in ((type(served).__name__, served), ("Triton", triton))
+    }
 
 
 def _elapsed(run: Callable[[], object], times: int = 5) -> float:

@@ -79,8 +79,6 @@ class HeadShape:
         return float(self.head_dim**-0.5) if self.own_scale is None else self.own_scale
 
 
-# Tokens of a slice whose attention a device may compute in another way than that of shorter ones.
-LONG_SLICE = 4096
 # The fewest rows of a product on a GPU where each row must get the same bits in any batch.
 STEADY_ROWS = 128
 
@@ -93,8 +91,7 @@ class AttentionInputs:
     context_lens[i], and its KV is in blocks tables[i]. The first `num_prefill` sequences are
     slices, the others have one token. `prefixes` are (blocks, sequences that begin with them).
     Where whoever made this knew them without asking the device, `longest_query` and
-    `longest_context` are the most tokens and the longest context of any sequence; else 0. And
-    `spans` are then the (number of tokens, position of the first) of the slices.
+    `longest_context` are the most tokens and the longest context of any sequence; else 0.
     """
 
     query_starts: Tensor
@@ -105,7 +102,6 @@ class AttentionInputs:
     prefixes: tuple[tuple[Tensor, Tensor], ...] = ()
     longest_query: int = 0
     longest_context: int = 0
-    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
         ),
         longest_query=batch.longest_query,
         longest_context=batch.longest_context,
-        spans=batch.spans,
     )
 
 

@@ -40,7 +40,7 @@ class Batch:
     Groups are those of layers with KV of their own (kv_groups.py), most often one.
     token_ids and positions may be longer than slots: the rest is padding nobody reads.
     A sequence with context 0 rests: its slot is -1, and nothing of it is read or written.
-    longest_query, longest_context and spans (of slices) are 3, 10 and ((3, 2),), or left out.
+    longest_query and longest_context are 3 and 10, or left out.
     """
 
     token_ids: Tensor
@@ -58,7 +58,6 @@ class Batch:
     longest_context: int = 0
     overlay: Overlay | None = None
     coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
-    spans: tuple[tuple[int, int], ...] = ()
     heard: Heard = ()
     two_way: tuple[TwoWaySpan, ...] = ()  # whose tokens also see those behind them
 

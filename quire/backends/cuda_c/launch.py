@@ -81,7 +81,10 @@ class CudaKernel:
             *((*grid,), (self.threads, 1, 1), self.shared, stream),
             *(self._attributes, len(self._attributes)),
         )
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(launch), function, places, None), self.name)
+        checked(
+            driver_library().cuLaunchKernelEx(ctypes.byref(launch), function, places, None),
+            self.name,
+        )
 
     def _function(self, device: int) -> ctypes.c_void_p:
         with self._lock:
@@ -92,13 +95,13 @@ class CudaKernel:
     def _loaded(self, device: int) -> ctypes.c_void_p:
         source = (SOURCES / self.file).read_text(encoding="utf-8")
         code = machine_code(source, (*_options(device), *self._macros))
-        driver, module, function = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        driver, module, function = driver_library(), ctypes.c_void_p(), ctypes.c_void_p()
         _enter(device)
-        _check(driver.cuModuleLoadData(ctypes.byref(module), code), self.file)
+        checked(driver.cuModuleLoadData(ctypes.byref(module), code), self.file)
         found = driver.cuModuleGetFunction(ctypes.byref(function), module, self.name.encode())
-        _check(found, self.name)
+        checked(found, self.name)
         if self.shared > 48 << 10:
-            _check(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED, self.shared), self.name)
+            checked(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED, self.shared), self.name)
         return function
 
 
@@ -121,24 +124,24 @@ def _as_c(value: Argument) -> ctypes._CData:
 
 def _enter(device: int) -> None:
     """A thread that has used no CUDA yet has no context."""
-    driver, context = _driver(), ctypes.c_void_p()
-    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "a context")
+    driver, context = driver_library(), ctypes.c_void_p()
+    checked(driver.cuCtxGetCurrent(ctypes.byref(context)), "a context")
     if not context.value:
-        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "a context")
-        _check(driver.cuCtxSetCurrent(context), "a context")
+        checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "a context")
+        checked(driver.cuCtxSetCurrent(context), "a context")
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver_library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(_DRIVER)
     except OSError as error:
         raise NoCudaC(f"{_DRIVER} cannot be loaded: {error}") from error
 
 
-def _check(failed: int, what: str) -> None:
+def checked(failed: int, what: str) -> None:
     if failed:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(failed, ctypes.byref(text))
+        driver_library().cuGetErrorString(failed, ctypes.byref(text))
         why = (text.value or str(failed).encode()).decode()
         raise NoCudaC(f"{what} in CUDA C++ cannot be launched: {why}")

@@ -47,17 +47,14 @@ def rope_store(
     values: Tensor,
     shape: HeadShape,
     norms: HeadNorms | None = None,
-    *,
-    room: int = 0,
 ) -> Tensor:
-    """The same from qk [T, heads + kv_heads, D] and v [T, kv_heads, D], which may be views; in
-    memory there is `room` for so many lines more before q, and behind it."""
+    """The same from qk [T, heads + kv_heads, D] and v [T, kv_heads, D], which may be views."""
     num_tokens, width = qk.shape[0], shape.head_dim
     if qk.stride()[1:] != (width, 1):
         qk = qk.contiguous()
     if v.stride()[1:] != (width, 1):
         v = v.contiguous()
-    q = qk.new_empty(num_tokens + 2 * room, shape.num_heads, width)[room : room + num_tokens]
+    q = qk.new_empty(num_tokens, shape.num_heads, width)
     q_weight, k_weight = (norms.q, norms.k) if norms else (q, q)
     _rope_store[(num_tokens, 2)](
         *(qk, v, cos, sin, slots, q, keys, values, q_weight, k_weight),

@@ -127,7 +127,7 @@ class SteadyKernels(TritonKernels):
     """The ops of a GPU where they keep the promise, slower ones where they do not."""
 
     def __init__(self, shape: HeadShape) -> None:
-        super().__init__(shape, dense=None)
+        super().__init__(shape)
         self._known: dict[tuple[Any, ...], tuple[int, ...]] = {}
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:

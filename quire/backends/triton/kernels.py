@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+from quire.backends.cuda_c.prompt_attention import PromptAttention, prompt_attention
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.fp8 import wide_keys, wide_values
 from quire.backends.linear import LinearOp
@@ -32,7 +33,6 @@ from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.choice import choice_by
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.delta import TritonStates
-from quire.backends.triton.dense import DensePass, DenseSizes, serves
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
@@ -46,18 +46,18 @@ from quire.backends.triton.latent import (
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.steady import SteadyDecode
+from quire.backends.triton.widen import WidenedAttention, widened_attention
 from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
-DENSE = DenseSizes()
+PromptsOp = PrefillAttention | PromptAttention | WidenedAttention
 
 
 class TritonKernels:
     """The ops of one model; plan_attention is for passes that run eagerly (a captured decode
     step uses DecodeAttention with its own buffers)."""
 
-    def __init__(self, shape: HeadShape, dense: DenseSizes | None = DENSE) -> None:
-        """`dense`: which slices are left to the library's attention; None: no slice."""
-        self.shape, self.dense = shape, dense
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape
         self._buffers: DecodeBuffers | None = None
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
@@ -117,10 +117,13 @@ class TritonKernels:
 
     def prefill_attention(
         self, inputs: AttentionInputs, num_tokens: int, window: int | None
-    ) -> PrefillAttention:
-        """Of the slices of an eager pass, which have so many tokens."""
+    ) -> PromptsOp:
+        """Of the slices of a pass, which have so many tokens."""
         if self.shape.values_in_keys:
             return LatentPrefill(self.shape, inputs, num_tokens)
+        given = (self.shape, inputs, num_tokens, window)
+        if (own := prompt_attention(*given) or widened_attention(*given)) is not None:
+            return own
         count = inputs.num_prefill
         return PrefillAttention(
             *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
@@ -200,14 +203,9 @@ class TritonAttention:
         count, self.num_rows = inputs.num_prefill, len(inputs.context_lens) - inputs.num_prefill
         num_tokens = inputs.slots.shape[0]
         self.num_prefilled = num_tokens - self.num_rows
-        self.prefill: PrefillAttention | None = None
+        self.prefill: PromptsOp | None = None
         self.decode: DecodeAttention | SteadyDecode | None = None
-        self.dense: DensePass | None = None
-        self._room = 0  # lines of memory around q
-        if kernels.dense and inputs.spans and serves(self.shape, window, inputs.tables.device):
-            self.dense = DensePass.of(self.shape, inputs, self.num_prefilled, kernels.dense)
-            self._room = kernels.dense.unit if self.dense else 0
-        if count and self.dense is None:
+        if count:
             self.prefill = kernels.prefill_attention(inputs, self.num_prefilled, window)
         if self.num_rows:
             self.decode = kernels.decode_attention(inputs, window)
@@ -223,7 +221,7 @@ class TritonAttention:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         given = (qk, v, cos, sin, self.inputs.slots, keys, values, self.shape, norms)
-        return rope_store(*given, room=self._room)
+        return rope_store(*given)
 
     def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if not self.shape.fp8_kv:
@@ -235,9 +233,7 @@ class TritonAttention:
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         out = q.new_empty(q.shape[0], self.shape.num_heads * self.shape.value_dim)
-        if self.dense:
-            self.dense.attend(q, keys, values, out)
-        elif self.prefill:
+        if self.prefill:
             self.prefill.attend(q, keys, values, out, sinks)
         if self.decode:
             first = self.num_prefilled

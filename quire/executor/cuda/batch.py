@@ -51,9 +51,6 @@ class PromptPass:
         offsets = np.repeat(self.query_starts[:-1] - starts, lengths)
         more = max(0, num_tokens - used)
         more_rows = max(0, num_sequences - len(rows))
-        # Where numbers of tokens are rounded, a captured pass goes by what the device knows.
-        slices = () if num_tokens else prefill
-        self._spans = tuple((len(s.token_ids), s.start) for s in slices)
         self._num_sequences = len(rows) + more_rows
         ids = [s.token_ids for s in prefill]
         upload.add("prompt ids", np.concatenate([no_ints(), *ids, np.zeros(more, np.int32)]))
@@ -94,7 +91,6 @@ class PromptPass:
             fresh_blocks=rows[:0],
             longest_query=self.longest_query,
             longest_context=self.longest_context,
-            spans=self._spans,
         )
 
     def drawn_logits(self, batch: Batch, logits: Tensor) -> Tensor:

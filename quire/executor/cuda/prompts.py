@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import LONG_SLICE
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.decoding import LogitsUses, Parts
 from quire.executor.cuda.drawn_scores import Asking, new_entries
@@ -38,13 +37,14 @@ LEAST_TOKENS = 256
 FREE_ROUNDING = 2048
 LARGE_TOKENS = 4096
 SEQUENCES = (32, 256, 1024)
+LONG_SLICE = 4096  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
     """The most tokens of a pass that is worth capturing, and the most (query, key) pairs of its
     long slices: more keep the device busy for longer than the host takes to launch kernels one by
-    one. Long slices have faster kernels where nothing is captured."""
+    one, and rounding their tokens up costs the more."""
 
     num_tokens: int
     num_pairs: int

@@ -91,28 +91,18 @@ class Calls(CallRoom):
         ]
 
     def prompts(self, window: int | None) -> None:
-        from quire.backends.triton.prefill import PrefillAttention
+        from quire.backends.triton.invariant import SteadyKernels
+        from quire.backends.triton.kernels import TritonKernels
 
         shape = self.shape
         starts = torch.tensor([0, 1], device=self.device)
         lengths = torch.tensor([1], device=self.device)
         tables = self.empty(1, 4, dtype=torch.int32)
-        if self.config.batch_invariant:
-            from quire.backends.triton.steady import SteadyPrefill
-            from quire.backends.triton.tiles import steady_tiles
-
-            tile, given = steady_tiles(shape)[1], (shape, starts, lengths, tables, 1)
-            attention: PrefillAttention = SteadyPrefill(*given, tile=tile)
-        elif shape.values_in_keys:
-            from quire.backends.triton.latent import LatentPrefill
-
-            attention = LatentPrefill(
-                shape, AttentionInputs(starts, lengths, tables, starts[1:], 1), 1
-            )
-        else:
-            attention = PrefillAttention(shape, starts, lengths, tables, 1, window=window)
+        inputs = AttentionInputs(starts, lengths, tables, lengths, 1)
+        kernels = (SteadyKernels if self.config.batch_invariant else TritonKernels)(shape)
         out = self.empty(1, shape.num_heads * shape.value_dim)
         q = self.empty(1, shape.num_heads, shape.head_dim)
+        attention = kernels.prefill_attention(inputs, 1, window)
         attention.attend(q, *self.cache(), out, self.sinks())
 
     def decode(self, window: int | None, num_places: int, *, shared: bool = False) -> None:

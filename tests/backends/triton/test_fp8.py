@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.backends.fp8 import FP8, block_shape, round_lines
-from quire.backends.ops import HeadShape
-from tests.backends.triton.checks import Place, check_decode, check_prefill
+from quire.backends.fp8 import FP8, block_shape, round_lines, wide_keys, wide_values
+from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.triton.widen import widen
+from tests.backends.triton.checks import Place, assert_close, check_decode, check_prefill, paged
 from tests.backends.triton.fp8_checks import (
     check_broken_numbers,
     check_stored,
@@ -34,6 +35,26 @@ def test_keys_and_values_are_stored_rounded(
 @pytest.mark.parametrize("place", PLACES)
 def test_numbers_that_are_not_finite_are_known_by_their_scale(place: Place) -> None:
     check_broken_numbers(place, HeadShape(4, 2, 16, 4, place.dtype, True))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "slots"), SHAPES)
+def test_widened(place: Place, heads: int, kv_heads: int, width: int, slots: int) -> None:
+    """What a pass reads of the cache as numbers, table by table; zeros behind contexts."""
+    shape = HeadShape(heads, kv_heads, width, slots, place.dtype, True)
+    lengths = [37, 1, 70]
+    made = paged(place, shape, lengths)
+    inputs = AttentionInputs(made.lengths, made.lengths, made.tables, made.lengths, len(lengths))
+    both = widen(made.keys, made.values, inputs, shape)
+    whole = wide_keys(made.keys, slots), wide_values(made.values, slots)
+    per_table = made.tables.shape[1]
+    for found, expected in zip(both, whole, strict=True):
+        for row, length in enumerate(lengths):
+            blocks = -(-length // slots)
+            mine = found[row * per_table :][:blocks].transpose(1, 2).flatten(0, 1)
+            want = expected[made.tables[row, :blocks].long()].transpose(1, 2).flatten(0, 1)
+            assert_close(mine[:length], want[:length].to(place.dtype))
+            assert not mine[length:].any()
 
 
 @pytest.mark.parametrize("place", PLACES)

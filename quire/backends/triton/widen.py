@@ -1,0 +1,63 @@
+"""Attention of prompts over a cache in fp8 by the kernel that knows none: what a pass reads is
+widened first, layer by layer, which takes little beside what is computed with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quire.backends.cuda_c.prompt_attention import PromptAttention, prompt_attention
+from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.triton.tiles import padded_width
+from quire.backends.triton.widen_kernels import widen_blocks
+
+_MOST_TOKENS = 1 << 16  # that are widened at a time: 268 MB with 8 heads of 128
+
+
+class WidenedAttention:
+    """The slices of one pass, for every layer with the same window."""
+
+    def __init__(self, inner: PromptAttention, shape: HeadShape, inputs: AttentionInputs) -> None:
+        self._inner, self._shape, self._inputs = inner, shape, inputs
+
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """q [T, heads, D] -> out [T, heads * D], for the tokens of the slices."""
+        return self._inner.attend(q, *widen(keys, values, self._inputs, self._shape), out, sinks)
+
+
+def widened_attention(
+    shape: HeadShape, inputs: AttentionInputs, num_tokens: int, window: int | None
+) -> WidenedAttention | None:
+    """None where the cache is not in fp8, the other kernel does not serve, or a pass may read
+    more than is widened at a time."""
+    count, width = inputs.num_prefill, inputs.tables.shape[1]
+    if not shape.fp8_kv or count * width * shape.block_size > _MOST_TOKENS:
+        return None
+    numbers = torch.arange(count * width, dtype=torch.int32, device=inputs.tables.device)
+    widened = replace(inputs, tables=numbers.view(count, width))
+    inner = prompt_attention(replace(shape, fp8_kv=False), widened, num_tokens, window)
+    return None if inner is None else WidenedAttention(inner, shape, inputs)
+
+
+def widen(
+    keys: Tensor, values: Tensor, inputs: AttentionInputs, shape: HeadShape
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of the slices' blocks, one table behind the other: [n * width, kv_heads, S,
+    D]. What is behind a context is 0, or not written at all."""
+    count, width = inputs.num_prefill, inputs.tables.shape[1]
+    size = (2, count * width, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    made = torch.empty(size, dtype=shape.dtype, device=keys.device)
+    widen_blocks[(count * width, shape.num_kv_heads)](
+        *(keys, values, inputs.tables, inputs.context_lens, made[0], made[1]),
+        *(width, inputs.tables.stride(0)),
+        KV_HEADS=shape.num_kv_heads,
+        SLOTS=shape.block_size,
+        WIDTH=shape.head_dim,
+        PADDED=padded_width(shape),
+        num_warps=4,
+    )
+    return made[0], made[1]
