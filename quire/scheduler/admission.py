@@ -84,8 +84,7 @@ class Admission:
 
     def num_unclaimed_rows(self) -> int:
         """Free rows, less those that prompts in progress will fork into."""
-        rows = self.rows
-        return rows.num_free - int(rows.num_siblings[rows.running].sum())
+        return self.rows.num_free - int(self.rows.num_siblings.sum())
 
     def has_rows(self, sequence: Sequence) -> bool:
         """A free row for it; for a search, one for every beam, or all that there are."""

@@ -196,6 +196,7 @@ class Rows:
         if self.automaton[row]:
             self._end_walk(row)
         self.sequences[row], self.placement[row] = None, 0
+        self.num_siblings[row] = 0  # so that those of all rows are what is claimed
         self.token_ids[row] = self.fed_ids[row] = np.empty(0, np.int32)
         self.clear_blocks(row)
         self._free.append(row)
