@@ -61,7 +61,7 @@ def pool_bytes(config: EngineConfig, free: int) -> int:
     return int(free * config.gpu_memory_utilization)
 
 
-def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
+def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: int) -> int:
     """Rows of encoders that have room beside the KV blocks, for models whose layers attend to them:
     of the pool's bytes the share that they have in a sequence of full length, one sound at least.
     A row takes as much as a token of KV."""
@@ -71,8 +71,7 @@ def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
     if config.num_blocks is not None:
         return max(one, config.num_blocks * config.block_size * one // config.max_model_len)
     share = one / (one + config.max_model_len)
-    room = int(pool_bytes(config, free) * share) // (spec.kv_values_per_token * dtype.itemsize)
-    return max(one, room)
+    return max(one, int(pool * share) // (spec.kv_values_per_token * dtype.itemsize))
 
 
 def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
@@ -82,7 +81,8 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
         count, budget = config.num_blocks, config.num_blocks * size
     else:
         row = spec.kv_values_per_token * dtype.itemsize
-        budget = pool_bytes(config, free) - heard_rows(config, spec, dtype, free) * row
+        pool = pool_bytes(config, free)
+        budget = pool - heard_rows(config, spec, dtype, pool) * row
         count = max(budget, 0) // size
     if count < 1:
         least = spec.heard_rows * spec.kv_values_per_token * dtype.itemsize

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire.backends.two_way import TwoWaySpan
 from quire.executor.coordinates import Deltas
 from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch
+from quire.layers.cross import Heard
 from quire.request import Ints
 from quire.step import Slice, StepPlan, no_ints
 
@@ -33,6 +35,8 @@ class PassMedia:
         for start in plan.starts:
             self._heard[start.row] = start.heard
             self._some_hear |= start.heard > 0
+        if self.shelf.pages is not None:
+            self.shelf.pages.assign(plan)
 
     def encode(self, plan: StepPlan) -> None:
         """Before its passes are computed."""
@@ -40,16 +44,20 @@ class PassMedia:
 
     def is_in(self, prefill: Sequence[Slice]) -> bool:
         """Whether these slices are more than tokens at their positions."""
-        return any(one.media or self.deltas.moves(one) for one in prefill)
+        return self._some_hear or any(one.media or self.deltas.moves(one) for one in prefill)
+
+    def heard(self, prefill: Sequence[Slice], rows: Ints, query_starts: Tensor) -> Heard | None:
+        """By the tokens of these slices and decode rows, where sounds do not lie in pages."""
+        if not self._some_hear:
+            return None
+        serials = self._heard[[*(one.row for one in prefill), *rows.tolist()]]
+        return self.shelf.heard(serials, query_starts)
 
     def joined(
         self, batch: Batch, prefill: Sequence[Slice], rows: Ints = _NONE, at: Ints = _NONE
     ) -> Batch:
         """The batch of these slices, and of decode rows at their positions, with what it has of
         media."""
-        if self._some_hear:
-            serials = self._heard[[*(one.row for one in prefill), *rows.tolist()]]
-            batch = replace(batch, heard=self.shelf.heard(serials, batch.query_starts))
         moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
         if moved is not None:
             batch = replace(batch, coordinates=torch.from_numpy(moved).to(batch.positions.device))

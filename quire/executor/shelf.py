@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import EngineError
-from quire.layers.cross import Heard, HeardPart
+from quire.executor.sound_pages import SoundPages
+from quire.layers.cross import Heard, HeardPart, HeardParts
 from quire.layers.overlay import Overlay
 from quire.step import Encode, Slice, StepPlan
 
@@ -25,7 +26,7 @@ class Tower(Protocol):
 
     hidden_size: int  # of the stream that its rows join
 
-    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+    def encode(self, items: Sequence[Encode]) -> Iterable[Tensor]:
         """The rows of each item [count, H], or [count, (1 + layers) * H]; of one that is heard
         keys and values, [count, layers, 2, heads, D]."""
 
@@ -39,6 +40,7 @@ class Shelf:
         self._load, self._alone = load, alone
         self._tower: Tower | None = None
         self._rows: dict[int, Tensor] = {}
+        self.pages: SoundPages | None = None  # where a GPU has the sounds that are heard
         self.num_encoded = 0
 
     @property
@@ -65,16 +67,19 @@ class Shelf:
         """What a plan says of media before its pass."""
         for serial in plan.forgotten.tolist():
             self._rows.pop(serial, None)
-        if plan.encode:
-            self.num_encoded += len(plan.encode)
-            made = self.tower.encode(plan.encode)
-            for one, rows in zip(plan.encode, made, strict=True):
-                if len(rows) != one.count:
-                    raise EngineError(
-                        f"the tower made {len(rows)} rows of an {one.kind} that has {one.count} "
-                        "tokens. This is a bug."
-                    )
+        if not plan.encode:
+            return
+        self.num_encoded += len(plan.encode)
+        for one, rows in zip(plan.encode, self.tower.encode(plan.encode), strict=True):
+            if len(rows) != one.count:
+                raise EngineError(
+                    f"the tower made {len(rows)} rows of an {one.kind} that has {one.count} "
+                    "tokens. This is a bug."
+                )
+            if self.pages is None:
                 self._rows[one.serial] = rows
+            else:
+                self.pages.put(one.serial, rows)
 
     def overlay(self, prefill: Sequence[Slice], query_starts: Sequence[int]) -> Overlay | None:
         """What stands where in the pass of these slices; None where no slice has media."""
@@ -105,12 +110,14 @@ class Shelf:
             keys_values = self._rows[serial].permute(1, 2, 3, 0, 4)
             for some in np.split(tokens, len(tokens)) if self._alone else (tokens,):
                 parts.append(HeardPart(torch.from_numpy(some), keys_values))
-        return tuple(parts)
+        return HeardParts(parts)
 
     def clear(self) -> None:
         self._rows.clear()
+        if self.pages is not None:
+            self.pages.clear()
 
     def drop_tower(self) -> None:
         """With the weights; it is made again when an item comes."""
         self.clear()
-        self._tower = None
+        self._tower = self.pages = None

@@ -60,7 +60,7 @@ class Pass:
     attention: Mapping[Kind, AttentionStep]
     overlay: Overlay | None = None
     states: Mapping[int, StateStep] = field(default_factory=dict)
-    heard: Heard = ()
+    heard: Heard | None = None
 
 
 def unchanged(qk: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Batch:
     longest_context: int = 0
     overlay: Overlay | None = None
     coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
-    heard: Heard = ()
+    heard: Heard | None = None
     two_way: tuple[TwoWaySpan, ...] = ()  # whose tokens also see those behind them
 
     @property

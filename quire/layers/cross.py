@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.ops import HeadShape
+from quire.backends.ops import AttentionStep, HeadShape
 from quire.layers.linear import Linear
+from quire.layers.tp import TensorParallel
+
+
+class Heard(Protocol):
+    """What the tokens of a pass hear."""
+
+    def attend(self, q: Tensor, layer: int, scale: float) -> Tensor:
+        """[T, heads, D] -> [T, heads * D], of one of the layers that hear; a token that hears
+        nothing gets what is read by nobody: padding alone is so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +30,49 @@ class HeardPart:
     keys_values: Tensor
 
 
-Heard = tuple[HeardPart, ...]
+@dataclass(frozen=True, slots=True)
+class HeardParts:
+    """Sound by sound, for the tokens that hear it together."""
+
+    parts: Sequence[HeardPart]
+
+    def attend(self, q: Tensor, layer: int, scale: float) -> Tensor:
+        made = q.new_zeros(q.shape)
+        for part in self.parts:
+            keys, values = part.keys_values[layer]
+            theirs = q.index_select(0, part.tokens).transpose(0, 1)
+            seen = F.scaled_dot_product_attention(
+                theirs[None], keys[None], values[None], scale=scale
+            )
+            made.index_copy_(0, part.tokens, seen[0].transpose(0, 1))
+        return made.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardPages:
+    """All sounds at once, which lie in blocks as KV does: `pages` [layers, 2, blocks, heads, S, D].
+    In `step`, planned by the shape of the model's heads, each token is a row of its own."""
+
+    step: AttentionStep
+    pages: Tensor
+
+    def attend(self, q: Tensor, layer: int, scale: float) -> Tensor:
+        keys, values = self.pages[layer]
+        return self.step.attend(q, keys, values)
 
 
 class CrossAttention:
     """One layer's: project, attend to each sound, project back."""
 
-    def __init__(self, shape: HeadShape, index: int, query: Linear, out: Linear) -> None:
+    def __init__(
+        self, shape: HeadShape, index: int, query: Linear, out: Linear, tp: TensorParallel
+    ) -> None:
         """`index` of the layer, among those that hear."""
-        self.shape, self.index, self.query, self.out = shape, index, query, out
+        self.shape, self.index, self.query, self.out, self.tp = shape, index, query, out, tp
 
-    def __call__(self, x: Tensor, heard: Heard) -> Tensor:
-        """[T, H] -> [T, H]; a token that hears nothing adds what the last product makes of zeros,
-        which is read by nobody: padding alone is so."""
+    def __call__(self, x: Tensor, heard: Heard | None) -> Tensor:
+        """[T, H] -> [T, H]"""
+        if heard is None:
+            raise RuntimeError("a pass without sounds, of a model whose layers attend to them")
         q = self.query(x).view(len(x), -1, self.shape.head_dim)
-        made = q.new_zeros(q.shape)
-        for part in heard:
-            keys, values = part.keys_values[self.index]
-            theirs = q.index_select(0, part.tokens).transpose(0, 1)
-            seen = F.scaled_dot_product_attention(
-                theirs[None], keys[None], values[None], scale=self.shape.scale
-            )
-            made.index_copy_(0, part.tokens, seen[0].transpose(0, 1))
-        return self.out(made.view(len(x), -1))
+        return self.tp.all_reduce(self.out(heard.attend(q, self.index, self.shape.scale)))

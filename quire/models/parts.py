@@ -200,6 +200,7 @@ class Parts:
             index,
             self.linear(f"{name}.q", width, hidden, bias=heads.qkv_bias),
             self.linear(f"{name}.o", hidden, width, bias=heads.o_bias),
+            self.tp,
         )
         norms = (self._layer_norm(index, f"{one}_norm") for one in ("cross", "mlp"))
         return HearingLayer(attention, next(norms), cross, next(norms), mlp, next_norm)

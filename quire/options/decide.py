@@ -237,15 +237,9 @@ def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
                 "kv_cache_dtype='fp8' is built for GPUs. Leave it out, or use a machine that has "
                 "one."
             )
-        if isinstance(spec, ModelSpec) and spec.layers[0].attention.softcap is not None:
+        if isinstance(spec, ModelSpec) and (why := _keeps_fp8_out(spec)):
             raise NotSupported(
-                "kv_cache_dtype='fp8' is not built for models that bound their scores (softcap). "
-                "Leave it out."
-            )
-        if isinstance(spec, ModelSpec) and spec.layers[0].attention.latent is not None:
-            raise NotSupported(
-                "kv_cache_dtype='fp8' is not built for models that keep latents in place of keys "
-                "and values. Leave it out."
+                f"kv_cache_dtype='fp8' is not built for models that {why}. Leave it out."
             )
         if spec.head_dim % 4 or options.block_size == 1:
             raise NotSupported(
@@ -254,6 +248,15 @@ def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:
                 "and blocks of 2 tokens or more. Use 'auto', or another block_size."
             )
     return options.kv_cache_dtype
+
+
+def _keeps_fp8_out(spec: ModelSpec) -> str | None:
+    attention = spec.layers[0].attention
+    if attention.softcap is not None:
+        return "bound their scores (softcap)"
+    if attention.latent is not None:
+        return "keep latents in place of keys and values"
+    return "attend to sounds" if spec.heard_rows else None
 
 
 def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidOption, NotSupported
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, WholeHeads
+from quire.layer_plan import AttentionPlan, CrossPlan, ExpertsPlan, LayerPlan, MlpPlan, WholeHeads
 from quire.spec import ModelSpec
 
 OPTION = "tensor_parallel_size"
@@ -31,9 +31,13 @@ class RankShare:
         """9 query heads and 3 KV heads on 2 ranks: KV heads 0 and 1, KV head 2."""
         count = plan.num_kv_heads
         if self.size <= count:
-            return _cut(count, self.rank, self.size)
+            return self.equal_heads(count)
         head = self._kv_head(count)
         return range(head, head + 1)
+
+    def equal_heads(self, count: int) -> range:
+        """Of attention with as many KV heads as query heads."""
+        return _cut(count, self.rank, self.size)
 
     def heads(self, plan: AttentionPlan) -> range:
         """The query heads of its KV heads, or its part of those of the one that it shares."""
@@ -129,7 +133,7 @@ def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], .
     return (
         (layer.attention, (AttentionPlan,)),
         (layer.mlp, (MlpPlan, ExpertsPlan)),
-        (layer.cross, (type(None),)),
+        (layer.cross, (CrossPlan, type(None))),
         (layer.state, (type(None),)),
     )
 

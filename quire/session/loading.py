@@ -243,12 +243,11 @@ def _gpu_executor(
     compiling: Compiling | None,
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
-    if spec.heard_rows:
-        raise NotSupported("attention to sounds is not built for a GPU: pass device='cpu'.")
     stored = stored_method(files)
     config = resolve(options, spec, facts, stored=stored, all_fp8=all_fp8(files))
     hashing = hash_triton()
-    from quire.executor.cuda.executor import CudaExecutor, check_fp8
+    from quire.executor.cuda.executor import CudaExecutor
+    from quire.executor.cuda.fp8_kv import check_fp8
     from quire.executor.precompile.warmup import Warmup
     from quire.session.gpu_weights import load_gpu_weights
 

@@ -20,6 +20,7 @@ from quire.inputs.media.preparing import MediaPool, Preparing
 from quire.inputs.media.reader import MediaReader
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import Options
+from quire.ranks.shares import ALONE, RankShare
 from quire.request import Request
 from quire.weights.source import ModelFiles
 
@@ -134,8 +135,9 @@ class ModelMedia:
         deeper = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
         return (1 + len(deeper or ())) * hidden_size if self.family.embedded else None
 
-    def tower(self, config: EngineConfig) -> Tower:
-        """Loads it, which takes seconds: Transformers is imported for it."""
+    def tower(self, config: EngineConfig, share: RankShare = ALONE) -> Tower:
+        """Loads it, which takes seconds: Transformers is imported for it. On every rank whole, but
+        for the keys and values of sounds, which are made of the heads of its share."""
         import torch
 
         from quire.models.towers.build import build_tower, canonical_name
@@ -160,7 +162,7 @@ class ModelMedia:
             "alone": config.device == "cpu" or config.batch_invariant,
         }
         if self.family.crossed:
-            return build_hearing_tower(self.config, read, **how)
+            return build_hearing_tower(self.config, read, share=share, **how)
         return build_tower(
             self.family,
             self.rules(lambda token: None),

@@ -132,8 +132,9 @@ class RankProcess:
 
     @property
     def _tower(self) -> Callable[[], Tower] | None:
-        """Every rank encodes all media: what they become is not divided."""
-        return None if self._media is None else partial(self._media.tower, self.job.config)
+        """Every rank encodes all media."""
+        job = self.job
+        return None if self._media is None else partial(self._media.tower, job.config, job.share)
 
     def _make_executor(self) -> ModelExecutor:
         with short_spins():
@@ -144,7 +145,8 @@ class RankProcess:
     def _on_gpu(self) -> ModelExecutor:
         import torch
 
-        from quire.executor.cuda.executor import CudaExecutor, check_fp8
+        from quire.executor.cuda.executor import CudaExecutor
+        from quire.executor.cuda.fp8_kv import check_fp8
         from quire.executor.ranks.gpu_exchange import gpu_exchange
         from quire.executor.ranks.nccl import NcclExchange
         from quire.session.gpu_weights import load_gpu_weights

@@ -120,6 +120,8 @@ class _LayerCut:
             return whole_of(self.weight)
         if name.startswith("attn."):
             return self._attention(name.removeprefix("attn."), self.layer.attention)
+        if name.startswith("cross."):
+            return self._cross(name.removeprefix("cross."), self.layer.attention)
         mlp = self.layer.mlp
         if isinstance(mlp, MlpPlan):
             return self._feed_forward(name.removeprefix("mlp."), mlp.width)
@@ -142,6 +144,13 @@ class _LayerCut:
                 return whole_of(self.weight)
             return self._of_rows(_times(heads if name == "q_norm" else kv, size))
         return None
+
+    def _cross(self, name: str, plan: AttentionPlan) -> Cut | None:
+        """Keys and values of a rank's heads are made by its tower (models/towers/hearing.py)."""
+        own = _times(self.share.heads(plan), plan.head_dim)
+        if name == "q":
+            return self._of_rows(own)
+        return self._of_columns(own) if name == "o" else None
 
     def _latent(self, name: str, heads: range, plan: LatentPlan) -> Cut | None:
         """Every rank makes and keeps the row of a token; what is of single heads is divided."""

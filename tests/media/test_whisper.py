@@ -15,7 +15,15 @@ from quire.families.registry import BY_ARCHITECTURE
 from quire.weights.hf_config import WITHOUT_EFFECT
 from tests.media.sounds import tone
 from tests.media.tiny import TinyModel
-from tests.media.whisper import EN, NO_TIMES, NOT_FIRST, START, SUPPRESSED, TRANSCRIBE, written
+from tests.media.whisper import (
+    EN,
+    NO_TIMES,
+    NOT_FIRST,
+    START,
+    SUPPRESSED,
+    TRANSCRIBE,
+    written,
+)
 from tests.media.whisper import make_whisper as make
 from tests.weights.test_config_keys import keys_read
 
@@ -76,6 +84,13 @@ def test_tokens_are_those_of_transformers(
         check(llm.generate(prompts, GREEDY, use_tqdm=False), expected)
         check(llm.generate(prompts[::-1], GREEDY, use_tqdm=False), expected[::-1])
         assert llm._session.engine.scheduler.media.num_encoded == len(LENGTHS)
+
+
+def test_heads_of_several_ranks_hear_what_one_hears(
+    model: TinyModel, expected: list[Written]
+) -> None:
+    with model.llm(tensor_parallel_size=2) as llm:
+        check(llm.generate([prompt(n) for n in LENGTHS], GREEDY, use_tqdm=False), expected)
 
 
 def test_rows_come_back_to_their_sounds(model: TinyModel) -> None:
@@ -197,8 +212,6 @@ def test_every_key_of_its_config_is_accounted_for(
 
 
 def test_what_is_not_built_is_refused_by_name(model: TinyModel, llm: LLM) -> None:
-    with pytest.raises(NotSupported, match="tensor_parallel_size=2"):
-        model.llm(tensor_parallel_size=2)
     for options in ({"language_model_only": True}, {"limit_mm_per_prompt": {"audio": 0}}):
         with pytest.raises(NotSupported, match="writes nothing without"):
             model.llm(**options)

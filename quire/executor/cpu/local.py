@@ -26,6 +26,7 @@ from quire.executor.memory import (
     longest_sequence,
     make_cache,
     num_blocks,
+    pool_bytes,
     windows_of,
 )
 from quire.executor.new_weights import NewWeights
@@ -121,7 +122,7 @@ class LocalExecutor:
                 *declined_notes(model.kernels, spec),
             ),
             windows=windows_of(groups),
-            shelf_rows=heard_rows(config, spec, DTYPES[config.dtype], free),
+            shelf_rows=heard_rows(config, spec, DTYPES[config.dtype], pool_bytes(config, free)),
         )
 
     @property

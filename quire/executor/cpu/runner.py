@@ -8,6 +8,7 @@ neither what a row wants from sampling nor why a plan is as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -114,6 +115,8 @@ class Runner:
             if self.adapters is not None:
                 self.adapters.begin_pass(prefill, sampled_rows[entries])
             batch = self.media.joined(batch, prefill, sampled_rows[entries], positions)
+            heard = self.media.heard(prefill, sampled_rows[entries], batch.query_starts)
+            batch = replace(batch, heard=heard)
             hidden = self._forward(batch)
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()

@@ -17,8 +17,10 @@ from quire.executor.cuda.device_ops import DeviceOps, Feed
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.drawn_scores import ENTRY, Asking
 from quire.executor.cuda.graphs import DecodePlaces, GraphKey, Graphs, buckets, edit_bucket
+from quire.executor.cuda.row_media import RowMedia
 from quire.executor.cuda.upload import Upload
 from quire.layers.attention import Pass
+from quire.layers.cross import HeardPages
 from quire.models.model import KVCache, Model
 from quire.step import StepPlan
 from quire.steps.row_schema import NOWHERE
@@ -64,21 +66,14 @@ class Parts:
     ops: DeviceOps
     graphs: Graphs
     block_size: int
+    media: RowMedia
     few_rows: SmallBatchRows | None = None
-    deltas: Tensor | None = None  # [rows] what each adds to its position where heads are turned
     least_places: int = 1
     adapters: CudaAdapters | None = None
 
     @property
     def device(self) -> torch.device:
         return self.columns.device
-
-    def turned_at(self, fed: Feed) -> Tensor:
-        """Where heads are turned in a decode step."""
-        if self.deltas is None:
-            return fed.positions
-        added = self.deltas.index_select(0, fed.rows.clamp(min=0))
-        return (fed.positions + added).clamp_(min=0)  # a row that rests is anywhere
 
     def logits(self, token_ids: Tensor, shared: Pass, *, adapted: bool = False) -> Tensor:
         """Of a decode step: [rows, V]; `adapted`: some rows have adapters."""
@@ -118,6 +113,7 @@ class Decoding:
         self._logits: Tensor | None = None  # of one first half, likewise
         self._fed: dict[GraphKey, Feed] = {}
         self._drawn: dict[GraphKey, Tensor] = {}
+        self._heard: dict[GraphKey, HeardPages] = {}
 
     def seat(self, plan: StepPlan, upload: Upload, looks: LogitsUses, first: int = 0) -> Seated:
         """Before the parcel is sent: find places, and capture their step if it is new. Its rows
@@ -269,8 +265,11 @@ class Decoding:
         parts, adapted = self._parts, key.adapters is not None
         if parts.adapters is not None:
             parts.adapters.use(parts.adapters.fixed(ADAPTED, key.size) if adapted else None)
-        turns = parts.model.rotary(parts.turned_at(fed))
+        turns = parts.model.rotary(parts.media.turned_at(fed))
         shared = Pass(fed.positions, turns, fed.slots, fed.attention, states=fed.states)
+        if (heard := parts.media.heard(parts.model.kernels, fed.rows)) is not None:
+            self._heard[key] = heard  # a graph reads what its attention was planned with
+            shared = changed(shared, heard=heard)
         return parts.logits(fed.token_ids, shared, adapted=adapted)
 
     def _draw(
@@ -301,4 +300,5 @@ class Decoding:
         self._places.clear()
         self._fed.clear()
         self._drawn.clear()
+        self._heard.clear()
         self._entries = self._logits = None

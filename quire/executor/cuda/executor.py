@@ -18,7 +18,7 @@ from quire.executor.adapters import make_sites, row_adapters
 from quire.executor.cpu.local import DTYPES, NO_EXCHANGE
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.masks import pinned_masks
-from quire.executor.cuda.memory import num_cuda_blocks
+from quire.executor.cuda.memory import num_cuda_blocks, num_cuda_sounds
 from quire.executor.cuda.offload import HostCopies
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.runner import CudaRunner
@@ -31,6 +31,7 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
+from quire.executor.sound_pages import SoundPages
 from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -45,20 +46,6 @@ from quire.steps.handles import Handles
 
 if TYPE_CHECKING:
     from quire.executor.cuda.adapters import CudaAdapters
-
-FP8_CAPABILITY = (8, 9)
-
-
-def check_fp8(config: EngineConfig) -> None:
-    """NotSupported where fp8 is asked of a GPU that does not have it."""
-    if config.kv_cache_dtype == "fp8":
-        found = torch.cuda.get_device_capability()
-        if found < FP8_CAPABILITY:
-            raise NotSupported(
-                f"kv_cache_dtype='fp8': this GPU has compute capability {found[0]}.{found[1]}, and "
-                f"fp8 begins with {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}. Leave it out."
-            )
-
 
 # A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
 TOUCHED_ROWS = (4, 256)
@@ -104,7 +91,7 @@ class CudaExecutor:
         self._model: Decoder | ModuleModel | None = None
         self._on_host: HostCopies | None = None
         self._runner: CudaRunner | None = None
-        self._num_blocks = 0
+        self._num_blocks = self._num_sounds = 0
         self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
@@ -126,6 +113,8 @@ class CudaExecutor:
             free -= self.shelf.reserved_bytes(config.max_num_batched_tokens)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
             self._num_blocks = count = self._tp.least(count)
+            sounds = num_cuda_sounds(config, self.spec, dtype, free=free, total=total)
+            self._num_sounds = self._tp.least(sounds)
             self._runner = self._make_runner(model)
         size = self._runner.cache.nbytes / (1 << 30)
         name = torch.cuda.get_device_name(self._device)
@@ -138,6 +127,7 @@ class CudaExecutor:
                 *declined_notes(model.kernels, self.spec),
             ),
             windows=windows_of(groups_of(config, self.spec)),
+            shelf_rows=self._num_sounds * self.spec.heard_rows,
         )
 
     def submit(self, plan: StepPlan) -> CudaStep:
@@ -271,6 +261,9 @@ class CudaExecutor:
             num_states=num_states_for(spec.vocab_size),
         )
         sampler = self._make_sampler(config, spec.vocab_size, device, self.handles)
+        if self._num_sounds:
+            given = (spec, self._num_sounds, size, shape.dtype, device)
+            self.shelf.pages = SoundPages(*given)
         few_rows = None
         if isinstance(model, Decoder) and not config.batch_invariant:
             few_rows = SmallBatchPass.of(model, spec, shape.dtype)

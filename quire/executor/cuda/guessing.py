@@ -153,7 +153,7 @@ class GuessedDecoding:
         fed = parts.ops.feed_guesses(places, shortest, longest, prefixes)
         if parts.adapters is not None:
             parts.adapters.use(None)
-        turns = parts.model.rotary(parts.turned_at(fed))
+        turns = parts.model.rotary(parts.media.turned_at(fed))
         shared = Pass(fed.positions, turns, fed.slots, fed.attention)
         logits = parts.logits(fed.token_ids, shared)
         edited = places.edited[: key.num_edited] if key.num_edited else None

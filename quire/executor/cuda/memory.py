@@ -17,7 +17,7 @@ from quire.executor.cuda.device_edits import arena_words
 from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
-from quire.executor.memory import block_bytes, groups_of, windows_of
+from quire.executor.memory import block_bytes, groups_of, heard_rows, windows_of
 from quire.layer_plan import DeltaNetPlan
 from quire.spec import ModelSpec
 from quire.step import MOST_TRIED
@@ -39,6 +39,7 @@ MASK_COPIES = 3
 STATE_BYTES, TEXT_BYTES = 4 * 259, 16
 # Lists of blocks: every row's, and those that captured passes over prompts have.
 TABLE_COPIES = 2
+SOUNDS_PER_ROW = 2
 
 
 def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
@@ -89,17 +90,9 @@ def num_cuda_blocks(
     size = block_bytes(spec, config.block_size, kept_as, groups)
     if config.num_blocks is not None:
         return config.num_blocks
-    if config.kv_cache_memory_bytes is not None:
-        budget, why = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    else:
-        needed = step_bytes(config, spec, dtype)
-        kept = int(total * (1 - config.gpu_memory_utilization))
-        budget = free - kept - needed
-        why = (
-            f"{_gib(free)} free of {_gib(total)} after the weights, less {_gib(kept)} left alone "
-            f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "
-            f"steps of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} rows"
-        )
+    budget, why = _budget(config, spec, dtype, free, total)
+    sounds = num_cuda_sounds(config, spec, dtype, free=free, total=total)
+    budget -= sounds * _sound_bytes(config, spec, dtype)
     if budget < size:
         raise NotEnoughMemory(
             f"no memory for a KV cache: {_gib(max(budget, 0))} ({why}), and one block of "
@@ -109,6 +102,40 @@ def num_cuda_blocks(
     if config.kv_cache_memory_bytes is not None:
         return budget // size
     return _beside_tables(budget, size, config, spec)
+
+
+def num_cuda_sounds(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, *, free: int, total: int
+) -> int:
+    """How many sounds have room beside the KV blocks: as on a CPU, but no more than rows can hear
+    and what will be asked for again soon."""
+    if not spec.heard_rows:
+        return 0
+    budget = 0 if config.num_blocks is not None else _budget(config, spec, dtype, free, total)[0]
+    count = heard_rows(config, spec, dtype, budget) // spec.heard_rows
+    return min(count, SOUNDS_PER_ROW * config.max_num_seqs)
+
+
+def _sound_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Of a sound's keys and values, in whole blocks."""
+    blocks = -(-spec.heard_rows // config.block_size)
+    return blocks * block_bytes(spec, config.block_size, dtype)
+
+
+def _budget(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int, total: int
+) -> tuple[int, str]:
+    """Bytes for what is kept of tokens and sounds, and how they came about."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    needed = step_bytes(config, spec, dtype)
+    kept = int(total * (1 - config.gpu_memory_utilization))
+    why = (
+        f"{_gib(free)} free of {_gib(total)} after the weights, less {_gib(kept)} left alone "
+        f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "
+        f"steps of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} rows"
+    )
+    return free - kept - needed, why
 
 
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:

@@ -170,6 +170,8 @@ class Prompts:
         """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
         parts, work = self._parts, laid_out.work
         batch = self._media.joined(work.batch(parts.columns), work.prefill)
+        heard = parts.media.heard(parts.model.kernels, upload.take("token rows"))
+        batch = replace(batch, heard=heard)
         hidden = self._layers(batch, laid_out, upload)
         rows = upload.take("sampled rows")
         if not len(rows):

@@ -32,6 +32,7 @@ from quire.executor.cuda.looks import Block, Lookers, Looks, NoLooks
 from quire.executor.cuda.masks import MaskUploads
 from quire.executor.cuda.more_scores import MoreScores
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured, Prompts
+from quire.executor.cuda.row_media import RowMedia
 from quire.executor.cuda.sampler_draws import LateDraws, SamplerDraws
 from quire.executor.cuda.scoring import CudaScoring, Packed
 from quire.executor.cuda.step import CudaStep, Extras
@@ -84,12 +85,15 @@ class CudaRunner:
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         caches = caches_by_layer(cache, groups)
         self.media = PassMedia(shelf, columns.num_rows + 1)
-        self._deltas: Tensor | None = None
-        if model.rotary.has_axes:
-            self._deltas = torch.from_numpy(self.media.deltas.of_rows.copy()).to(self.device)
-        given = (model, caches, columns, ops, self.graphs, block_size, few_rows)
+        self._row_media = RowMedia(
+            columns.num_rows + 1,
+            self.device,
+            has_axes=model.rotary.has_axes,
+            pages=self.media.shelf.pages,
+        )
+        given = (model, caches, columns, ops, self.graphs, block_size, self._row_media)
         self._adapters = adapters
-        parts = Parts(*given, self._deltas, least_places, adapters)
+        parts = Parts(*given, few_rows, least_places, adapters)
         self._layer_caches = caches
         self._decoding = Decoding(parts, max_repeat=max_repeat)
         self._guessed = GuessedDecoding(parts, max_repeat=max_repeat)
@@ -119,6 +123,7 @@ class CudaRunner:
             self._adapters.rows.end(plan.ends)
             self._adapters.rows.start(plan.starts)
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
+        self._row_media.pack(plan, upload)
         upload.add("copies", np.array(plan.copies, np.int64))
         upload.add("paced rows", np.concatenate([plan.single, plan.tried]))
         upload.add("paced steps", np.concatenate([np.ones_like(plan.single), plan.num_tried]))
@@ -209,6 +214,7 @@ class CudaRunner:
         """Send the parcel, and do what the plan says before its pass."""
         upload.send()
         self.columns.change(upload)
+        self._row_media.change(upload)
         if len(plan.single) or len(plan.tried):
             self.columns.draw_some(upload.take("paced rows"), upload.take("paced steps"))
         if len(plan.ends):
@@ -220,10 +226,6 @@ class CudaRunner:
             self.ops.copy_blocks(self.cache, upload.take("copies").view(-1, 2))
         self._beams.choose(plan, upload)
         self.media.encode(plan)
-        if self._deltas is not None and plan.starts:
-            rows = torch.tensor([start.row for start in plan.starts], device=self.device)
-            added = torch.tensor([start.delta for start in plan.starts], device=self.device)
-            self._deltas.index_copy_(0, rows, added)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:
         if self._adapters is not None:

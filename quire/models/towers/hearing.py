@@ -3,7 +3,7 @@ the decoder. The encoder is Transformers' module with the checkpoint's weights."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.models.towers.tower import MOST_TOGETHER
+from quire.ranks.shares import ALONE, RankShare
 from quire.step import Encode
 
 ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
@@ -23,28 +24,35 @@ class HearingTower:
     """Sounds as their decoder hears them."""
 
     def __init__(
-        self, encoder: nn.Module, weight: Tensor, bias: Tensor, heads: int, *, alone: bool
+        self,
+        encoder: nn.Module,
+        weight: Tensor,
+        bias: Tensor,
+        layers: int,
+        heads: int,
+        *,
+        alone: bool,
     ) -> None:
-        """`weight` [layers * 2 * H, H] makes keys and values of all layers, with `bias`; `alone`:
-        each sound is encoded by itself, so that its rows have the same bits in any plan."""
+        """`weight` [layers * 2 * heads * D, H] makes keys and values of all layers, with `bias`;
+        `alone`: each sound is encoded by itself, so that its rows have the same bits in any
+        plan."""
         self._encoder, self._weight, self._bias = encoder, weight, bias
-        self._heads, self._alone = heads, alone
+        self._layers, self._heads, self._alone = layers, heads, alone
         self.hidden_size = weight.shape[1]
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
-        """[rows, layers, 2, heads, D] of each: a view, in whose memory rows lie by head."""
-        made: list[Tensor] = []
+    def encode(self, items: Sequence[Encode]) -> Iterator[Tensor]:
+        """[rows, layers, 2, heads, D] of each: a view, in whose memory rows lie by head. One by
+        one: of a large model they take hundreds of megabytes."""
         step = 1 if self._alone else MOST_TOGETHER
         for first in range(0, len(items), step):
             mel = np.stack([item.arrays["mel"] for item in items[first : first + step]])
             heard = torch.from_numpy(mel).to(self._weight.device, self._weight.dtype)
             for rows in self._encoder(heard).last_hidden_state:
                 pairs = F.linear(rows, self._weight, self._bias)
-                heads = pairs.view(len(rows), -1, 2, self._heads, self.hidden_size // self._heads)
+                heads = pairs.view(len(rows), self._layers, 2, self._heads, -1)
                 by_head = heads.permute(1, 2, 3, 0, 4).contiguous()
-                made.append(by_head.permute(3, 0, 1, 2, 4))
-        return made
+                yield by_head.permute(3, 0, 1, 2, 4)
 
 
 def build_hearing_tower(
@@ -54,8 +62,9 @@ def build_hearing_tower(
     dtype: torch.dtype,
     device: torch.device,
     alone: bool,
+    share: RankShare = ALONE,
 ) -> HearingTower:
-    """That of a Whisper, by its config.json."""
+    """That of a Whisper, by its config.json; keys and values are of the heads of a rank's share."""
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -81,10 +90,13 @@ def build_hearing_tower(
         found = nn.Parameter(weight_of(f"encoder.{name}", tuple(weight.shape)), requires_grad=False)
         setattr(encoder.get_submodule(holder), last, found)
     hidden, weights, biases = about.d_model, [], []
+    own = share.equal_heads(about.decoder_attention_heads)
+    size = hidden // about.decoder_attention_heads
+    rows = slice(own.start * size, own.stop * size)
     for layer in range(about.decoder_layers):
         start = f"decoder.layers.{layer}.encoder_attn"
-        weights += [weight_of(f"{start}.{x}_proj.weight", (hidden, hidden)) for x in "kv"]
-        bias = weight_of(f"{start}.v_proj.bias", (hidden,))
+        weights += [weight_of(f"{start}.{x}_proj.weight", (hidden, hidden))[rows] for x in "kv"]
+        bias = weight_of(f"{start}.v_proj.bias", (hidden,))[rows]
         biases += [torch.zeros_like(bias), bias]  # keys have none
     made = torch.cat(weights), torch.cat(biases)
-    return HearingTower(encoder.eval(), *made, about.decoder_attention_heads, alone=alone)
+    return HearingTower(encoder.eval(), *made, about.decoder_layers, len(own), alone=alone)

@@ -26,6 +26,7 @@ from quire.executor.cuda.step import CudaStep
 from quire.executor.executor import Executor, ExecutorFacts, PendingStep
 from quire.executor.memory import groups_of, make_cache, windows_of
 from quire.executor.samplers import sampler_for
+from quire.executor.shelf import Shelf
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind
 from quire.layers.tp import TensorParallel
@@ -329,6 +330,7 @@ class PlainExecutor:
     make_ops: type[PlainOps] = PlainOps
     num_states: int = 0  # of grammars that are followed without the host
     sites: AdapterSites | None = None  # made where the config has adapters
+    shelf: Shelf | None = None  # with what encodes media
 
     def __post_init__(self) -> None:
         config, spec, device = self.config, self.spec, torch.device("cpu")
@@ -379,6 +381,7 @@ class PlainExecutor:
             captured=NOTHING_CAPTURED,
             capture=False,
             groups=groups,
+            shelf=self.shelf,
             adapters=self._adapters(device),
         )
 
@@ -453,6 +456,7 @@ def answers(
     make_masks: MakeMasks | None = None,
     pacing: Pacing | None = None,
     max_adapters: int = 0,
+    shelf_rows: int = 0,
     seen: list[Scheduler] | None = None,
 ) -> list[Sequence]:
     """Every sample of every request, in order, after an engine ran them. `poisoned`: whatever
@@ -470,6 +474,7 @@ def answers(
         speculation=config.speculation,
         pacing=pacing or Pacing.in_engine(config),
         max_adapters=max_adapters,
+        shelf_rows=shelf_rows,
     )
     hold = (lambda number: None) if max_adapters else None
     scheduler = Scheduler(pool, limits, make_masks=make_masks, hold_adapter=hold)

@@ -16,6 +16,7 @@ from quire.errors import NotSupported
 from quire.executor.cuda.executor import CudaExecutor
 from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.memory import block_bytes, make_cache
+from quire.layer_plan import CrossPlan
 from quire.options import DeviceFacts, parse_options, resolve
 from tests.executor.cuda.plain import (
     PlainExecutor,
@@ -131,6 +132,9 @@ def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
     capped = SPEC.with_attention(lambda one: replace(one, softcap=5.0))
     with pytest.raises(NotSupported, match="softcap"):
         resolve(parse_options({"kv_cache_dtype": "fp8"}), capped, GPU)
+    layers = tuple(replace(one, cross=CrossPlan(8)) for one in SPEC.layers)
+    with pytest.raises(NotSupported, match="attend to sounds"):
+        resolve(parse_options({"kv_cache_dtype": "fp8"}), replace(SPEC, layers=layers), GPU)
     with pytest.raises(NotSupported, match="block_size 1"):
         resolve(parse_options({"kv_cache_dtype": "fp8", "block_size": 1}), SPEC, GPU)
     with pytest.raises(NotSupported, match="head_dim 18"):
@@ -138,7 +142,7 @@ def test_fp8_is_resolved_for_a_gpu_and_refused_elsewhere() -> None:
 
 
 def test_an_older_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.executor.cuda.executor import check_fp8
+    from quire.executor.cuda.fp8_kv import check_fp8
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     check_fp8(small_config(device="cuda"))

@@ -1,10 +1,11 @@
 """Media through the CUDA runner: rows in place of embeddings, deeper rows, coordinates and deltas,
-against the plain runner on the same plans."""
+and sounds that rows hear, against the plain runner on the same plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ import torch
 from torch import Tensor
 
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.shelf import Shelf
+from quire.executor.sound_pages import SoundPages
 from quire.inputs.media.coordinates import coordinates_of
-from quire.layer_plan import AttentionPlan
+from quire.layer_plan import AttentionPlan, CrossPlan
 from quire.request import Arrays, MediaItem, Request, Span
 from quire.step import Encode
+from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
+from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_runner import SPEC as TEXT
 from tests.executor.harness import small_config
@@ -104,6 +109,79 @@ def test_media_change_no_token_of_the_cuda_runner(
     blind = LocalExecutor(plain, SPEC, dict(WEIGHTS))
     text = [replace(r, prompt_ids=r.plain_ids, media=(), coordinates=None, delta=0) for r in asked]
     assert wanted != [one.output_ids.tolist() for one in answers(blind, plain, text)]
-    executor = PlainExecutor(config, SPEC, WEIGHTS, rounded=rounded)
-    executor.runner.media.shelf = Shelf(Rows)
+    executor = PlainExecutor(config, SPEC, WEIGHTS, rounded=rounded, shelf=Shelf(Rows))
     assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
+
+
+HEARD = 10  # rows of a sound: two blocks of 4 tokens, and half of one
+EQUAL = TEXT.with_attention(lambda one: replace(one, num_kv_heads=one.num_heads))
+LAYERS = tuple(replace(one, cross=CrossPlan(HEARD)) for one in EQUAL.layers)
+HEARING = replace(EQUAL, layers=LAYERS)
+HEARING_WEIGHTS = {
+    name: w * 10 if w.dim() == 2 else w
+    for name, w in dummy_weights(HEARING, dtype=torch.float32, device="cpu").items()
+}
+SOUNDS = [MediaItem(serial, "audio", HEARD, Seed(serial)) for serial in range(1, 6)]
+
+
+class Sounds:
+    """A tower that makes keys and values of an item alone."""
+
+    hidden_size = HEARING.hidden_size
+
+    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+        shape = (HEARD, HEARING.num_layers, 2, HEARING.num_heads, HEARING.head_dim)
+        seeds = [int(item.arrays["seed"][0]) for item in items]
+        return [torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds]
+
+
+def hearing(request: Request) -> Request:
+    """The request with one of the sounds, and ids that tell them apart."""
+    item = SOUNDS[request.number % len(SOUNDS)]
+    compared = np.concatenate([[-item.serial], request.prompt_ids[1:]]).astype(np.int32)
+    return replace(request, prompt_ids=compared, with_placeholders=request.prompt_ids, heard=item)
+
+
+def shelf_with_pages(num_places: int, block_size: int) -> Shelf:
+    shelf = Shelf(Sounds)
+    given = (HEARING, num_places, block_size, torch.float32, torch.device("cpu"))
+    shelf.pages = SoundPages(*given)
+    return shelf
+
+
+def heard_tokens(executor: Any, config: EngineConfig, asked: list[Request], room: int) -> Any:
+    made = answers(executor, config, asked, shelf_rows=room)
+    return [one.output_ids.tolist() for one in made]
+
+
+@pytest.mark.parametrize(("depth", "max_repeat", "num_sounds"), [(1, 1, 1), (2, 8, 3)])
+def test_sounds_in_pages_are_heard_as_sounds_by_themselves(
+    depth: int, max_repeat: int, num_sounds: int
+) -> None:
+    """In chunks, with samples and beside rows that rest; sounds come, go and come again."""
+    config = small_config(depth=depth, max_repeat=max_repeat, max_num_batched_tokens=24)
+    asked = [hearing(r) for r in requests(PLAIN + SPECIAL)]
+    plain = replace(config, depth=1, max_repeat=1)
+    room = HEARD * num_sounds
+    local = LocalExecutor(plain, HEARING, dict(HEARING_WEIGHTS), tower=Sounds)
+    wanted = heard_tokens(local, plain, asked, room)
+    others = [replace(r, heard=SOUNDS[0]) for r in asked]
+    local = LocalExecutor(plain, HEARING, dict(HEARING_WEIGHTS), tower=Sounds)
+    assert wanted != heard_tokens(local, plain, others, room)  # sounds count
+    shelf = shelf_with_pages(num_sounds, config.block_size)
+    executor = PlainExecutor(config, HEARING, HEARING_WEIGHTS, rounded=True, shelf=shelf)
+    assert heard_tokens(executor, config, asked, room) == wanted
+
+
+@pytest.mark.interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_kernels_hear_what_plain_torch_hears() -> None:
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    some = requests(PLAIN, count=2)  # of few tokens: the interpreter is slow
+    asked = [hearing(replace(r, prompt_ids=r.prompt_ids[:3], max_tokens=3)) for r in some]
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+    local = LocalExecutor(plain, HEARING, dict(HEARING_WEIGHTS), tower=Sounds)
+    wanted = heard_tokens(local, plain, asked, HEARD * 3)
+    shelf = shelf_with_pages(3, config.block_size)
+    executor = InterpretedExecutor(config, HEARING, HEARING_WEIGHTS, shelf=shelf)
+    assert heard_tokens(executor, config, asked, HEARD * 3) == wanted

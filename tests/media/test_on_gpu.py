@@ -1,0 +1,204 @@
+"""Every family that sees or hears on a GPU, against Transformers: in float32 the same tokens and
+logprobs, in bf16 logprobs that are no further off than those of Transformers in bf16."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import SamplingParams
+from tests.media import test_families as seeing
+from tests.media import test_foreign as foreign
+from tests.media import test_hearing as hearing
+from tests.media import test_whisper as whisper
+from tests.media.families import SEEING
+from tests.media.hearing import HEARING
+from tests.media.tiny import TinyModel, save_tiny
+from tests.media.whisper import features
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+PRECISE = 2e-3  # of logprobs in float32
+COUNT = 6
+GREEDY = SamplingParams(
+    temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0, prompt_logprobs=0
+)
+CHUNKS = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
+Inputs = Callable[[Sequence[int], int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, prompts, and what Transformers is given with the ids of prompt i."""
+
+    model: TinyModel
+    prompts: list[Any]
+    inputs: Inputs
+
+
+def seen_by(name: str, path: Path) -> Case:
+    family = SEEING[name]
+    model = save_tiny(path, family.make(), family.added, family.processor)
+    images = seeing.images_of(family)
+
+    def inputs(ids: Sequence[int], i: int) -> dict[str, Any]:
+        made = seeing.inputs_of(family, images[i], list(ids))
+        if (kinds := made.get(family.typed)) is not None:  # of the answer's tokens, too
+            made[family.typed] = torch.nn.functional.pad(kinds, (0, len(ids) - kinds.shape[1]))
+        return made
+
+    return Case(model, seeing.prompts_of(family), inputs)
+
+
+def heard_by(name: str, path: Path) -> Case:
+    family = HEARING[name]
+    sounds = [some for _, some in hearing.asked(family)]
+    return Case(
+        hearing.saved(name, path),
+        hearing.prompts_of(family),
+        lambda ids, i: family.inputs(sounds[i]) if sounds[i] else {},
+    )
+
+
+def seen_by_others(make: Callable[[Path], TinyModel], path: Path) -> Case:
+    from transformers import AutoProcessor
+
+    model = make(path)
+    processor = AutoProcessor.from_pretrained(path)
+
+    def inputs(ids: Sequence[int], i: int) -> dict[str, Any]:
+        text, images = foreign.asked()[i]
+        made = dict(processor(images=images or None, text=[text], return_tensors="pt"))
+        return {k: v for k, v in made.items() if k not in ("input_ids", "attention_mask")}
+
+    prompts = [{"prompt": t, "multi_modal_data": {"image": some}} for t, some in foreign.asked()]
+    return Case(model, prompts, inputs)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    **{name: partial(seen_by, name) for name in SEEING},
+    **{name: partial(heard_by, name) for name in HEARING},
+    "VipLlava": partial(seen_by_others, foreign.vip_llava),
+    "AyaVision": partial(seen_by_others, foreign.aya_vision),
+}
+
+
+@torch.no_grad()
+def logprobs_by(module: Any, ids: list[int], inputs: dict[str, Any]) -> torch.Tensor:
+    """Of every token but the first, by Transformers' module, where it is and in its type."""
+    device, dtype = module.device, module.dtype
+    given = {
+        k: v.to(device, dtype if v.is_floating_point() else v.dtype) for k, v in inputs.items()
+    }
+    text = torch.tensor([ids], device=device)
+    logits = module(input_ids=text, attention_mask=torch.ones_like(text), **given).logits[0].float()
+    return logits.log_softmax(-1)[:-1].gather(1, text[0, 1:, None])[:, 0].cpu()
+
+
+def differences(case: Case, dtype: str) -> tuple[list[float], list[float]]:
+    """|logprob - that of the module in float32| of all tokens of text, prompts' and answers': ours,
+    and the module's in this type."""
+    kind, placeholders = getattr(torch, dtype), {*range(seeing.FIRST_ADDED, 10**6)}
+    rounded = copy.deepcopy(case.model.module).to(DEVICE, kind).eval()
+    exact = copy.deepcopy(rounded).float()
+    ours: list[float] = []
+    theirs: list[float] = []
+    with case.model.llm(dtype=dtype, device=DEVICE, **CHUNKS) as llm:
+        outputs = llm.generate(case.prompts, GREEDY, use_tqdm=False)
+    for i, output in enumerate(outputs):
+        answer, prompt = output.outputs[0], output.prompt_token_ids or []
+        ids = [*prompt, *answer.token_ids]
+        told: list[Any] = [*(output.prompt_logprobs or [])[1:], *(answer.logprobs or [])]
+        inputs = case.inputs(ids, i)
+        wanted, other = (logprobs_by(one, ids, inputs) for one in (exact, rounded))
+        for at, token in enumerate(ids[1:]):
+            if token not in placeholders:
+                ours.append(abs(told[at][token].logprob - float(wanted[at])))
+                theirs.append(abs(float(other[at] - wanted[at])))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    case = CASES[name](tmp_path)
+    ours, _ = differences(case, "float32")
+    print(f"{name}: float32 {max(ours):.2g} of {len(ours)}")
+    assert max(ours) <= PRECISE
+    ours, theirs = differences(case, "bfloat16")
+    means = [sum(some) / len(some) for some in (ours, theirs)]
+    print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
+    assert means[0] <= 1.2 * means[1]
+
+
+@pytest.fixture(scope="module")
+def whisper_model(tmp_path_factory: Any) -> TinyModel:
+    return whisper.make(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def written(whisper_model: TinyModel) -> list[whisper.Written]:
+    module = whisper_model.module
+    return [
+        whisper.written(module, whisper.tone(length), whisper.ASKED, whisper.COUNT)
+        for length in whisper.LENGTHS
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 3, "max_num_seqs": 3, "enable_prefix_caching": False},
+        {"num_gpu_blocks_override": 6, "enforce_eager": True},
+        {"batch_invariant": True},
+    ],
+    ids=["plain", "chunks", "little room", "invariant"],
+)
+def test_whisper_writes_what_transformers_writes(
+    whisper_model: TinyModel, written: list[whisper.Written], options: dict[str, Any]
+) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    prompts = [whisper.prompt(length) for length in whisper.LENGTHS] * 2
+    with whisper_model.llm(device=DEVICE, **options) as llm:
+        whisper.check(llm.generate(prompts, whisper.GREEDY, use_tqdm=False), written * 2)
+        many = whisper.GREEDY.clone()
+        many.n = 3
+        whisper.check(llm.generate(prompts[::-1], many, use_tqdm=False), (written * 2)[::-1])
+        llm.sleep(level=1)
+        llm.wake_up()
+        whisper.check(llm.generate(prompts[:3], whisper.GREEDY, use_tqdm=False), written[:3])
+
+
+def test_whisper_in_bf16_is_as_near_as_transformers(whisper_model: TinyModel) -> None:
+    rounded = copy.deepcopy(whisper_model.module).bfloat16()
+    exact = copy.deepcopy(rounded).float()
+    prompts = [whisper.prompt(length) for length in whisper.LENGTHS]
+    with whisper_model.llm(device=DEVICE, dtype="bfloat16") as llm:
+        outputs = llm.generate(prompts, whisper.GREEDY, use_tqdm=False)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for length, output in zip(whisper.LENGTHS, outputs, strict=True):
+        answer = output.outputs[0]
+        mel = features(whisper.tone(length))
+        ids = torch.tensor([[*whisper.ASKED, *answer.token_ids]])
+        made = []
+        for module in (exact, rounded):
+            with torch.no_grad():
+                given = {"input_features": mel.to(module.dtype), "decoder_input_ids": ids[:, :-1]}
+                logprobs = module(**given).logits[0].float().log_softmax(-1)
+            made.append(logprobs.gather(1, ids[0, 1:, None])[len(whisper.ASKED) - 1 :, 0])
+        lines: list[Any] = list(answer.logprobs or [])
+        told = [line[t].logprob for t, line in zip(answer.token_ids, lines, strict=True)]
+        ours += (torch.tensor(told) - made[0]).abs().tolist()
+        theirs += (made[1] - made[0]).abs().tolist()
+    means = [sum(some) / len(some) for some in (ours, theirs)]
+    print(f"whisper: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
+    assert means[0] <= 1.2 * means[1]
