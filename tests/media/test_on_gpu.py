@@ -26,10 +26,11 @@ from tests.media.whisper import features
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 PRECISE = 2e-3  # of logprobs in float32
-COUNT = 6
+COUNT = 20
 GREEDY = SamplingParams(
     temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0, prompt_logprobs=0
 )
+SAMPLED = SamplingParams(n=3, seed=5, max_tokens=9)
 CHUNKS = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
 Inputs = Callable[[Sequence[int], int], dict[str, Any]]
 
@@ -75,7 +76,8 @@ def seen_by_others(make: Callable[[Path], TinyModel], path: Path) -> Case:
 
     def inputs(ids: Sequence[int], i: int) -> dict[str, Any]:
         text, images = foreign.asked()[i]
-        made = dict(processor(images=images or None, text=[text], return_tensors="pt"))
+        how = {"return_tensors": "pt", "padding": False}
+        made = dict(processor(images=images or None, text=[text], **how))
         return {k: v for k, v in made.items() if k not in ("input_ids", "attention_mask")}
 
     prompts = [{"prompt": t, "multi_modal_data": {"image": some}} for t, some in foreign.asked()]
@@ -152,6 +154,15 @@ def written(whisper_model: TinyModel) -> list[whisper.Written]:
     ]
 
 
+@pytest.fixture(scope="module")
+def sampled(whisper_model: TinyModel) -> list[Any]:
+    """What a CPU writes with noise, for the prompts from the last to the first."""
+    prompts = [whisper.prompt(length) for length in whisper.LENGTHS] * 2
+    with whisper_model.llm() as llm:
+        outputs = llm.generate(prompts[::-1], SAMPLED, use_tqdm=False)
+    return [[one.token_ids for one in output.outputs] for output in outputs]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -163,15 +174,17 @@ def written(whisper_model: TinyModel) -> list[whisper.Written]:
     ids=["plain", "chunks", "little room", "invariant"],
 )
 def test_whisper_writes_what_transformers_writes(
-    whisper_model: TinyModel, written: list[whisper.Written], options: dict[str, Any]
+    whisper_model: TinyModel,
+    written: list[whisper.Written],
+    sampled: list[Any],
+    options: dict[str, Any],
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     prompts = [whisper.prompt(length) for length in whisper.LENGTHS] * 2
     with whisper_model.llm(device=DEVICE, **options) as llm:
         whisper.check(llm.generate(prompts, whisper.GREEDY, use_tqdm=False), written * 2)
-        many = whisper.GREEDY.clone()
-        many.n = 3
-        whisper.check(llm.generate(prompts[::-1], many, use_tqdm=False), (written * 2)[::-1])
+        outputs = llm.generate(prompts[::-1], SAMPLED, use_tqdm=False)
+        assert [[one.token_ids for one in output.outputs] for output in outputs] == sampled
         llm.sleep(level=1)
         llm.wake_up()
         whisper.check(llm.generate(prompts[:3], whisper.GREEDY, use_tqdm=False), written[:3])
