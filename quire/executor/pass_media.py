@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.backends.two_way import TwoWaySpan
@@ -15,6 +14,7 @@ from quire.executor.coordinates import Deltas
 from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch
 from quire.layers.cross import Heard
+from quire.layers.host_arrays import on_device
 from quire.request import Ints
 from quire.step import Slice, StepPlan, no_ints
 
@@ -60,7 +60,7 @@ class PassMedia:
         media."""
         moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
         if moved is not None:
-            batch = replace(batch, coordinates=torch.from_numpy(moved).to(batch.positions.device))
+            batch = replace(batch, coordinates=on_device(moved, batch.positions.device))
         if not any(one.media for one in prefill):
             return batch
         starts = np.cumsum([0, *(len(one.token_ids) for one in prefill)]).tolist()

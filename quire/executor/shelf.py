@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.errors import EngineError
 from quire.executor.sound_pages import SoundPages
 from quire.layers.cross import Heard, HeardPart, HeardParts
+from quire.layers.host_arrays import on_device
 from quire.layers.overlay import Overlay
 from quire.step import Encode, Slice, StepPlan
 
@@ -92,7 +93,7 @@ class Shelf:
                 places.append(part.offsets.astype(np.int64) + first)
                 rows.append(self._rows[part.serial][part.first : part.first + count])
         found = torch.cat(rows)
-        at = torch.from_numpy(np.concatenate(places)).to(found.device)
+        at = on_device(np.concatenate(places), found.device)
         width = self.tower.hidden_size
         if found.shape[1] == width:
             return Overlay(at, found)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -34,6 +35,7 @@ from quire.inputs.media.files import open_file
 
 MOST_CHILDREN = 8  # of each kind, that decode
 HEADER = "about"  # the task that reads no further
+MOST_HEADERS = 1 << 16  # that are remembered, of a few hundred bytes each
 MEMORY = {"image": 4 << 30, "audio": 1 << 30, "video": 2 << 30}  # bytes beside what a child begins
 LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
@@ -66,6 +68,7 @@ class MediaChildren:
         self._idle: dict[str, list[_Child]] = {kind: [] for kind in WORDS}
         self._count, self._decoding = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
         self._busy: set[_Child] = set()
+        self._headers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
         self._closed = False
 
     def ask(
@@ -84,6 +87,21 @@ class MediaChildren:
                 yield from child.answers({"task": task, "seconds": seconds, **about}, file)
             finally:
                 self._give_back(child, decodes)
+
+    def header(self, kind: str, data: bytes, content: bytes, **about: Any) -> Any:
+        """What an item's header says, by its `content`: the same one, in many prompts, is looked at
+        once."""
+        known = (kind, content)
+        with self._changed:
+            if known in self._headers:
+                self._headers.move_to_end(known)
+                return self._headers[known]
+        found = self.one(kind, HEADER, data, **about)
+        with self._changed:
+            self._headers[known] = found
+            if len(self._headers) > MOST_HEADERS:
+                self._headers.popitem(last=False)
+        return found
 
     def one(self, kind: str, task: str, data: bytes | Path, **about: Any) -> Any:
         """The only answer of a task that has one."""

@@ -62,9 +62,9 @@ class EncodedImage:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        found = children.one("image", "about", raw)
-        size = checked_size(*found["size"])
-        return cls(data, content_hash(b"encoded", raw), size, found["turn"], children)
+        content = content_hash(b"encoded", raw)
+        found = children.header("image", raw, content)
+        return cls(data, content, checked_size(*found["size"]), found["turn"], children)
 
     def open(self) -> Image:
         raw = self.data if isinstance(self.data, bytes) else read_file(self.data, MOST_BYTES)

@@ -44,11 +44,6 @@ class About:
         return -(-self.frames * rate // self.rate)
 
 
-def about(data: bytes | Path, children: MediaChildren, most_seconds: float = MOST_SECONDS) -> About:
-    """What a sound is, if its header is one that quire reads on from."""
-    return About(**children.one("audio", "about", data, most_seconds=most_seconds))
-
-
 def blocks(
     data: bytes | Path, rate: int, children: MediaChildren, most_seconds: float = MOST_SECONDS
 ) -> Iterator[Samples]:

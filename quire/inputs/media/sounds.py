@@ -26,7 +26,6 @@ from quire.inputs.media.samples import (
     MOST_SECONDS,
     About,
     Samples,
-    about,
     bad,
     blocks,
     checked_rate,
@@ -78,8 +77,9 @@ class EncodedSound:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        found = about(raw, children)
-        return cls(data, content_hash(b"encoded sound", raw), found, rate, children)
+        content = content_hash(b"encoded sound", raw)
+        found = About(**children.header("audio", raw, content, most_seconds=MOST_SECONDS))
+        return cls(data, content, found, rate, children)
 
     @property
     def num_samples(self) -> int:

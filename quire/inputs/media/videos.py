@@ -91,7 +91,8 @@ class FileVideo:
         raw = data if isinstance(data, bytes) else read_file(data, MOST_BYTES)
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
-        found = children.one("video", "about", raw)
+        content = content_hash(b"video", raw)
+        found = children.header("video", raw, content)
         frames, (width, height) = found["frames"], checked_size(*found["size"])
         if frames * width * height > MOST_DECODED:
             raise bad(
@@ -99,7 +100,7 @@ class FileVideo:
                 "all are decoded"
             )
         shape = VideoShape(frames, width, height, found["rate"], None, frames, sampled=False)
-        return cls(data, content_hash(b"video", raw), shape, children)
+        return cls(data, content, shape, children)
 
     @property
     def size(self) -> tuple[VideoShape]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,16 +24,32 @@ def _joined(made: Any) -> Tensor:
     return made if isinstance(made, Tensor) else torch.cat(list(made))
 
 
+def _in_batches(
+    tower: ModuleTower, items: Sequence[Encode], encode: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Images as squares or tiles, one or several each: those of one size together, whichever item
+    they are of."""
+    by_size: dict[tuple[int, ...], list[Encode]] = {}
+    for item in items:
+        by_size.setdefault(item.arrays["pixels"].shape[1:], []).append(item)
+    made: dict[int, Tensor] = {}
+    for some in by_size.values():
+        pixels = np.concatenate([item.arrays["pixels"] for item in some])
+        firsts = range(0, len(pixels), MOST_TOGETHER)
+        cut = (pixels[first : first + MOST_TOGETHER] for first in firsts)
+        rows = [encode(tower.pixels(part, tower.rules.normalised)).flatten(0, -2) for part in cut]
+        split = torch.split(torch.cat(rows), [item.count for item in some])
+        made |= zip((item.serial for item in some), split, strict=True)
+    return [made[item.serial] for item in items]
+
+
 def _squares(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images as squares of one size, one or several each."""
-    pixels = np.concatenate([item.arrays["pixels"] for item in items])
     module: Any = tower.module
-    rows: list[Tensor] = []
-    for first in range(0, len(pixels), MOST_TOGETHER):
-        some = tower.pixels(pixels[first : first + MOST_TOGETHER], tower.rules.normalised)
-        made = _joined(_features(module.get_image_features(pixel_values=some)))
-        rows.append(made.reshape(-1, made.shape[-1]))
-    return list(torch.split(torch.cat(rows), [item.count for item in items]))
+
+    def encode(pixels: Tensor) -> Tensor:
+        return _joined(_features(module.get_image_features(pixel_values=pixels)))
+
+    return _in_batches(tower, items, encode)
 
 
 def _sized(
@@ -58,18 +74,18 @@ def _sized(
 
 
 def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images as tiles that are all of one size and full, so that no mask is needed."""
+    """Tiles are full, so that no mask is needed."""
     module: Any = tower.module
-    rows: list[Tensor] = []
-    for item in items:
-        pixels = tower.pixels(item.arrays["pixels"], tower.rules.normalised)
-        size = module.config.vision_config.patch_size
+    size = module.config.vision_config.patch_size
+
+    def encode(pixels: Tensor) -> Tensor:
         shape = (len(pixels), pixels.shape[2] // size, pixels.shape[3] // size)
         full = torch.ones(shape, dtype=torch.bool, device=tower.device)
         seen = module.vision_model(pixel_values=pixels, patch_attention_mask=full)
-        made = module.connector(seen.last_hidden_state)
-        rows.append(made.reshape(-1, made.shape[-1]))
-    return rows
+        made: Tensor = module.connector(seen.last_hidden_state)
+        return made
+
+    return _in_batches(tower, items, encode)
 
 
 def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:

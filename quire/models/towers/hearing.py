@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.layers.host_arrays import on_device
 from quire.models.towers.tower import MOST_TOGETHER
 from quire.ranks.shares import ALONE, RankShare
 from quire.step import Encode
@@ -47,7 +48,7 @@ class HearingTower:
         step = 1 if self._alone else MOST_TOGETHER
         for first in range(0, len(items), step):
             mel = np.stack([item.arrays["mel"] for item in items[first : first + step]])
-            heard = torch.from_numpy(mel).to(self._weight.device, self._weight.dtype)
+            heard = on_device(mel, self._weight.device).to(self._weight.dtype)
             for rows in self._encoder(heard).last_hidden_state:
                 pairs = F.linear(rows, self._weight, self._bias)
                 heads = pairs.view(len(rows), self._layers, 2, self._heads, -1)

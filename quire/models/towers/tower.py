@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.families.media.rules import ImageRules, MediaRules, Normalised
+from quire.layers.host_arrays import on_device
 from quire.step import Encode
 
 MOST_TOGETHER = 16  # items of one call
@@ -48,13 +49,13 @@ class ModuleTower:
 
     def numbers(self, given: np.ndarray) -> Tensor:
         """Numbers that were prepared, on the tower's device and in its type."""
-        return torch.from_numpy(np.ascontiguousarray(given)).to(self.device, self.dtype)
+        return on_device(given, self.device).to(self.dtype)
 
     def tensors(self, given: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """What was prepared, by name; what is no float keeps its type."""
-        made = {name: torch.from_numpy(np.ascontiguousarray(of)) for name, of in given.items()}
+        made = {name: on_device(of, self.device) for name, of in given.items()}
         return {
-            name: of.to(self.device, self.dtype if of.is_floating_point() else of.dtype)
+            name: of.to(self.dtype if of.is_floating_point() else of.dtype)
             for name, of in made.items()
         }
 
@@ -68,11 +69,9 @@ class ModuleTower:
 
     def pixels(self, bytes_: np.ndarray, normalised: Normalised) -> Tensor:
         """Bytes [..., 3, height, width] as the tower's numbers."""
-        on_device = torch.from_numpy(np.ascontiguousarray(bytes_)).to(self.device)
-        shape = (3, 1, 1)
-        mean = torch.tensor(normalised.mean, device=self.device).view(shape)
-        std = torch.tensor(normalised.std, device=self.device).view(shape)
-        numbers = on_device.float().mul_(normalised.factor)
+        by = np.array([normalised.mean, normalised.std], np.float32).reshape(2, 3, 1, 1)
+        mean, std = on_device(by, self.device)
+        numbers = on_device(bytes_, self.device).float().mul_(normalised.factor)
         return numbers.sub_(mean).div_(std).to(self.dtype)
 
 
