@@ -24,7 +24,7 @@ class ExecutorFacts:
     dtype: str
     notes: tuple[str, ...] = ()  # one line each, for the log and `quire doctor`
     windows: Windows = ONE_GROUP
-    shelf_rows: int = 0  # of sounds, for as long as rows hear them; 0: the model hears none
+    shelf_rows: int = 0  # of encoded media that have room; 0: that was not counted
 
     def most_tokens(self, block_size: int, most: int) -> int:
         """Tokens of the longest sequence that the blocks hold, at most `most`."""

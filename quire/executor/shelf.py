@@ -20,12 +20,15 @@ from quire.step import Encode, Slice, StepPlan
 # Activations of a tower over the images of one call: a few thousand patches, a few layers' worth.
 ENCODING_BYTES = 1 << 30
 ROW_COPIES = 3
+# Rows that are kept for prompts to come: some hundred images, or a small part of what is free.
+KEPT_BYTES, KEPT_SHARE = 2 << 30, 16
 
 
 class Tower(Protocol):
     """What encodes media."""
 
     hidden_size: int  # of the stream that its rows join
+    row_width: int  # numbers of a row, with those that deeper layers are given
 
     def encode(self, items: Sequence[Encode]) -> Iterable[Tensor]:
         """The rows of each item [count, H], or [count, (1 + layers) * H]; of one that is heard
@@ -43,6 +46,7 @@ class Shelf:
         self._rows: dict[int, Tensor] = {}
         self.pages: SoundPages | None = None  # where a GPU has the sounds that are heard
         self.num_encoded = 0
+        self.num_rows = 0  # that are kept, if that is bounded here
 
     @property
     def tower(self) -> Tower:
@@ -57,12 +61,20 @@ class Shelf:
         if self._load is not None:
             _ = self.tower
 
-    def reserved_bytes(self, max_tokens: int) -> int:
-        """What encoding takes beside the tower's weights: rows of one plan, on the shelf and on
-        their way, and the tower's own activations."""
+    def reserved_bytes(self, num_rows: int, itemsize: int) -> int:
+        """What encoding takes beside the tower's weights: its activations, and so many rows on
+        their way."""
         if self._load is None:
             return 0
-        return ENCODING_BYTES + ROW_COPIES * 4 * max_tokens * self.tower.hidden_size
+        return ENCODING_BYTES + ROW_COPIES * num_rows * self.tower.row_width * itemsize
+
+    def keep(self, free: int, itemsize: int) -> int:
+        """Bound the rows that are kept, to `num_rows`: the bytes that they take of `free` ones."""
+        if self._load is None:
+            return 0
+        row = self.tower.row_width * itemsize
+        self.num_rows = max(1, min(KEPT_BYTES, free // KEPT_SHARE) // row)
+        return self.num_rows * row
 
     def change(self, plan: StepPlan) -> None:
         """What a plan says of media before its pass."""

@@ -23,7 +23,7 @@ def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -
         caching=config.enable_prefix_caching,
         windows=model.facts.windows,
     )
-    # As many rows as tokens of KV, a few per cent of its bytes; of sounds as many as fit.
+    # As many as have room, or as tokens of KV, in a few per cent of its bytes.
     kept = model.facts.shelf_rows or model.facts.num_blocks * config.block_size
     return Scheduler(
         pool,

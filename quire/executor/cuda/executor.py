@@ -110,13 +110,17 @@ class CudaExecutor:
             torch.cuda.synchronize(self._device)
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
-            free -= self.shelf.reserved_bytes(config.max_num_batched_tokens)
+            one = self.spec.heard_rows  # sounds, of which each goes to its pages at once
+            encoded = one or config.max_num_batched_tokens
+            free -= self.shelf.reserved_bytes(encoded, dtype.itemsize)
+            if not one:
+                free -= self.shelf.keep(free, dtype.itemsize)
             count = num_cuda_blocks(config, self.spec, dtype, free=free, total=total)
             self._num_blocks = count = self._tp.least(count)
             sounds = num_cuda_sounds(config, self.spec, dtype, free=free, total=total)
             self._num_sounds = self._tp.least(sounds)
             self._runner = self._make_runner(model)
-        size = self._runner.cache.nbytes / (1 << 30)
+        size, rows = self._runner.cache.nbytes / (1 << 30), self.shelf.num_rows
         name = torch.cuda.get_device_name(self._device)
         return ExecutorFacts(
             num_blocks=count,
@@ -127,7 +131,7 @@ class CudaExecutor:
                 *declined_notes(model.kernels, self.spec),
             ),
             windows=windows_of(groups_of(config, self.spec)),
-            shelf_rows=self._num_sounds * self.spec.heard_rows,
+            shelf_rows=self._num_sounds * self.spec.heard_rows or self._tp.least(rows),
         )
 
     def submit(self, plan: StepPlan) -> CudaStep:

@@ -39,7 +39,7 @@ class HearingTower:
         plan."""
         self._encoder, self._weight, self._bias = encoder, weight, bias
         self._layers, self._heads, self._alone = layers, heads, alone
-        self.hidden_size = weight.shape[1]
+        self.hidden_size, self.row_width = weight.shape[1], weight.shape[0]
 
     @torch.inference_mode()
     def encode(self, items: Sequence[Encode]) -> Iterator[Tensor]:

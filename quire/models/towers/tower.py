@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ class ModuleTower:
         self.module, self._call, self._rules = module, call, rules
         self.hidden_size, self.dtype, self.device = hidden_size, dtype, device
         self._alone = alone
+        vision = getattr(cast(Any, module).config, "vision_config", None)
+        deeper = getattr(vision, "deepstack_visual_indexes", None) or ()
+        self.row_width = (1 + len(deeper)) * hidden_size
 
     @torch.inference_mode()
     def encode(self, items: Sequence[Encode]) -> list[Tensor]:

@@ -42,6 +42,7 @@ class Rows:
     """A tower whose rows depend on the item alone, with one part for a deeper layer."""
 
     hidden_size = SPEC.hidden_size
+    row_width = 2 * hidden_size
 
     def encode(self, items: Sequence[Encode]) -> list[Tensor]:
         return [
@@ -127,7 +128,7 @@ SOUNDS = [MediaItem(serial, "audio", HEARD, Seed(serial)) for serial in range(1,
 class Sounds:
     """A tower that makes keys and values of an item alone."""
 
-    hidden_size = HEARING.hidden_size
+    hidden_size = row_width = HEARING.hidden_size
 
     def encode(self, items: Sequence[Encode]) -> list[Tensor]:
         shape = (HEARD, HEARING.num_layers, 2, HEARING.num_heads, HEARING.head_dim)
