@@ -20,7 +20,7 @@ from quire.errors import EngineError, InvalidPrompt, NotSupported
 from quire.inputs.media import children as here
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.images import EncodedImage
-from quire.inputs.media.samples import about, blocks
+from quire.inputs.media.samples import MOST_SECONDS, About, blocks
 from quire.inputs.media.videos import FileVideo
 from tests.media.abuse import GOOD, encoded
 from tests.media.hearing import EARS, HEARING, RATE, tone, wav
@@ -66,6 +66,11 @@ ENDS = {
     b"fetch": "Too many open files",
     b"open": "Too many open files",
 }
+
+
+def about(data: bytes | Path, children: MediaChildren) -> About:
+    """Asked of a child, whatever is known of the same bytes."""
+    return About(**children.one("audio", "about", data, most_seconds=MOST_SECONDS))
 
 
 @pytest.fixture
@@ -166,6 +171,17 @@ def test_several_work_at_once_and_no_more_than_allowed() -> None:
     assert all(map(gone, left))
     with pytest.raises(EngineError, match="closed"):
         EncodedImage.of(data, made)
+
+
+def test_the_header_of_equal_bytes_is_looked_at_once(monkeypatch: Any) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(here, "MOST_HEADERS", 2)
+    with MediaChildren(most=1) as made:
+        one = made.one
+        monkeypatch.setattr(made, "one", lambda *of: asked.append(of[1]) or one(*of))
+        images = [encoded(kind) for kind in ("PNG", "BMP", "PNG", "GIF", "PNG", "BMP")]
+        sizes = [EncodedImage.of(data, made).size for data in images]
+        assert sizes == [GOOD.size] * 6 and asked == ["about"] * 4  # one was forgotten
 
 
 def test_headers_do_not_wait_for_what_is_decoded() -> None:

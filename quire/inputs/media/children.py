@@ -112,6 +112,7 @@ class MediaChildren:
         """End them all, those at work too; more than once is fine."""
         with self._changed:
             self._closed = True
+            self._headers.clear()
             ended = [*self._busy, *(child for some in self._idle.values() for child in some)]
             for some in self._idle.values():
                 some.clear()

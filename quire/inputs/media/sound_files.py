@@ -26,7 +26,8 @@ from quire.inputs.media.samples import (
     resampled,
 )
 
-FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF")
+FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "RF64", "W64", "AU", "CAF")
+_UNPACKED = ("WAV", "WAVEX", "AIFF", "RF64", "W64", "AU")  # of which decoders take what is there
 _BLOCK = 1 << 16  # samples that are decoded at a time, of all channels together
 # Lengths that a writer puts into a header when it does not know yet.
 _UNKNOWN_LENGTHS = (0, 0x7FFFFFFF, 0xFFFFFFFF)
@@ -88,22 +89,39 @@ def _checked(sound: Any, file: BinaryIO, most_seconds: float) -> About:
         raise bad("holds no samples, or does not say how many")
     if said.seconds > most_seconds:
         raise bad(f"lasts {said.seconds:,.0f} s; at most {most_seconds:,.0f} s are read")
-    if said.format in ("WAV", "WAVEX", "AIFF") and (short := _missing(file.fileno())):
+    if said.format in _UNPACKED and (short := _missing(file.fileno())):
         raise bad(f"is cut short: {short:,} bytes are missing")
     return said
 
 
 def _missing(file: int) -> int:
-    """Bytes that the part with the samples of a WAV or AIFF lacks; decoders take what is there.
-    What the decoder has read so far stays so: nothing is sought."""
-    size = os.fstat(file).st_size
-    order, wanted = ("<", b"data") if os.pread(file, 4, 0) == b"RIFF" else (">", b"SSND")
-    at = 12
-    while at + 8 <= size:  # few: a decoder that finds no samples in many chunks has refused it
-        name, length = struct.unpack(f"{order}4sI", os.pread(file, 8, at))
+    """Bytes that the part with the samples lacks. What the decoder has read so far stays so:
+    nothing is sought."""
+    size, begins = os.fstat(file).st_size, os.pread(file, 12, 0)
+    if begins[:4] in (b".snd", b"dns."):  # AU: where samples begin, and their length
+        first, length = struct.unpack(">II" if begins[:1] == b"." else "<II", begins[4:])
+        return 0 if length in _UNKNOWN_LENGTHS else max(first + length - size, 0)
+    if begins[:4] == b"riff":  # W64: names of 16 bytes, lengths of 8 that count themselves
+        return _missing_of(file, size, 40, "<4s12xQ", b"data", unit=8, own=24)
+    if begins[:4] == b"FORM":
+        return _missing_of(file, size, 12, ">4sI", b"SSND")
+    return _missing_of(file, size, 12, "<4sI", b"data")
+
+
+def _missing_of(
+    file: int, size: int, at: int, header: str, wanted: bytes, *, unit: int = 2, own: int = 0
+) -> int:
+    """The same, of a file of chunks from `at` on; `own` bytes of a length are its header's."""
+    width, large = struct.calcsize(header), 0
+    while at + width <= size:  # few: a decoder that finds no samples in many chunks has refused it
+        name, length = struct.unpack(header, os.pread(file, width, at))
+        length = max(length - own, 0)
+        if name == b"ds64":  # RF64: the length of what is too long for four bytes
+            _, large = struct.unpack("<QQ", os.pread(file, 16, at + width).ljust(16, b"\0"))
         if name == wanted:
-            return 0 if length in _UNKNOWN_LENGTHS else max(at + 8 + length - size, 0)
-        at += 8 + length + length % 2
+            length = large or length
+            return 0 if length in _UNKNOWN_LENGTHS else max(at + width + length - size, 0)
+        at += width + -(-length // unit) * unit
     return 0
 
 

@@ -12,7 +12,19 @@ from quire.jobs.input.rows import BadRow
 if TYPE_CHECKING:
     from quire.inputs.media.children import MediaChildren
 
-ENDINGS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif")
+ENDINGS = (
+    ".wav",
+    ".flac",
+    ".ogg",
+    ".opus",
+    ".mp3",
+    ".aiff",
+    ".aif",
+    ".w64",
+    ".rf64",
+    ".au",
+    ".caf",
+)
 RATE = 16_000  # that pieces are cut at
 MOST_SECONDS = 24 * 3600.0
 LEAST_PIECE, MOST_PIECE = 1.0, 30.0  # seconds
