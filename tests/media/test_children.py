@@ -178,7 +178,12 @@ def test_the_header_of_equal_bytes_is_looked_at_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(here, "MOST_HEADERS", 2)
     with MediaChildren(most=1) as made:
         one = made.one
-        monkeypatch.setattr(made, "one", lambda *of: asked.append(of[1]) or one(*of))
+
+        def noted(kind: str, task: str, data: bytes) -> Any:
+            asked.append(task)
+            return one(kind, task, data)
+
+        monkeypatch.setattr(made, "one", noted)
         images = [encoded(kind) for kind in ("PNG", "BMP", "PNG", "GIF", "PNG", "BMP")]
         sizes = [EncodedImage.of(data, made).size for data in images]
         assert sizes == [GOOD.size] * 6 and asked == ["about"] * 4  # one was forgotten

@@ -13,17 +13,7 @@ if TYPE_CHECKING:
     from quire.inputs.media.children import MediaChildren
 
 ENDINGS = (
-    ".wav",
-    ".flac",
-    ".ogg",
-    ".opus",
-    ".mp3",
-    ".aiff",
-    ".aif",
-    ".w64",
-    ".rf64",
-    ".au",
-    ".caf",
+    *(".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".w64", ".rf64", ".au", ".caf"),
 )
 RATE = 16_000  # that pieces are cut at
 MOST_SECONDS = 24 * 3600.0
