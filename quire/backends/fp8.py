@@ -14,6 +14,7 @@ FP8 = torch.float8_e4m3fn
 SCALE_BYTES = 4
 LARGEST = 448.0
 LEAST_SCALE = 1e-12
+MOST_WIDENED = 1 << 16  # tokens of a cache in fp8 that a pass may have as plain numbers at a time
 
 
 def round_lines(x: Tensor) -> tuple[Tensor, Tensor]:

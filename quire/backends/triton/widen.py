@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.backends.cuda_c.prompt_attention import PromptAttention, prompt_attention
+from quire.backends.fp8 import MOST_WIDENED
 from quire.backends.ops import AttentionInputs, HeadShape
 from quire.backends.triton.tiles import padded_width
 from quire.backends.triton.widen_kernels import widen_blocks
-
-_MOST_TOKENS = 1 << 16  # that are widened at a time: 268 MB with 8 heads of 128
 
 
 class WidenedAttention:
@@ -35,7 +34,7 @@ def widened_attention(
     """None where the cache is not in fp8, the other kernel does not serve, or a pass may read
     more than is widened at a time."""
     count, width = inputs.num_prefill, inputs.tables.shape[1]
-    if not shape.fp8_kv or count * width * shape.block_size > _MOST_TOKENS:
+    if not shape.fp8_kv or count * width * shape.block_size > MOST_WIDENED:
         return None
     numbers = torch.arange(count * width, dtype=torch.int32, device=inputs.tables.device)
     widened = replace(inputs, tables=numbers.view(count, width))

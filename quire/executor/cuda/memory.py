@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.backends.fp8 import FP8
+from quire.backends.fp8 import FP8, MOST_WIDENED
 from quire.backends.pieces import most_pieces
 from quire.cache.groups import ONE_GROUP
 from quire.config import EngineConfig
@@ -47,16 +47,16 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attended = spec.num_heads * spec.head_dim
     # Residual, normed, and the widest moment: qkv with q and what attention made of it, or gate, up
-    # and their product. Long slices, which are not captured, have keys and values in one piece, two
-    # stretches' results and what they add up to in float32.
-    long = 2 * attended + attended * 4 // dtype.itemsize + 2 * spec.num_kv_heads * spec.head_dim
+    # and their product.
     around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
     mixed = max(map(_state_numbers, spec.states)) * 4 // dtype.itemsize
     per_token = around + max(heads + 2 * attended, gates, mixed)
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
-    activations = most * (around + max(heads + 2 * attended + long, gates, mixed))
-    activations += CAPTURED_COPIES * captured * per_token
+    activations = (most + CAPTURED_COPIES * captured) * per_token
+    if config.kv_cache_dtype == "fp8":  # captured passes have room of their own here, too
+        widened = MOST_WIDENED * 2 * spec.num_kv_heads * spec.head_dim
+        activations += widened * (2 if captured else 1)
     # Those of a step made in two halves, which wait for their masks, have room of their own.
     lines = (LOGITS_COPIES + 1) * config.max_num_seqs
     lines += min(MOST_TRIED, config.max_num_seqs * config.max_repeat)  # that wait for the host

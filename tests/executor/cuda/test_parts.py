@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.backends.fp8 import MOST_WIDENED
 from quire.backends.pieces import most_pieces
 from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_rows import needs_sampler
@@ -107,6 +108,15 @@ def test_rows_that_draw_by_masks_are_counted() -> None:
     logits, lines = 2 * rows * more, 4 * rows * more // 32
     edited = 4 * 256 * more  # lines that are edited are copied in float32
     assert needed(64_000) - needed(32_000) >= 5 * logits + lines + edited
+
+
+def test_what_passes_widen_of_a_cache_in_fp8_is_counted() -> None:
+    """Keys and values of so many tokens, eager and captured."""
+    wide = small_config(device="cuda", dtype="bfloat16", enforce_eager=False)
+    narrow = replace(wide, kv_cache_dtype="fp8")
+    needed = [step_bytes(one, SPEC, torch.bfloat16) for one in (wide, narrow)]
+    both = 2 * SPEC.num_kv_heads * SPEC.head_dim * torch.bfloat16.itemsize
+    assert needed[1] - needed[0] == 2 * MOST_WIDENED * both
 
 
 def test_the_pools_size_can_be_given() -> None:
