@@ -1,4 +1,4 @@
-"""Every example runs as a user runs it, and so do the README's lines."""
+"""Every example runs, and so do the README's lines, as a user runs them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,35 @@ HAVE_THEIR_OWN_TEST = {
     *("shared_prefix.py", "demo.py", "images.py", "charts.py"),
     *("sounds.py", "transcribe.py", "video.py"),
 }
+# One process for all, each as a program of its own in a folder of its own: importing torch takes
+# longer than most of them.
+RUN_EACH = """
+import contextlib, io, json, os, runpy, sys, traceback
+model, told = sys.argv[1], sys.stdout
+for script in sys.argv[2:]:
+    os.mkdir(os.path.basename(script))
+    os.chdir(os.path.basename(script))
+    sys.argv, failed, printed = [script, model], None, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except BaseException:
+            failed = traceback.format_exc()
+    os.chdir("..")
+    print(json.dumps([os.path.basename(script), printed.getvalue(), failed]), file=told)
+"""
 
 
-def run(script: Path, *arguments: str, cwd: Path) -> str:
+def run(*command: object, cwd: Path) -> str:
     """What the script prints, with every warning an error."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", script, *arguments],
+        [sys.executable, "-W", "error", *map(str, command)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -69,17 +86,27 @@ def test_every_example_has_a_test_and_is_named_in_the_readme() -> None:
     assert names == set(re.findall(r"\(examples/(\w+\.py)\)", readme()))
 
 
+@pytest.fixture(scope="module")
+def printed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """By the example's name: what it printed, and how it failed if it did."""
+    scripts = [example(name) for name in (*EXPECTED, "shared_prefix.py")]
+    told = run("-c", RUN_EACH, default_model, *scripts, cwd=tmp_path_factory.mktemp("examples"))
+    return {name: rest for name, *rest in map(json.loads, told.splitlines())}
+
+
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_example_runs(name: str, default_model: Path, tmp_path: Path) -> None:
-    printed = run(example(name), str(default_model), cwd=tmp_path)
+def test_the_example_runs(name: str, printed: dict[str, list[str]]) -> None:
+    text, failed = printed[name]
+    assert failed is None, failed
     for words in EXPECTED[name]:
-        assert words in printed
+        assert words in text
 
 
-def test_the_shared_prefix_is_computed_once(default_model: Path, tmp_path: Path) -> None:
-    printed = run(example("shared_prefix.py"), str(default_model), cwd=tmp_path)
-    assert re.search(r"Japan +Tokyo", printed)
-    [(cached, total)] = re.findall(r"(\d+) of (\d+) prompt tokens", printed)
+def test_the_shared_prefix_is_computed_once(printed: dict[str, list[str]]) -> None:
+    text, failed = printed["shared_prefix.py"]
+    assert failed is None, failed
+    assert re.search(r"Japan +Tokyo", text)
+    [(cached, total)] = re.findall(r"(\d+) of (\d+) prompt tokens", text)
     # Five of six prompts find the whole blocks of the preamble.
     assert int(cached) > 0.6 * int(total)
 
