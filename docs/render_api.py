@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ BEAMS = {
 }
 
 
+def _filled(names: Iterable[str]) -> str:
+    """One after the other, in lines that a terminal shows whole."""
+    return textwrap.fill(", ".join(names) + ".", 100, break_long_words=False) + "\n"
+
+
 def render() -> str:
     """The whole page."""
     honoured = [o for o in OPTIONS.values() if o.kind == "honoured"]
@@ -62,7 +68,7 @@ def render() -> str:
     defaults = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
     parts = [
         INTRODUCTION,
-        "## Names in `quire`\n\n" + ", ".join(f"`{n}`" for n in sorted(quire.__all__)) + ".\n",
+        "## Names in `quire`\n\n" + _filled(f"`{n}`" for n in sorted(quire.__all__)),
         MODULES,
         "## Methods of `LLM`\n",
         _table(("method", ""), _methods()),

@@ -219,6 +219,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_pages_are_read_in_a_terminal(page: Path) -> None:
+    """Lines of 100 characters at most, but for tables and JSON, which cannot be cut."""
+    text = re.sub(r"```json\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    assert [line[:60] for line in lines if len(line) > 100] == []
+
+
 def test_the_architecture_page_names_every_room_and_no_other() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     tree = page.split("## The rooms")[1].split("```")[1]
