@@ -26,7 +26,8 @@ class Gpu:
             *("cuda", self.memory, self.memory),
             num_cores=1,
             fast_dtypes=fast_on(self.capability[0]),
-            fast_fp8=fast_fp8_on(self.capability),
+            fast_fp8=is_hopper(self.capability),
+            fast_codes=is_hopper(self.capability),
         )
 
 
@@ -37,8 +38,8 @@ def fast_on(major: int) -> tuple[str, ...]:
     return ("bfloat16", "float16") if major >= 8 else ("float16",)
 
 
-def fast_fp8_on(capability: tuple[int, int]) -> bool:
-    """On Hopper, where it was measured (benchmarks/gpu_quant.py speed)."""
+def is_hopper(capability: tuple[int, int]) -> bool:
+    """Where products with quantised weights were measured (benchmarks/gpu_quant.py speed)."""
     return capability == (9, 0)
 
 

@@ -19,7 +19,7 @@ import torch
 from quire.backends.cpu.linear import make_linear
 from quire.base.home import keep, kept
 from quire.executor.cores import usable_cores
-from quire.executor.driver import fast_fp8_on, fast_on
+from quire.executor.driver import fast_on, is_hopper
 from quire.options import DeviceFacts
 
 # How many times faster than float32 a smaller format must be to be worth its rounding.
@@ -53,7 +53,8 @@ def _gpu_facts() -> DeviceFacts:
         memory_free=free,
         num_cores=num_cores(),
         fast_dtypes=fast_on(capability[0]),
-        fast_fp8=fast_fp8_on(capability),
+        fast_fp8=is_hopper(capability),
+        fast_codes=is_hopper(capability),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from quire.backends.ops import PackedMatrix
+from quire.backends.quantised.grouped import GroupedMatrix
+from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import NotSupported
 from quire.models.parts import Weights
@@ -20,6 +22,8 @@ from quire.weights.quantised.unpack import QuantisedMatrix
 from quire.weights.source import ModelFiles
 
 FP8_CAPABILITY = (8, 9)
+# Of the memory that is left: what plain weights beside codes may take from the KV cache.
+PLAIN_SHARE = 0.25
 
 
 def load_gpu_weights(
@@ -31,7 +35,7 @@ def load_gpu_weights(
     if config.quantization in CHECKPOINTS and not is_dummy:
         fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
         kept = load_kept_weights(files, spec, dtype=dtype, device=device, fp8=fp8, share=share)
-        return _for_products(kept, device, dtype)
+        return _for_products(kept, device, config)
     said = files.quantisation
     if config.quantization in CHECKPOINTS and said is not None:
         if share.size > 1:
@@ -40,20 +44,64 @@ def load_gpu_weights(
                 "ranks is not built. Leave quantization out."
             )
         made = dummy_kept_weights(spec, said, dtype=dtype, device=device, seed=config.seed)
-        return _for_products(made, device, dtype)
+        return _for_products(made, device, config)
     if is_dummy:
         return dummy_weights(spec, dtype=dtype, device=device, seed=config.seed, share=share)
     return load_weights(files, spec, dtype=dtype, device=device, share=share)
 
 
 def _for_products(
-    weights: Mapping[str, Tensor | QuantisedMatrix], device: torch.device, dtype: torch.dtype
+    weights: Mapping[str, Tensor | QuantisedMatrix], device: torch.device, config: EngineConfig
 ) -> dict[str, Tensor | PackedMatrix]:
     from quire.backends.triton.grouped import Scratch
     from quire.backends.triton.quantised import DeviceMatrix
 
-    scratch = Scratch(device, dtype)
-    return {
-        name: weight if isinstance(weight, Tensor) else DeviceMatrix(weight, scratch)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    narrow = {
+        name: weight.narrowed() if isinstance(weight, GroupedMatrix) else weight
         for name, weight in weights.items()
     }
+    packed = _packed(narrow, dtype)
+    keeps_plain = bool(packed) and _has_room(packed.values(), dtype, config)
+    scratch = Scratch(device, dtype)
+    return {
+        name: weight
+        if isinstance(weight, Tensor)
+        else DeviceMatrix(weight, scratch, packed=name in packed, keeps_plain=keeps_plain)
+        for name, weight in narrow.items()
+    }
+
+
+def _packed(
+    weights: Mapping[str, Tensor | QuantisedMatrix], dtype: torch.dtype
+) -> dict[str, GroupedMatrix]:
+    """Those that the kernels of backends/cuda_c multiply with, which are loaded; none where these
+    cannot be had."""
+    from quire.backends.cuda_c.linear import is_packed, load_kernels
+    from quire.backends.cuda_c.nvrtc import NoCudaC
+
+    found = {
+        name: weight
+        for name, weight in weights.items()
+        if isinstance(weight, GroupedMatrix) and is_packed(weight, dtype)
+    }
+    try:
+        load_kernels(((weight, "plain") for weight in found.values()), dtype)
+    except NoCudaC as error:
+        note(f"4-bit weights are multiplied with by slower kernels: {error}")
+        return {}
+    return found
+
+
+def _has_room(packed: Iterable[GroupedMatrix], dtype: torch.dtype, config: EngineConfig) -> bool:
+    """Whether the plain form of these weights, for passes of many rows, takes little of what the KV
+    cache would else have."""
+    wanted = sum(matrix.shape[0] * matrix.shape[1] for matrix in packed) * dtype.itemsize
+    free = torch.cuda.mem_get_info()[0] * config.gpu_memory_utilization
+    fits = wanted <= free * PLAIN_SHARE
+    how = "kept beside them" if fits else "made plain on the way"
+    note(
+        f"4-bit weights: few rows are multiplied with the codes, many with weights {how} "
+        f"({wanted / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
+    )
+    return fits

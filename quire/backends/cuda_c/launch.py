@@ -18,7 +18,7 @@ _DRIVER = "libcuda.so.1"
 # The driver's numbers for what a function and a launch may be asked for.
 _DYNAMIC_SHARED, _CLUSTER, _OVERLAPS = 8, 4, 6
 
-Argument = Tensor | int | float | bytes
+Argument = Tensor | int | float | bytes | None
 
 
 class _Attribute(ctypes.Structure):
@@ -42,7 +42,8 @@ class CudaKernel:
     `shared`: bytes of dynamic shared memory; `cluster`: blocks to a cluster along x; `overlaps`:
     it may begin before the kernel ahead has ended, and waits for that by itself
     (griddepcontrol.wait). Calling it launches it: `kernel((x, y, z), *arguments)`. Tensors are
-    passed as pointers, ints as int, floats as float, bytes as a struct of that size.
+    passed as pointers (None as a null one), ints as int, floats as float, bytes as a struct of
+    that size.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ def _options(device: int) -> tuple[str, ...]:
 
 
 def _as_c(value: Argument) -> ctypes._CData:
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
+    if value is None or isinstance(value, Tensor):
+        return ctypes.c_void_p(None if value is None else value.data_ptr())
     if isinstance(value, int):
         return ctypes.c_int(value)
     if isinstance(value, float):

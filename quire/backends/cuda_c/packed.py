@@ -1,0 +1,218 @@
+"""Products with weights in codes of 4 bits, by the kernels of packed.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.backends.cuda_c.launch import Argument, CudaKernel
+from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
+from quire.backends.quantised.fragments import FragmentMatrix
+
+MOST_ROWS = 32  # with more, the vendor's library is faster with the plain weight
+LINES = 128  # that products with more on the way than a sum come in multiples of
+Way = Literal["plain", "normed", "gated", "adds"]
+_CORES = 132
+_STAGES = 6  # more are of no use
+_SHARED = 227 << 10  # bytes that the blocks of a core have together
+_RESERVED = 1 << 10  # of those, to a block
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTile:
+    """What a block computes: `along` warps of 16 `tall` lines each, and `parts` warps that share
+    the columns of a stage. `blocks`: how many a core is to hold."""
+
+    rows: int
+    along: int
+    parts: int
+    tall: int
+    stages: int
+    blocks: int
+
+    @property
+    def lines(self) -> int:
+        return 16 * self.tall * self.along
+
+    @property
+    def depth(self) -> int:
+        """Columns to a stage."""
+        return 64 * self.parts
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKind:
+    """What kernels are compiled for, besides a tile."""
+
+    group: int
+    half: bool  # float16, else bfloat16
+    scales_half: bool
+    second: int  # 0: none, 1: zero points, 2: minima
+    zero: int
+
+    def stage_bytes(self, tile: PackedTile) -> int:
+        scales = tile.depth // min(self.group, tile.depth) * -(-tile.lines // 64) * 128
+        codes_and_x = tile.depth * (tile.lines // 2 + 2 * tile.rows)
+        return codes_and_x + scales * (2 if self.second else 1)
+
+    def shared_bytes(self, tile: PackedTile) -> int:
+        sums = tile.parts * tile.rows * (tile.lines + 4) * 4
+        return max(sums, tile.stages * self.stage_bytes(tile))
+
+
+def packed_tile(kind: PackedKind, num_rows: int, shape: tuple[int, int]) -> tuple[PackedTile, int]:
+    """How a weight [lines, columns] is multiplied with, as measured (benchmarks/gpu_packed.py), and
+    how many blocks share its columns."""
+    rows = next((one for one in (8, 16, 32) if num_rows <= one), 64)
+    size = {32: (4, 2, 2, 2), 64: (4, 2, 2, 1)}.get(rows, (2, 4, 4, 2))
+    tile = with_stages(kind, rows, size)
+    return tile, packed_splits(shape, tile)
+
+
+def with_stages(kind: PackedKind, rows: int, size: tuple[int, int, int, int]) -> PackedTile:
+    """A tile by its `along`, `parts`, `tall` and `blocks`, with as many stages as there is room."""
+    along, parts, tall, blocks = size
+    tile = PackedTile(rows, along, parts, tall, 0, blocks)
+    room = _SHARED // blocks - _RESERVED
+    return replace(tile, stages=max(2, min(_STAGES, room // kind.stage_bytes(tile))))
+
+
+def packed_splits(shape: tuple[int, int], tile: PackedTile) -> int:
+    """So many that all blocks run at once, and each has a few stages: of out, with two, adding up
+    took longer than that saved."""
+    lines, columns = shape
+    tiles, steps = -(-lines // tile.lines), -(-columns // tile.depth)
+    splits = 1
+    while splits < 8 and 2 * splits * tiles <= tile.blocks * _CORES and 8 * splits <= steps:
+        splits *= 2
+    return splits
+
+
+@cache
+def kernel_of(kind: PackedKind, tile: PackedTile, splits: int, way: Way = "plain") -> CudaKernel:
+    """There is one for all shapes."""
+    return CudaKernel(
+        *("packed.cu", "multiply", kernel_constants(kind, tile, splits, way)),
+        threads=32 * tile.along * tile.parts,
+        shared=kind.shared_bytes(tile),
+        cluster=splits,
+        overlaps=True,
+    )
+
+
+def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int, way: Way) -> dict[str, int]:
+    """The macros of packed.cu."""
+    return {
+        "ROWS": tile.rows,
+        "WN": tile.along,
+        "WK": tile.parts,
+        "MT": tile.tall,
+        "STAGES": tile.stages,
+        "FEWEST": tile.blocks,
+        "SPLITS": splits,
+        "GROUP": min(kind.group, tile.depth),
+        "HALF": int(kind.half),
+        "SCALES_HALF": int(kind.scales_half),
+        "SECOND": kind.second,
+        "ZERO": kind.zero,
+        "NORMED": int(way in ("normed", "gated")),
+        "GATED": int(way == "gated"),
+        "ADDS": int(way == "adds"),
+    }
+
+
+@cache
+def spread_kernel(kind: PackedKind) -> CudaKernel:
+    """Makes weights plain."""
+    wanted = kernel_constants(kind, PackedTile(8, 2, 4, 4, 2, 1), 1, "plain")
+    return CudaKernel("packed.cu", "spread", wanted, threads=128)
+
+
+class Shaped(Protocol):
+    """What is asked of a weight before its kernels are chosen."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def scales(self) -> Tensor: ...
+    @property
+    def zero(self) -> int: ...
+    @property
+    def zeros(self) -> Tensor | None: ...
+    @property
+    def minima(self) -> Tensor | None: ...
+
+
+def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
+    second = 1 if matrix.zeros is not None else 2 if matrix.minima is not None else 0
+    return PackedKind(
+        matrix.group if matrix.group in SMALL_GROUPS else WIDE_GROUP,
+        dtype == torch.float16,
+        matrix.scales.dtype == torch.float16,
+        second,
+        matrix.zero,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRows:
+    """What sums are normed by: parts of the squares of the rows, float32 [rows, parts]."""
+
+    eps: float
+    squares: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What sums are added to, where that times the weight of a norm goes, and parts of its
+    squares."""
+
+    stream: Tensor
+    scaled: Tensor
+    norm: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def to(stream: Tensor, scaled: Tensor, norm: Tensor) -> AddedRows:
+        rows, width = stream.shape
+        return AddedRows(
+            stream, scaled, norm, stream.new_empty(rows, width // 64, dtype=torch.float32)
+        )
+
+
+def multiply_packed(
+    matrix: FragmentMatrix,
+    x: Tensor,
+    bias: Tensor | None,
+    *,
+    norm: NormedRows | None = None,
+    gated: bool = False,
+    added: AddedRows | None = None,
+    tile: PackedTile | None = None,
+    splits: int = 1,
+) -> Tensor:
+    """x weight^T + bias; columns of x are in the order of the codes. With `norm`, these sums
+    normed; `gated`: silu of the first half of the lines, times the second half; or `added`."""
+    way: Way = "adds" if added else "plain" if norm is None else "gated" if gated else "normed"
+    kind, (lines, columns) = kind_of(matrix, x.dtype), matrix.shape
+    if tile is None:
+        tile, splits = packed_tile(kind, x.shape[0], matrix.shape)
+    x, second = x.contiguous(), matrix.zeros if matrix.minima is None else matrix.minima
+    out = added.stream if added else x.new_empty(x.shape[0], lines // 2 if gated else lines)
+    more: tuple[Argument, ...] = (None, 0, 0.0, None, None, None)
+    if norm is not None:
+        more = (norm.squares, norm.squares.shape[1], norm.eps, None, None, None)
+    elif added is not None:
+        more = (None, 0, 0.0, added.norm, added.scaled, added.squares)
+    kernel_of(kind, tile, splits, way)(
+        (-(-lines // tile.lines) * splits, -(-x.shape[0] // tile.rows), 1),
+        *(matrix.codes, matrix.scales, second, x, bias, out),
+        *(x.shape[0], lines, columns, matrix.group, *more),
+    )
+    return out

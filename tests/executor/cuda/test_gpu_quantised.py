@@ -1,0 +1,51 @@
+"""Checkpoints that stay quantised on a GPU, through the whole engine, beside their plain form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from quire import LLM, SamplingParams
+from tests.weights.quantised_files import CASES, write_quantised
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: no CUDA device here")
+# Few rows by the kernels of few rows, rows that share a pass with prompts, and many of them.
+COUNTS = (5, 20, 40)
+
+
+@pytest.fixture(scope="module")
+def plain() -> LlamaForCausalLM:
+    config = LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=2)
+    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 4, 2, 512
+    config.head_dim = 64
+    torch.manual_seed(1)
+    return LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("case", "method"), [("awq", "awq"), ("gptq desc_act", "gptq"), ("fp8 by tensor", "fp8")]
+)
+def test_kept_weights_answer_as_plain_ones(
+    plain: LlamaForCausalLM, tmp_path: Path, case: str, method: str
+) -> None:
+    write_quantised(plain, tmp_path, CASES[case])
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    usual: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
+    usual |= {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 256}
+    firsts: dict[str, list[float]] = {}
+    for way in (method, "none"):
+        with LLM(str(tmp_path), quantization=way, **usual) as llm:
+            found = firsts[way] = []
+            for count in COUNTS:
+                prompts = [[(7 * i + j * j) % 500 for j in range(10 + i)] for i in range(count)]
+                for output in llm.generate(prompts, params, use_tqdm=False):
+                    scores = output.outputs[0].logprobs
+                    assert scores is not None
+                    # The second token comes of a decode step, by the kernels of few rows.
+                    found += [next(iter(scores[i].values())).logprob for i in (0, 1)]
+    apart = torch.tensor(firsts[method]) - torch.tensor(firsts["none"])
+    assert float(apart.abs().mean()) < 0.02, firsts
