@@ -65,6 +65,21 @@ def test_samples_of_one_prompt_differ_and_each_is_what_it_would_be_alone() -> No
     assert len({tuple(o) for o in outputs}) == 5
 
 
+def test_an_aborted_prompt_claims_no_rows_for_its_samples() -> None:
+    engine = setting(max_num_seqs=4, max_num_batched_tokens=4).engine()
+    samples = samples_of(make_request(0, list(range(8)), 5, n=8))
+    engine.add(samples)
+    engine.step()
+    assert engine.scheduler.num_running == 1, "half of its prompt is computed"
+    engine.abort(samples)
+    requests = [make_request(i, [i], 5) for i in range(1, 5)]
+    for request in requests:
+        engine.add(samples_of(request))
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.num_running == 4
+
+
 def test_samples_that_find_no_row_run_later() -> None:
     request = make_request(0, [1, 2, 3, 4, 5, 6], 5, n=7)
     done = run_all(setting(max_num_seqs=3).engine(), [request])
