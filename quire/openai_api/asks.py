@@ -117,7 +117,10 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     if not given.get("messages"):
         raise bad("the body has no messages", param="messages")
     tools = read_tools(given)
-    params = sampling_fields(given, is_chat=True)
+    texts = given
+    if tools.schema is not None:  # a response format is for texts, and this answer has none
+        texts = {name: value for name, value in given.items() if name != "response_format"}
+    params = sampling_fields(texts, is_chat=True)
     if tools.schema is not None:
         _refuse_two_constraints(params)
         params["structured_outputs"] = {"json": dict(tools.schema)}

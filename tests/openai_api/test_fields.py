@@ -106,11 +106,7 @@ def test_definitions_of_several_tools_do_not_meet() -> None:
         {"tool_choice": "required"},
         {"tools": [tool("f", {})], "tool_choice": {"type": "function", "function": {"name": "g"}}},
         {"tools": [tool("f", {})], "tool_choice": "sometimes"},
-        {
-            "tools": [tool("f", {})],
-            "tool_choice": "required",
-            "response_format": {"type": "json_object"},
-        },
+        {"tools": [tool("f", {})], "tool_choice": "required", "guided_regex": "a"},
         {"tools": [{"type": "custom"}]},
         {"top_logprobs": 3},
         {"logprobs": True, "top_logprobs": 21},

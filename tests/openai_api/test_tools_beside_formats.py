@@ -84,6 +84,11 @@ def test_a_schema_of_an_answer_may_look_like_a_call() -> None:
     assert called == ("", None, (Call("f", "{}"),))
 
 
+def test_a_forced_call_is_in_no_format() -> None:
+    forced = read_body(CHAT, {**BODY, "tool_choice": "required"})
+    assert formatted(tool_choice="required").rows == forced.rows
+
+
 @pytest.mark.parametrize("more", [{"guided_regex": "a"}, {"structured_outputs": {}}])
 def test_other_formats_do_not_go_with_tools(more: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
