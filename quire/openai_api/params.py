@@ -8,7 +8,15 @@ from typing import Any
 from quire.openai_api.errors import ApiError, bad
 from quire.params.rules import show
 
-MOST_ANSWERS, MOST_STOPS, MOST_LOGPROBS = 128, 64, 20
+MOST_ANSWERS, MOST_LOGPROBS = 128, 20
+# Entries of what is looked at for each token that is drawn, or for each id of a vocabulary.
+_MOST = {
+    "stop": 64,
+    "bad_words": 1024,
+    "stop_token_ids": 1024,
+    "logit_bias": 1024,
+    "allowed_token_ids": 1 << 18,
+}
 USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its length
 # Parameters that mean the same here, under the same name.
 _SAME = (
@@ -30,8 +38,9 @@ def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any
     """All but logprobs, which chats and completions ask for in ways of their own."""
     params = {name: given[name] for name in _SAME if name in given}
     limited("n", params.get("n", 1), 1, MOST_ANSWERS)
-    if isinstance(stop := params.get("stop"), list) and len(stop) > MOST_STOPS:
-        raise bad(f"stop has at most {MOST_STOPS} texts, not {len(stop)}", param="stop")
+    for name, most in _MOST.items():
+        if isinstance(value := params.get(name), list | dict) and len(value) > most:
+            raise bad(f"{name} has at most {most:,} entries, not {len(value):,}", param=name)
     # A chat answers as long as there is room, a completion says sixteen tokens.
     usual = None if is_chat else USUAL_COMPLETION
     params["max_tokens"] = given.get("max_completion_tokens", given.get("max_tokens", usual))

@@ -168,14 +168,16 @@ def _call_schema(
     kinds, definitions = list[dict[str, Any]](), dict[str, Any]()
     for i, tool in enumerate(tools):
         schema = _parameters(tool)
+        # What is no object stays where it is, for the grammar to refuse.
+        places = [p for p in ("$defs", "definitions") if isinstance(schema.get(p), dict)]
         moved = {
             f"#/{place}/{name}": f"tool{i}_{place.strip('$')}_{name}"
-            for place in ("$defs", "definitions")
-            for name in schema.get(place, {})
+            for place in places
+            for name in schema[place]
         }
         inner = _redirected(schema, moved)
-        for place in ("$defs", "definitions"):
-            for name, definition in inner.pop(place, {}).items():
+        for place in places:
+            for name, definition in inner.pop(place).items():
                 definitions[moved[f"#/{place}/{name}"]] = definition
         call = {"name": {"const": tool["function"]["name"]}, arguments: inner}
         kinds.append(
@@ -198,7 +200,7 @@ def _redirected(value: Any, moved: Mapping[str, str]) -> Any:
         return value
     return {
         key: f"#/$defs/{moved[item]}"
-        if key == "$ref" and item in moved
+        if key == "$ref" and isinstance(item, str) and item in moved
         else _redirected(item, moved)
         for key, item in value.items()
     }

@@ -7,6 +7,7 @@ of its own as Host. Names are checked; an address in numbers is nobody's name.
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Iterable
 
@@ -108,10 +109,9 @@ def _shown_key(authorization: str) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Without its port: "[::1]:80" -> "::1"."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if host.count(":") == 1 else host.lower()
+    """Without its port: "[::1]:80" -> "::1"; "" where what stands behind the name is no port."""
+    found = re.fullmatch(r"\[(.*)\]|([^:]*)", re.sub(":[0-9]*$", "", host))
+    return "" if found is None else (found[1] or found[2] or "").lower()
 
 
 def _is_address(name: str) -> bool:

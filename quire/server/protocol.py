@@ -25,6 +25,8 @@ from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
+_TOO_LONG = f"a request has at most {MOST_HEADERS} headers, and {MOST_HEADER_BYTES:,} bytes of them"
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
@@ -69,7 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._header_bytes > MOST_HEADER_BYTES:
-            self._refuse(431, f"headers have at most {MOST_HEADER_BYTES:,} bytes")
+            self._refuse(431, _TOO_LONG)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -85,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_headers = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
-            self._refuse(431, f"a request has at most {MOST_HEADERS} headers")
+            self._refuse(431, _TOO_LONG)
             return
         super().on_headers_complete()
         cycle = self.cycle

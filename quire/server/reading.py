@@ -50,6 +50,10 @@ async def read_json(request: Request) -> Any:
             "the body is application/json; say so in Content-Type",
             code="unsupported_media_type",
         )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(
+            415, "the body is sent as it is, without encoding", code="unsupported_media_type"
+        )
     return parse_json(await read_body_bytes(request))
 
 

@@ -17,6 +17,7 @@ from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+JSON = {"content-type": "application/json"}
 HEAD = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\n"
 
 
@@ -82,6 +83,14 @@ def test_1_nothing_without_a_key(server: Serving, path: str, key: str) -> None:
 )
 def test_2_foreign_hosts_and_origins(http: httpx.Client, headers: dict[str, str]) -> None:
     refused(http.get("/v1/models", headers=headers), 403)
+
+
+@pytest.mark.parametrize("own", ["localhost", "localhost:80", "127.0.0.1:80", "[::1]:80"])
+def test_2_a_host_hides_no_second_one(server: Serving, own: str) -> None:
+    for hosts in ([own, "evil.example"], ["evil.example", own], [f"{own},evil.example"]):
+        names = "".join(f"Host: {host}\r\n" for host in hosts)
+        request = f"GET /v1/models HTTP/1.1\r\n{names}Authorization: Bearer {KEY}\r\n\r\n"
+        assert b" 403 " in raw(server, request.encode())
 
 
 def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -> None:
@@ -247,6 +256,10 @@ def test_10_json_that_is_none(http: httpx.Client, body: bytes) -> None:
         {"temperature": 1e300},
         {"logit_bias": {"-1": 1}},
         {"logit_bias": {"x": 1}},
+        {"logit_bias": {str(i): 1 for i in range(1025)}},
+        {"bad_words": ["x"] * 1025},
+        {"stop_token_ids": [1] * 1025},
+        {"allowed_token_ids": [1] * (2**18 + 1)},
     ],
 )
 def test_11_numbers_beyond_bounds(http: httpx.Client, more: dict[str, Any]) -> None:
@@ -307,6 +320,17 @@ def test_14_bombs_in_grammars(http: httpx.Client, more: dict[str, Any]) -> None:
     assert time.monotonic() - began < 10  # 5 s of one, and what the machine is busy with
 
 
+@pytest.mark.parametrize("place", ["$defs", "definitions", "properties", "required", "$ref"])
+@pytest.mark.parametrize("broken", [5, ["a"], "x", True])
+def test_14_tools_with_broken_schemas(http: httpx.Client, place: str, broken: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {place: broken}}}
+    for more in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        response = http.post(CHAT, json=chat(max_tokens=2, tools=[tool], **more))
+        if response.status_code != 200:
+            left = response.json()["error"]["code"] == "grammar_failed"
+            refused(response, 500 if left else 400)
+
+
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1/x.png", "file:///etc/passwd", "data:image/png;base64,AA"]
 )
@@ -340,6 +364,7 @@ def test_24_wrong_methods_types_and_bodies(http: httpx.Client) -> None:
     refused(http.post(CHAT, content=asked, headers={"content-type": "text/plain"}), 415)
     form = {"content-type": "application/x-www-form-urlencoded"}
     refused(http.post(CHAT, content=asked, headers=form), 415)
+    refused(http.post(CHAT, content=asked, headers={**JSON, "content-encoding": "gzip"}), 415)
     response = http.request("GET", "/v1/models", content=b"{}")
     assert response.status_code in (200, 400)
 
