@@ -4,7 +4,7 @@ logprobs, in bf16 logprobs that are no further off than those of Transformers in
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from tests.media import test_families as seeing
 from tests.media import test_foreign as foreign
 from tests.media import test_hearing as hearing
 from tests.media import test_whisper as whisper
+from tests.media import tiny
 from tests.media.families import SEEING
 from tests.media.hearing import HEARING
 from tests.media.tiny import TinyModel, save_tiny
@@ -90,6 +91,14 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "VipLlava": partial(seen_by_others, foreign.vip_llava),
     "AyaVision": partial(seen_by_others, foreign.aya_vision),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tokenizer_of_bytes() -> Iterator[None]:
+    """Such machines may reach nothing that is not there."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(tiny, "base_tokenizer", tiny.byte_tokenizer)
+        yield
 
 
 @torch.no_grad()

@@ -25,7 +25,6 @@ from tests.media.whisper import (
     written,
 )
 from tests.media.whisper import make_whisper as make
-from tests.weights.test_config_keys import keys_read
 
 COUNT = 12
 LENGTHS = (160, 800, 3_000, 5_555, 8_000, 12_345, 15_999, 16_000)
@@ -202,6 +201,8 @@ def test_every_key_of_its_config_is_accounted_for(
     model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import WhisperConfig
+
+    from tests.weights.test_config_keys import keys_read
 
     family = BY_ARCHITECTURE["WhisperForConditionalGeneration"]
     config = {**model.module.config.to_dict(), "architectures": [*family.architectures]}

@@ -67,6 +67,25 @@ class TinyModel:
         return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
+def base_tokenizer() -> Any:
+    """The default model's."""
+    return load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend
+
+
+def byte_tokenizer() -> Any:
+    """As many tokens, those of text single bytes: for machines that have no other."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    named = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*named, *alphabet, *(f"~{i}~" for i in range(FIRST_ADDED - 3 - len(alphabet)))]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(named)
+    return made
+
+
 def save_tiny(
     path: Path, module: Any, added: Sequence[str], processor: dict[str, Any], scale: float = 0.2
 ) -> TinyModel:
@@ -79,7 +98,7 @@ def save_tiny(
     module.eval()
     module.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
-    tokenizer = load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend
+    tokenizer = base_tokenizer()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in added])
     assert tokenizer.token_to_id(added[0]) == FIRST_ADDED
     tokenizer.save(str(path / "tokenizer.json"))
