@@ -42,9 +42,13 @@ class PassMedia:
         """Before its passes are computed."""
         self.shelf.change(plan)
 
-    def is_in(self, prefill: Sequence[Slice]) -> bool:
-        """Whether these slices are more than tokens at their positions."""
-        return self._some_hear or any(one.media or self.deltas.moves(one) for one in prefill)
+    def is_fixed(self, prefill: Sequence[Slice]) -> bool:
+        """Whether a pass over these slices may be captured: all that they have of media is rows in
+        place of embeddings."""
+        apart = any(one.two_way is not None or self.deltas.moves(one) for one in prefill)
+        if apart or self._some_hear:
+            return False
+        return not has_media(prefill) or self.shelf.is_flat
 
     def heard(self, prefill: Sequence[Slice], rows: Ints, query_starts: Tensor) -> Heard | None:
         """By the tokens of these slices and decode rows, where sounds do not lie in pages."""
@@ -61,11 +65,15 @@ class PassMedia:
         moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
         if moved is not None:
             batch = replace(batch, coordinates=on_device(moved, batch.positions.device))
-        if not any(one.media for one in prefill):
+        if not has_media(prefill):
             return batch
         starts = np.cumsum([0, *(len(one.token_ids) for one in prefill)]).tolist()
         overlay, two_way = self.shelf.overlay(prefill, starts), _two_way(prefill, starts)
         return replace(batch, overlay=overlay, two_way=two_way)
+
+
+def has_media(prefill: Sequence[Slice]) -> bool:
+    return any(one.media for one in prefill)
 
 
 def _two_way(prefill: Sequence[Slice], starts: Sequence[int]) -> tuple[TwoWaySpan, ...]:

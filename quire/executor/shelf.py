@@ -56,6 +56,11 @@ class Shelf:
             self._tower = self._load()
         return self._tower
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether rows join the stream before the first layer, and nowhere else."""
+        return self.tower.row_width == self.tower.hidden_size
+
     def load(self) -> None:
         """Make the tower now, where there is one."""
         if self._load is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,12 @@ class Overlay:
             return False
         stream.index_add_(0, self.places, self.deeper[layer].to(stream.dtype))
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class WholeOverlay(Overlay):
+    """The same where a pass has fixed addresses: token i takes rows[i] where `places` [T, 1] is
+    True."""
+
+    def write(self, stream: Tensor) -> None:
+        stream.copy_(torch.where(self.places, self.rows, stream))

@@ -106,7 +106,9 @@ class GuessPlaces:
 class GraphKey:
     """What a graph was captured for: anything that changes which kernels run."""
 
-    kind: str  # "decode", its halves "forward" and "draw", "guessed", or "prompts"
+    kind: (
+        str  # "decode", its halves "forward" and "draw", "guessed", "prompts", "prompts with media"
+    )
     size: int  # places or tokens
     truncated: bool
     scored: bool = False  # some want logprobs

@@ -21,8 +21,9 @@ from quire.executor.cuda.decoding import LogitsUses, Parts
 from quire.executor.cuda.drawn_scores import Asking, new_entries
 from quire.executor.cuda.graphs import GraphKey
 from quire.executor.cuda.upload import Upload
-from quire.executor.pass_media import PassMedia
+from quire.executor.pass_media import PassMedia, has_media
 from quire.layers.batch import Batch
+from quire.layers.overlay import Overlay, WholeOverlay
 from quire.spec import ModelSpec
 from quire.step import Slice, StepPlan, no_ints
 from quire.steps.row_schema import NOWHERE
@@ -127,7 +128,8 @@ class Prompts:
         """A plan has at most `most_tokens`; passes that are not in `captured` are not captured."""
         self._parts, self._media, self._most_tokens = parts, media, most_tokens
         self.captured = captured
-        self._seen: set[Bucket] = set()
+        self._seen: set[tuple[Bucket, bool]] = set()
+        self._overlay: WholeOverlay | None = None  # of all buckets
         self._places: dict[Bucket, Batch] = {}
         self._hidden: dict[GraphKey, Tensor] = {}
 
@@ -136,10 +138,10 @@ class Prompts:
         rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
-        if plan.prefill in self.captured and not self._media.is_in(plan.prefill):
+        if plan.prefill in self.captured and self._media.is_fixed(plan.prefill):
             bucket = bucket_for(num_tokens, len(plan.prefill), self._most_tokens)
-        if bucket is not None and bucket not in self._seen:
-            self._seen.add(bucket)
+        if bucket is not None and (bucket, has_media(plan.prefill)) not in self._seen:
+            self._seen.add((bucket, has_media(plan.prefill)))
             bucket = None
         work = PromptPass(
             plan.prefill,
@@ -209,7 +211,8 @@ class Prompts:
             return parts.model(batch, parts.cache)
         fixed = self._fixed(batch, bucket)
         key = GraphKey(
-            *("prompts", bucket.num_tokens, False),
+            *("prompts" if fixed.overlay is None else "prompts with media", bucket.num_tokens),
+            truncated=False,
             prefixes=bucket.num_sequences,
             adapters=variant,
         )
@@ -243,14 +246,30 @@ class Prompts:
                 shape = (num_groups, bucket.num_sequences, width)
                 kept["tables"] = batch.tables.new_zeros(shape)
             self._places[bucket] = replace(
-                batch, **kept, longest_query=bucket.num_tokens, longest_context=0
+                batch, **kept, longest_query=bucket.num_tokens, longest_context=0, overlay=None
             )
         fixed = self._places[bucket]
         for name in moving[:-1]:
             getattr(fixed, name).copy_(getattr(batch, name))
         fixed.tables[..., : batch.tables.shape[2]].copy_(batch.tables)
-        return fixed
+        if batch.overlay is None:
+            return fixed
+        return replace(fixed, overlay=self._fixed_overlay(batch.overlay, bucket.num_tokens))
+
+    def _fixed_overlay(self, overlay: Overlay, num_tokens: int) -> WholeOverlay:
+        """The rows at their tokens, at the addresses of all graphs."""
+        if self._overlay is None:
+            most, like = max(self._most_tokens, LARGE_TOKENS), self._parts.model.dtype
+            with torch.inference_mode(False):
+                rows = overlay.rows.new_zeros(most, overlay.rows.shape[1], dtype=like)
+                self._overlay = WholeOverlay(rows.new_zeros(most, 1, dtype=torch.bool), rows)
+        there, rows = self._overlay.places[:num_tokens], self._overlay.rows[:num_tokens]
+        there.zero_()
+        there[overlay.places] = True
+        rows[overlay.places] = overlay.rows.to(rows.dtype)
+        return WholeOverlay(there, rows)
 
     def close(self) -> None:
         self._places.clear()
         self._hidden.clear()
+        self._overlay = None

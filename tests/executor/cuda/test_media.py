@@ -114,6 +114,33 @@ def test_media_change_no_token_of_the_cuda_runner(
     assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
 
 
+class FlatRows(Rows):
+    """Nothing for deeper layers."""
+
+    row_width = SPEC.hidden_size
+
+    def encode(self, items: Sequence[Encode]) -> list[Tensor]:
+        return [rows[:, : self.hidden_size] for rows in super().encode(items)]
+
+
+def test_captured_passes_have_media_where_embeddings_would_be() -> None:
+    """Rows alone, and no three coordinates: beside slices of text, in buckets that are used again
+    with other rows at other tokens."""
+    config = small_config(depth=2, max_repeat=4, max_num_batched_tokens=300, block_size=16)
+    asked = [replace(seeing(r), coordinates=None, delta=0) for r in requests(PLAIN + SPECIAL)]
+    asked = [replace(r, media=tuple(replace(s, two_way=False) for s in r.media)) for r in asked]
+    plain = replace(config, depth=1, max_repeat=1)
+    local = LocalExecutor(plain, TEXT, dict(WEIGHTS), tower=FlatRows)
+    wanted = [one.output_ids.tolist() for one in answers(local, plain, asked)]
+    shelf = Shelf(FlatRows)
+    executor = PlainExecutor(config, TEXT, WEIGHTS, rounded=True, shelf=shelf)
+    prompts, seen = executor.runner._prompts, []
+    fixed = prompts._fixed_overlay
+    prompts._fixed_overlay = lambda *given: seen.append(given) or fixed(*given)  # type: ignore
+    assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
+    assert len(seen) > 1
+
+
 HEARD = 10  # rows of a sound: two blocks of 4 tokens, and half of one
 EQUAL = TEXT.with_attention(lambda one: replace(one, num_kv_heads=one.num_heads))
 LAYERS = tuple(replace(one, cross=CrossPlan(HEARD)) for one in EQUAL.layers)
