@@ -132,6 +132,25 @@ def test_what_no_family_computes_transformers_does(
     assert (found.how, found.wrong) == ("fallback", "")
 
 
+def test_alibi_of_falcon_is_added_once(tmp_path: Path) -> None:
+    """As by the attention that Transformers takes by itself: the eager one adds it twice."""
+    torch.manual_seed(1)
+    model = tiny_model("FalconForCausalLM", seed=3, alibi=True)
+    path, text = saved(model, tmp_path), PROMPTS[3]
+    with torch.no_grad():
+        wanted, eager = (
+            type(model).from_pretrained(path, attn_implementation=name)(torch.tensor([text])).logits
+            for name in ("sdpa", "eager")
+        )
+    assert (wanted - eager).abs().max() > 0.1, "both are the same: take eager for all classes"
+    with LLM(path, **OPTIONS) as llm:
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+        [output] = llm.generate({"prompt_token_ids": text}, params, use_tqdm=False)
+    found = [step[token].logprob for step, token in zip(output.prompt_logprobs[1:], text[1:])]
+    expected = wanted[0, :-1].log_softmax(-1)[range(len(text) - 1), text[1:]]
+    assert torch.tensor(found) == pytest.approx(expected, abs=1e-3)
+
+
 def test_sixteen_bits(tmp_path: Path) -> None:
     llm = LLM(saved(tiny_model("GraniteForCausalLM"), tmp_path), **FORCED | {"dtype": "bfloat16"})
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -17,6 +17,13 @@ def configs_of(model: nn.Module) -> tuple[Any, ...]:
     return tuple({id(config): config for config in found if config is not None}.values())
 
 
+def own_attention(configs: tuple[Any, ...]) -> str:
+    """Which attention of Transformers' own is the model's: eager has every softcap and sink of any,
+    and adds the alibi of Falcon to scores whose mask has it already."""
+    twice = any(getattr(c, "model_type", "") == "falcon" and c.alibi for c in configs)
+    return "sdpa" if twice else "eager"
+
+
 @contextmanager
 def computing(
     configs: tuple[Any, ...], *, attention: str, experts: str | None = None

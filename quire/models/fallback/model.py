@@ -21,13 +21,11 @@ from quire.layers.batch import Batch
 from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
-from quire.models.fallback.interface import computing, configs_of
+from quire.models.fallback.interface import computing, configs_of, own_attention
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
 from quire.models.fallback.paged_cache import PagedCache
 from quire.models.fallback.seen import Seen
 from quire.models.model import KVCache
-
-EAGER = "eager"  # Transformers' own attention, with every softcap and sink of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class TransformersModel:
         if self.packed:
             return self._side_by_side(batch, cache)
         compute = self._tokens_of_one if self.seen.kept else self._whole_text
-        with computing(self._configs, attention=EAGER):
+        with computing(self._configs, attention=own_attention(self._configs)):
             parts = [compute(sequence, cache) for sequence in _sequences(batch)]
         spare = len(batch.token_ids) - batch.num_tokens
         return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from quire.backends.ops import HeadShape
 from quire.layers.batch import Batch
 from quire.models.fallback.body import plain_logits
-from quire.models.fallback.interface import computing, configs_of
-from quire.models.fallback.model import EAGER, TransformersModel
+from quire.models.fallback.interface import computing, configs_of, own_attention
+from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.seen import Seen
 
 # Differences of logits, as a share of the largest.
@@ -72,7 +72,8 @@ def _text(length: int, seed: int, vocab_size: int, forbidden: Any) -> list[int]:
 def plain(module: nn.Module, text: list[int]) -> Tensor:
     """The logits of one plain call of the class."""
     ids = torch.tensor([text], device=next(module.parameters()).device)
-    with computing(configs_of(module), attention=EAGER):
+    configs = configs_of(module)
+    with computing(configs, attention=own_attention(configs)):
         return plain_logits(module, ids)[0].float()
 
 
