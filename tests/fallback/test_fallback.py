@@ -134,7 +134,6 @@ def test_what_no_family_computes_transformers_does(
 
 def test_alibi_of_falcon_is_added_once(tmp_path: Path) -> None:
     """As by the attention that Transformers takes by itself: the eager one adds it twice."""
-    torch.manual_seed(1)
     model = tiny_model("FalconForCausalLM", seed=3, alibi=True)
     path, text = saved(model, tmp_path), PROMPTS[3]
     with torch.no_grad():
@@ -146,7 +145,8 @@ def test_alibi_of_falcon_is_added_once(tmp_path: Path) -> None:
     with LLM(path, **OPTIONS) as llm:
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
         [output] = llm.generate({"prompt_token_ids": text}, params, use_tqdm=False)
-    found = [step[token].logprob for step, token in zip(output.prompt_logprobs[1:], text[1:])]
+    scored = zip(output.prompt_logprobs[1:], text[1:], strict=True)
+    found = [step[token].logprob for step, token in scored]
     expected = wanted[0, :-1].log_softmax(-1)[range(len(text) - 1), text[1:]]
     assert torch.tensor(found) == pytest.approx(expected, abs=1e-3)
 
