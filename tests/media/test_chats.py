@@ -55,6 +55,25 @@ def words(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
+def test_messages_may_be_objects_of_pydantic(llm: LLM) -> None:
+    """Whole messages, their parts, and what a part holds."""
+    pydantic = pytest.importorskip("pydantic")
+    url = pydantic.create_model("Url", url=(str, ...))
+    image = pydantic.create_model(
+        "Image", type=(str, "image_url"), image_url=(url, ...), detail=(str | None, None)
+    )
+    text = pydantic.create_model("Text", type=(str, "text"), text=(str, ...))
+    message = pydantic.create_model("Message", role=(str, "user"), content=(Any, ...))
+    parts = [text(text="What is "), image(image_url=url(url=encoded())), text(text=" this?")]
+    plain = ask(llm, *(part.model_dump(exclude_none=True) for part in parts))
+    mixed = ask(llm, *parts)
+    given = [message(content=parts)]
+    [whole] = llm.chat(given, GREEDY, chat_template=PARTS, use_tqdm=False)
+    assert FIRST_ADDED in plain.prompt_token_ids
+    assert plain.prompt_token_ids == mixed.prompt_token_ids == whole.prompt_token_ids
+    assert plain.outputs[0].token_ids == mixed.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
 def test_every_way_to_pass_an_image_is_the_same_prompt(llm: LLM, model: TinyModel) -> None:
     given: list[Any] = [
         {"type": "image_url", "image_url": {"url": encoded()}},
