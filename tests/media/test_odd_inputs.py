@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import struct
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.given import read_image, read_images
 from quire.inputs.media.sounds import read_sound
 from quire.inputs.media.videos import read_video
+from quire.jobs.input.media import MediaCells
+from quire.jobs.input.rows import BadRow
 from tests.media.abuse import GOOD, encoded
 from tests.media.test_videos import clip
 from tests.media.tiny import picture
@@ -215,3 +218,11 @@ def test_a_gif_is_a_video_and_sound_alone_is_none(children: MediaChildren) -> No
     assert read_video((list(greys), {"fps": 2.0}), ANY, children).shape.frames == 4
     with pytest.raises(InvalidPrompt, match="video cannot be opened|holds no pictures"):
         read_video(sound(TONE, format="WAV"), ANY, children)
+
+
+def test_cells_without_a_file_say_so(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    cells = MediaCells({"image": ("photo",)}, tmp_path)
+    for cell, why in (("", "holds an empty text"), ("folder", "is no regular file")):
+        with pytest.raises(BadRow, match=why):
+            cells.of({"photo": cell})

@@ -33,11 +33,10 @@ def open_file(path: Path) -> BinaryIO:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise _refused(path, f"cannot be opened: {getattr(error, 'strerror', error)}") from None
-    file = os.fdopen(handle, "rb")
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        file.close()
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # before Python opens it, which refuses folders
+        os.close(handle)
         raise _refused(path, "is no regular file")
-    return file
+    return os.fdopen(handle, "rb")
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -48,9 +48,10 @@ class MediaCells:
             url = f"data:{kind};base64," + base64.b64encode(cell).decode("ascii")
             return {"url": url, "hash": _hash(cell)}
         if not isinstance(cell, str) or not cell:
+            what = "an empty text" if cell == "" else type(cell).__name__
             raise BadRow(
                 "invalid_prompt",
-                f"column {column!r} holds {type(cell).__name__}; {kind} is a path, bytes, or text "
+                f"column {column!r} holds {what}; {kind} is a path, bytes, or text "
                 "that begins with data:",
             )
         if cell.startswith("data:"):
