@@ -74,7 +74,7 @@ def nothing_left() -> Iterator[None]:
     before = open_files()
     yield
     assert open_files() <= before  # an older one may be closed meanwhile
-    assert list(Path(tempfile.gettempdir()).glob("quire-ranks-*")) == []
+    assert list(Path(tempfile.gettempdir()).glob("quire-*")) == []
 
 
 def dies(llm: LLM, harm: Callable[[], None], within: float) -> RankDied:
@@ -173,25 +173,35 @@ def test_any_rank_may_stop_or_go_astray(size: int, tmp_path: Path) -> None:
         astray_once(tmp_path, i % size, size)
 
 
-def test_ranks_leave_when_the_engines_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loading", [False, True])
+def test_ranks_leave_when_the_engines_process_is_killed(loading: bool, tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib\n"
         "from tests.tiny_llm import tiny_llm\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "llm = tiny_llm(folder, tensor_parallel_size=2, skip_tokenizer_init=True, tokenizer=None)\n"
-        "print(*llm._session.model.executor.pids, flush=True)\n"
+        "print('ready', flush=True)\n"
         "time.sleep(600)\n"
     )
+    model, aside = tmp_path / "model", tmp_path / "aside"
+    model.mkdir()
+    aside.mkdir()
     child = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(model)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(aside)},
     )
     assert child.stdout is not None
-    pids = [int(pid) for pid in child.stdout.readline().split()]
-    assert len(pids) == 2 and all(map(is_alive, pids))
+    if not loading:
+        assert child.stdout.readline() == "ready\n"
+    assert wait_until(lambda: len(children_of(child.pid)) == 2)
+    pids = children_of(child.pid)
     child.kill()
     child.wait()
     child.stdout.close()
     assert wait_until(lambda: not any(map(is_alive, pids)))
+    assert [*aside.iterdir()] == []
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:

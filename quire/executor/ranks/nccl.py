@@ -39,7 +39,7 @@ class NcclExchange:
         made: Any = torch.distributed
         self._size, self._begun, self._number = share.size, begun, 0
         self._on_host = on_host
-        store = made.FileStore(f"{meeting}-nccl", share.size)
+        store = made.PrefixStore("nccl", made.FileStore(str(meeting), share.size))
         options = made.ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         self._group = made.ProcessGroupNCCL(store, share.rank, share.size, options)

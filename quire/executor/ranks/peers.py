@@ -71,7 +71,7 @@ def _peer_memory(
     """The memory of all ranks, and what keeps it mapped."""
     made: Any = torch.distributed
     symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    store = made.FileStore(f"{meeting}-peers", share.size)
+    store = made.PrefixStore("peers", made.FileStore(str(meeting), share.size))
     # Torch finds peers by a group of its own, which gloo is enough for: it carries addresses.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     made.init_process_group("gloo", store=store, rank=share.rank, world_size=share.size)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -46,20 +44,20 @@ class RankProcesses:
         self, module: str, jobs: Sequence[Mapping[str, object]], *, silence: float = SILENCE
     ) -> None:
         """Each child is given one of `jobs`, plain data, with the name of a file where ranks may
-        meet as `meeting`."""
+        meet as `meeting`. It is one without a place on disk, so none is left, whoever is killed."""
         self.size, self._silence = len(jobs), silence
         self.board, self._ring = Board.create(self.size), Ring.create()
-        self._folder = tempfile.mkdtemp(prefix="quire-ranks-")
+        meeting = os.memfd_create("quire-meeting")
         # At one end of it a thread of each rank waits; the other ends with this process.
         held, lifeline = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
-        self._end = weakref.finalize(self, _end, self._children, lifeline, self._folder)
+        self._end = weakref.finalize(self, _end, self._children, lifeline)
         pipes = []
         try:
             for rank in range(self.size):
                 child, channel, pipe = _spawn(
-                    module, (rank, self.size), held, self.board, self._ring
+                    module, (rank, self.size), (held, meeting), self.board, self._ring
                 )
                 self._children.append(child)
                 self._channels.append(channel)
@@ -71,6 +69,7 @@ class RankProcesses:
             ) from error
         finally:
             os.close(held)
+            os.close(meeting)
             self._words = LastWords(pipes)
         self._deaths = [os.pidfd_open(child.pid) for child in self._children]
         self._selector = selectors.DefaultSelector()
@@ -84,7 +83,7 @@ class RankProcesses:
         self._seen, self._moved = b"", time.monotonic()
         self._mean_step, self._started = 0.0, False
         for channel, job in zip(self._channels, jobs, strict=True):
-            data = to_json({**job, "meeting": str(Path(self._folder, "meeting"))})
+            data = to_json({**job, "meeting": f"/proc/self/fd/{meeting}"})
             self._send(Kind.JOB, 0, data, [channel])
 
     @property
@@ -99,7 +98,6 @@ class RankProcesses:
         """Until every rank is ready; what the first says of itself."""
         data = self.answers(0)[0].data
         self._started, self._moved = True, time.monotonic()
-        shutil.rmtree(self._folder, ignore_errors=True)
         return data
 
     def tell(self, kind: Kind, data: bytes = b"") -> int:
@@ -254,11 +252,12 @@ def _signal(number: int) -> str:
 
 
 def _spawn(
-    module: str, place: tuple[int, int], held: int, board: Board, ring: Ring
+    module: str, place: tuple[int, int], inherited: tuple[int, int], board: Board, ring: Ring
 ) -> tuple[subprocess.Popen[bytes], Channel, int]:
     """A rank, our end of its channel, and the pipe of what it writes."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening, writing = os.pipe()
+    held, meeting = inherited
     numbers = (theirs.fileno(), held, board.file, ring.file)
     kept = without_launchers(os.environ)
     try:
@@ -267,7 +266,7 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
-            pass_fds=numbers,
+            pass_fds=(*numbers, meeting),
             env={**kept, "PYTHONPATH": import_paths()},
             process_group=0,  # a Ctrl-C in the terminal is for the engine's process to act on
         )
@@ -281,10 +280,9 @@ def _spawn(
     return child, Channel(ours, ring), listening
 
 
-def _end(children: Sequence[subprocess.Popen[bytes]], lifeline: int, folder: str) -> None:
+def _end(children: Sequence[subprocess.Popen[bytes]], lifeline: int) -> None:
     for child in children:
         child.kill()
     for child in children:
         child.wait()
     os.close(lifeline)
-    shutil.rmtree(folder, ignore_errors=True)
