@@ -20,6 +20,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.errors import InvalidOption, RankDied
 from quire.session.ranks import OVERLAPPING
+from tests.jobs.driving import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,9 +100,15 @@ def test_two_ranks_on_one_gpu_draw_the_same_captured_and_eager(folder: Path) -> 
     assert sum(a == b for a, b in pairs) / len(pairs) > 0.8  # but for near ties
 
 
+def is_free_again(before: int) -> bool:
+    """Whether the GPU has the memory that it had, whoever held it meanwhile."""
+    return wait_until(lambda: torch.cuda.mem_get_info()[0] > before - (64 << 20), 10)
+
+
 def test_a_killed_rank_frees_the_gpu(folder: Path) -> None:
-    before = torch.cuda.memory_reserved()
+    before = torch.cuda.mem_get_info()[0]
     llm = opened(folder, 2)
+    assert torch.cuda.mem_get_info()[0] < before - (256 << 20)
     pids = llm._session.model.executor.pids
     params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
     threading.Timer(0.5, os.kill, (pids[1], signal.SIGKILL)).start()
@@ -110,8 +117,30 @@ def test_a_killed_rank_frees_the_gpu(folder: Path) -> None:
             llm.generate(PROMPTS, params, use_tqdm=False)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     llm.close()
-    # A process that is gone has no memory; this one keeps none that the ranks were given.
-    assert torch.cuda.memory_reserved() - before < 64 << 20
+    assert is_free_again(before)
+
+
+ENGINE = """
+import sys, time
+from pathlib import Path
+from tests.ranks.test_gpu_ranks import PROMPTS, opened
+llm = opened(Path(sys.argv[1]), 2)
+print(*llm._session.model.executor.pids, flush=True)
+while True:
+    llm.generate(PROMPTS, use_tqdm=False)
+"""
+
+
+def test_a_killed_engine_frees_the_gpu(folder: Path) -> None:
+    before = torch.cuda.mem_get_info()[0]
+    command = [sys.executable, "-c", ENGINE, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        pids = [int(word) for word in engine.stdout.readline().split()]
+        engine.kill()
+    assert len(pids) == 2
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+    assert is_free_again(before)
 
 
 def test_more_ranks_than_gpus_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
