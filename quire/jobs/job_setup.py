@@ -226,6 +226,9 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
         hashes = {old.path: old.sha256 for old in before.inputs}
         kept = before.changed(command=now.command, inputs=_with_hashes(now.inputs, hashes))
         return kept.changed(status="running", output=now.output)
+    if not reuse and not before.join and last_epoch(lock.job_dir) == 0:
+        # Nothing was answered: most often the engine refused an option, which is another one now.
+        return now.changed(first_epoch=lock.epoch)
     if not reuse:
         listed = "\n  ".join(differences)
         raise JobChanged(

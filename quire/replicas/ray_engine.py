@@ -32,7 +32,8 @@ _lost: list[str] = []  # heads that are gone
 
 def connect(address: str) -> None:
     """Join the cluster; InvalidOption where there is none."""
-    if "://" in address:
+    host, _, port = address.rpartition(":")
+    if "://" in address or (address != "auto" and not (host and port.isdecimal())):
         raise InvalidOption(
             f"--ray {address}: give HOST:PORT of the head, or auto, on a machine of the cluster; "
             "clients over ray:// are not built, because results would go through them twice.",
@@ -40,11 +41,10 @@ def connect(address: str) -> None:
             value=address,
         )
     ray = _ray()
-    host, _, port = address.rpartition(":")
     if address != "auto":
         try:
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-        except (OSError, ValueError) as error:
+        except (OSError, OverflowError) as error:
             raise _unreachable(address, error) from None
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quire.errors import InvalidOption, JobChanged, JobLocked
+from quire.errors import InvalidOption, JobChanged, JobLocked, QuireError
 from quire.jobs.job import Job, JobReport
 from quire.jobs.store import store
 from quire.jobs.store.lock import JobLock
@@ -112,6 +112,17 @@ def test_a_changed_job_is_refused_by_the_name_of_the_change(
         answer(source, output, **CHANGES[name])
     assert "--reuse" in str(refused.value)
     assert output.read_bytes() == before
+
+
+def test_a_job_that_answered_nothing_is_begun_again_with_another_command(
+    source: Path, output: Path
+) -> None:
+    """As where the engine refused an option, which is mended then."""
+    with pytest.raises(QuireError, match="could not convert string to float"):
+        answer(source, output, model="fake:load=long")
+    assert answer(source, output, model="fake:load=0").num_ok == 12
+    with pytest.raises(JobChanged, match="model"):
+        answer(source, output, model="fake:load=long")
 
 
 def test_an_edited_a_longer_and_a_reordered_input_are_refused(tmp_path: Path) -> None:

@@ -152,7 +152,12 @@ def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster
 
 def test_no_cluster_and_clients_are_refused_before_any_work(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 2)
-    for address, words in (("127.0.0.1:1", "no Ray cluster"), ("ray://127.0.0.1:1", "HOST:PORT")):
+    for address, words in (
+        ("127.0.0.1:1", "no Ray cluster"),
+        ("127.0.0.1:99999", "no Ray cluster"),
+        ("ray://127.0.0.1:1", "HOST:PORT"),
+        ("head", "HOST:PORT"),
+    ):
         with pytest.raises(InvalidOption, match=words):
             make_job(source, tmp_path / "out.jsonl", ray=address).run(progress=False)
     with pytest.raises(InvalidOption, match="--replicas instead"):
