@@ -60,7 +60,7 @@ class EngineProcess:
         self._outgoing: deque[memoryview] = deque()
         self._lines, self._half_line = Lines(), b""
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self.ended = False
+        self.ended = self.place_lost = False
         self._looked = self._back = time.monotonic()
         self._code: int | None = None
         self.send(opening)

@@ -181,7 +181,7 @@ class RayEngine:
         num_cpus: float = 1,
     ) -> None:
         self.board = _Rows()
-        self.ended = False
+        self.ended = self.place_lost = False  # the latter: Ray's actor is gone, or does not answer
         self._hear = hear
         self._stderr_tail: list[str] = []
         self._code = 1
@@ -212,6 +212,9 @@ class RayEngine:
                 answer = ray.get(self._actor.exchange.remote(messages))
             except Exception as error:  # whatever Ray says: this replica is gone
                 answer = {"messages": [], "said": [str(error)], "ended": True, "code": 1}
+                # But for an actor that could not be made: there, starting it failed.
+                is_actors = isinstance(error, ray.exceptions.RayActorError)
+                self.place_lost = is_actors and not getattr(error, "actor_init_failed", False)
             self._incoming.put(answer)
             with suppress(OSError):
                 os.write(self._write_end, b".")
@@ -253,8 +256,9 @@ class RayEngine:
 
     def is_hung(self) -> bool:
         """Whether its engine does not move, or the actor's node is silent."""
-        silent = self._heard is not None and time.monotonic() - self._heard > SILENCE
-        return self._hung or silent
+        if self._heard is not None and time.monotonic() - self._heard > SILENCE:
+            self.place_lost = True
+        return self._hung or self.place_lost
 
     def end(self) -> int:
         if not self._closing:

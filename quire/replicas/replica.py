@@ -31,6 +31,7 @@ class EngineLink(Protocol):
     """An engine somewhere: messages out, messages in, and how it ended."""
 
     ended: bool
+    place_lost: bool  # it did not end by itself: the machine that it ran on is gone
 
     @property
     def board(self) -> BoardView: ...
@@ -96,7 +97,7 @@ class Replica:
         self._suspects = Suspects()
         self._culprits: list[tuple[Task, str, str]] = []
         self.run_open = self.trial = self._end_sent = self.was_ready = False
-        self._failures = 0
+        self._failures = self._load_failures = 0
         self.num_restarts = 0
 
     @property
@@ -168,7 +169,7 @@ class Replica:
             self._feeder.end_run(self.number)
         elif kind == "ready":
             self._receiver.ready(message)
-            self.facts, self.was_ready = message, True
+            self.facts, self.was_ready, self._load_failures = message, True, 0
             options = {**message.get("arithmetic", {}), **self._opening["options"]}
             self._opening = {**self._opening, "options": options}
             self._feeder.open(self.number, int(message["capacity"]))
@@ -218,7 +219,9 @@ class Replica:
         culprit = self._suspects.accuse(running)
         if out_of_memory and self.facts:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
-        was_loading, self.facts = not self.facts, {}
+        # Machines that come and go say nothing about what was to be loaded there.
+        self._load_failures += not self.facts and not engine.place_lost
+        self.facts = {}
         self.run_open = self.trial = self._end_sent = False
         self._failures += 1
         self.num_restarts += 1
@@ -228,8 +231,12 @@ class Replica:
             self._failures = 0
             text = f"the engine {how} twice with this row alone running"
             self._culprits.append((culprit, kind, text))
-        limit = MOST_LOAD_FAILURES if was_loading else MOST_FAILURES
-        if self._failures >= limit or len(self._culprits) >= MOST_CULPRITS:
+        too_many = (
+            self._failures >= MOST_FAILURES
+            or self._load_failures >= MOST_LOAD_FAILURES
+            or len(self._culprits) >= MOST_CULPRITS
+        )
+        if too_many:
             raise Hopeless(None, how, engine.stderr_tail)
 
     def confirm_culprits(self) -> None:

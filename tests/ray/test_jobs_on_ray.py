@@ -93,7 +93,7 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
     while killed < deaths:  # a job that was through is begun again
         output.unlink(missing_ok=True)
         shutil.rmtree(job_dir, ignore_errors=True)
-        command = on_ray(source, output, cluster.address, 0.4 if long_mode else 0.05)
+        command = on_ray(source, output, cluster.address, 0.2 if long_mode else 0.05)
         with started(command) as process:
             while killed < deaths and process.poll() is None:
                 size = journal_bytes(job_dir)
@@ -124,7 +124,7 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
 def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster: Any) -> None:
     """All of it sleeps: Ray's own process, the actor and the engine. Others do its rows meanwhile,
     and none is there twice when it wakes."""
-    source = write_rows(tmp_path / "in.jsonl", 3000)
+    source = write_rows(tmp_path / "in.jsonl", 1800)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
     job_dir = tmp_path / "out.jsonl.quire"
     with started(on_ray(source, output, cluster.address, 0.2)) as process:
@@ -146,7 +146,7 @@ def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster
         assert process.returncode == 0, said
     assert output.read_bytes() == calm
     keys = [record["key"] for record in records(job_dir)]
-    assert len(keys) == len(set(keys)) == 3000
+    assert len(keys) == len(set(keys)) == 1800
     assert wait_until(lambda: not engines(), 10)
 
 
