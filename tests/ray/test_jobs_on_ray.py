@@ -89,7 +89,7 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
     )
     source = write_rows(tmp_path / "in.jsonl", rows)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
-    job_dir, killed = tmp_path / "out.jsonl.quire", 0
+    job_dir, killed, known = tmp_path / "out.jsonl.quire", 0, set[int]()
     while killed < deaths:  # a job that was through is begun again
         output.unlink(missing_ok=True)
         shutil.rmtree(job_dir, ignore_errors=True)
@@ -101,7 +101,11 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
                 time.sleep(rng.uniform(0, 0.2))
                 mine = engines()
                 if process.poll() is None and mine:
-                    os.kill(rng.choice(mine), signal.SIGKILL)
+                    # Not the same one while it loads, again and again: it would be given up.
+                    os.kill(
+                        rng.choice([pid for pid in mine if pid in known] or mine), signal.SIGKILL
+                    )
+                    known.update(mine)
                     cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
                     cluster.add_node(num_cpus=1)
                     killed += 1
