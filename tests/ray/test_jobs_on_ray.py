@@ -128,7 +128,7 @@ def test_a_job_on_three_nodes_survives_the_death_of_an_actor_and_a_node(
 def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster: Any) -> None:
     """All of it sleeps: Ray's own process, the actor and the engine. Others do its rows meanwhile,
     and none is there twice when it wakes."""
-    source = write_rows(tmp_path / "in.jsonl", 1800)
+    source = write_rows(tmp_path / "in.jsonl", 1500)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
     job_dir = tmp_path / "out.jsonl.quire"
     with started(on_ray(source, output, cluster.address, 0.2)) as process:
@@ -150,7 +150,7 @@ def test_what_a_node_says_that_slept_too_long_is_dropped(tmp_path: Path, cluster
         assert process.returncode == 0, said
     assert output.read_bytes() == calm
     keys = [record["key"] for record in records(job_dir)]
-    assert len(keys) == len(set(keys)) == 1800
+    assert len(keys) == len(set(keys)) == 1500
     assert wait_until(lambda: not engines(), 10)
 
 
