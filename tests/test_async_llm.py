@@ -23,7 +23,7 @@ from quire import (
     SamplingParams,
 )
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
-from quire.session.async_llm import _hand_over, _Reader
+from quire.session.async_llm import NotBuiltAsyncMethods, _hand_over, _Reader
 from quire.session.engine_thread import Asked
 from tests.jobs.driving import wait_until
 from tests.tiny_llm import tiny_llm
@@ -191,6 +191,8 @@ def test_two_event_loops_share_an_engine(llm: AsyncLLM) -> None:
 
 
 def test_what_scripts_ask_of_an_engine(llm: AsyncLLM) -> None:
+    assert not llm.is_stopped and asyncio.run(llm.get_supported_tasks()) == ("generate",)
+
     async def main() -> None:
         await llm.check_health()
         assert (await llm.get_tokenizer()).encode("a") and (await llm.get_model_config())
@@ -203,6 +205,12 @@ def test_what_scripts_ask_of_an_engine(llm: AsyncLLM) -> None:
     asyncio.run(main())
     assert llm.is_running and not llm.errored and llm.dead_error is None
     assert AsyncLLMEngine is AsyncLLM
+
+
+@pytest.mark.parametrize("name", [one for one in vars(NotBuiltAsyncMethods) if one[0] != "_"])
+def test_what_is_not_built_says_so(llm: AsyncLLM, name: str) -> None:
+    with pytest.raises(NotSupported, match=f"AsyncLLM.{name} is not built. [A-Z]"):
+        getattr(llm, name)()
 
 
 def test_shutting_down_ends_waiting_tasks_and_the_thread(home: Path) -> None:

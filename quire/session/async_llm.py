@@ -17,6 +17,7 @@ from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import Asked, EngineThread, News
 from quire.session.pooling import task_of
 from quire.session.session import Session
@@ -59,7 +60,30 @@ class _Reader:
         return output
 
 
-class AsyncLLM:
+_REST = "An engine that serves many does not rest: shut it down, or use LLM."
+_LORA = "Pass lora_request to generate(); an adapter is loaded with the first that names it."
+
+
+class NotBuiltAsyncMethods:
+    """Methods of vLLM's AsyncLLM that raise NotSupported."""
+
+    sleep = not_built("sleep", _REST)
+    wake_up = not_built("wake_up", _REST)
+    is_sleeping = not_built("is_sleeping", _REST)
+    pause_generation = not_built("pause_generation", _REST)
+    resume_generation = not_built("resume_generation", _REST)
+    reset_prefix_cache = not_built("reset_prefix_cache", "Give prompts another cache_salt.")
+    reset_mm_cache = not_built("reset_mm_cache", "Media are known by their bytes.")
+    add_lora = not_built("add_lora", _LORA)
+    remove_lora = not_built("remove_lora", _LORA)
+    pin_lora = not_built("pin_lora", _LORA)
+    list_loras = not_built("list_loras", _LORA)
+    collective_rpc = not_built("collective_rpc", "Use LLM.collective_rpc.")
+    start_profile = not_built("start_profile", PROFILE)
+    stop_profile = not_built("stop_profile", PROFILE)
+
+
+class AsyncLLM(NotBuiltAsyncMethods):
     """A model that answers many tasks at once and streams what it writes.
 
     >>> llm = AsyncLLM("smollm2")
@@ -170,6 +194,9 @@ class AsyncLLM:
     async def get_model_config(self) -> Any:
         return self.model_config
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return self._session.supported_tasks
+
     @property
     def model_config(self) -> Any:
         return ModelConfigView(self._session)
@@ -182,6 +209,10 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         return self._engine.is_running
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
 
     @property
     def errored(self) -> bool:

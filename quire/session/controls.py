@@ -119,9 +119,11 @@ class LLMControls:
         self.close()
 
 
-def _not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
+def not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
+    """A method of that name, which raises NotSupported."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSupported(f"LLM.{name} is not built. {way_out}")
+        raise NotSupported(f"{type(self).__name__}.{name} is not built. {way_out}")
 
     method.__name__ = name
     method.__doc__ = f"Not built. {way_out}"
@@ -129,15 +131,18 @@ def _not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
 
 
 _WEIGHTS = "Exchange weights by name: collective_rpc with a function that calls load_weights."
-_PROFILE = "Use torch.profiler around generate()."
+PROFILE = "Use torch.profiler around generate()."
 
 
 class NotBuiltMethods:
     """Methods of vLLM's LLM that raise NotSupported."""
 
-    start_profile = _not_built("start_profile", _PROFILE)
-    stop_profile = _not_built("stop_profile", _PROFILE)
-    init_weight_transfer_engine = _not_built("init_weight_transfer_engine", _WEIGHTS)
-    start_weight_update = _not_built("start_weight_update", _WEIGHTS)
-    update_weights = _not_built("update_weights", _WEIGHTS)
-    finish_weight_update = _not_built("finish_weight_update", _WEIGHTS)
+    start_profile = not_built("start_profile", PROFILE)
+    stop_profile = not_built("stop_profile", PROFILE)
+    preprocess_chat = not_built(
+        "preprocess_chat", "Use chat(), or get_tokenizer().apply_chat_template()."
+    )
+    init_weight_transfer_engine = not_built("init_weight_transfer_engine", _WEIGHTS)
+    start_weight_update = not_built("start_weight_update", _WEIGHTS)
+    update_weights = not_built("update_weights", _WEIGHTS)
+    finish_weight_update = not_built("finish_weight_update", _WEIGHTS)
