@@ -162,6 +162,7 @@ def test_a_table_goes_in_and_answers_come_out(
     page.set_input_files("#file", table(40))
     page.locator("#detected", has_text="a table with 40 rows").wait_for()
     assert page.locator("#preview li").count() == 5
+    assert page.input_value("#prompt") == "{{ a note }}"  # of its columns the one with most text
     page.fill("#prompt", "Good? {{ text }}, {{ nothing }}")
     assert "no column" in page.locator("#new-message").text_content()
     assert page.locator("#start").is_disabled()

@@ -35,8 +35,15 @@
     say("detected", `${file.name}: a table with ${number.format(found.rows.length)} rows.`);
     by("table").classList.remove("hidden");
     by("columns").replaceChildren(...found.columns.slice(0, 200).map(inserting));
-    by("prompt").value = found.columns.length ? `{{ ${found.columns[0]} }}` : "";
+    by("prompt").value = found.columns.length ? `{{ ${fullest()} }}` : "";
     preview();
+  }
+
+  // The column with most text: a table often begins with ids, and nobody asks a model about those.
+  function fullest() {
+    const rows = found.rows.slice(0, SHOWN);
+    const length = (name) => rows.reduce((sum, row) => sum + String(row[name] ?? "").length, 0);
+    return found.columns.reduce((most, name) => (length(name) > length(most) ? name : most));
   }
 
   function inserting(name) {
