@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import CorruptJob
+from quire.openai_api.errors import server_error
 
 Made = TypeVar("Made")
 Work = Callable[[sqlite3.Connection], Made]
@@ -118,7 +119,13 @@ class Database:
     async def write(self, work: Work[Made]) -> Made:
         """What the work returns, once its changes are on disk. A caller that is cancelled does not
         take the change back."""
-        return await asyncio.wrap_future(self.submit_write(work))
+        try:
+            return await asyncio.wrap_future(self.submit_write(work))
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            why = "the server's disk is full; delete files that are no longer needed"
+            raise server_error(why, code="quota_exceeded", status=507) from None
 
     async def read(self, work: Work[Made]) -> Made:
         return await asyncio.wrap_future(self.submit_read(work))
@@ -167,8 +174,9 @@ def _in_transaction(connection: sqlite3.Connection, work: Work[Made]) -> Made:
     connection.execute("BEGIN IMMEDIATE")
     try:
         made = work(connection)
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # on a full disk SQLite has taken it back itself
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
     return made

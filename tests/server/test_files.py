@@ -251,6 +251,24 @@ def test_a_full_disk_is_507(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with_server(tmp_path, test)
 
 
+def test_a_disk_that_is_full_for_the_database_is_507(tmp_path: Path) -> None:
+    async def test(client: Client) -> None:
+        database = client.service.database
+
+        def limit(pages: int) -> None:
+            work = database._writing.execute
+            database._writer.submit(work, f"PRAGMA max_page_count = {pages}").result()
+
+        limit(1)  # none is added
+        codes = [(await client.upload(b"x")).status_code for _ in range(60)]
+        assert set(codes) == {200, 507} and codes[-1] == 507
+        limit(1 << 20)
+        assert (await client.upload(b"x")).status_code == 200
+        assert len(stored_bytes(tmp_path)) == codes.count(200) + 1
+
+    with_server(tmp_path, test)
+
+
 def test_an_upload_that_crawls_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "GRACE", 0.2)
     monkeypatch.setattr(receiving, "LONGEST_SILENCE", 0.5)
