@@ -245,8 +245,11 @@ class Prompts:
                 num_groups, _, width = self._parts.columns.tables.shape
                 shape = (num_groups, bucket.num_sequences, width)
                 kept["tables"] = batch.tables.new_zeros(shape)
+            # Slices that may be here stand at their positions: the first pass's coordinates, which
+            # say the same, would stay those of its tokens.
+            kept |= {"coordinates": None, "overlay": None}
             self._places[bucket] = replace(
-                batch, **kept, longest_query=bucket.num_tokens, longest_context=0, overlay=None
+                batch, **kept, longest_query=bucket.num_tokens, longest_context=0
             )
         fixed = self._places[bucket]
         for name in moving[:-1]:

@@ -114,6 +114,19 @@ def test_media_change_no_token_of_the_cuda_runner(
     assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
 
 
+def test_captured_passes_of_text_keep_no_coordinates_of_others() -> None:
+    """Text behind prompts whose positions have three coordinates, in one bucket again and again."""
+    config = small_config(depth=1, max_repeat=1, max_num_batched_tokens=48, max_num_seqs=2)
+    some = requests(PLAIN[:1], count=12)
+    long = [r for r in map(seeing, some) if r.delta][:2]
+    text = [replace(r, prompt_ids=r.plain_ids[-5 - 3 * i :]) for i, r in enumerate(some[:8])]
+    asked = [*long, *text]
+    local = LocalExecutor(config, SPEC, dict(WEIGHTS), tower=Rows)
+    wanted = [one.output_ids.tolist() for one in answers(local, config, asked)]
+    executor = PlainExecutor(config, SPEC, WEIGHTS, rounded=True, shelf=Shelf(Rows))
+    assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
+
+
 class FlatRows(Rows):
     """Nothing for deeper layers."""
 
