@@ -97,6 +97,7 @@ class Replica:
         self._suspects = Suspects()
         self._culprits: list[tuple[Task, str, str]] = []
         self.run_open = self.trial = self._end_sent = self.was_ready = False
+        self.place_lost = False  # until it is ready in another place
         self._failures = self._load_failures = 0
         self.num_restarts = 0
 
@@ -136,6 +137,11 @@ class Replica:
             self.trial = True
             self.end_run()
 
+    def take_suspects_of(self, other: Replica) -> None:
+        """Try the rows that it ran: another place for it may never be found."""
+        self._suspects.join(other._suspects)
+        self.end_run()
+
     def send(self, tasks: Sequence[Task]) -> None:
         if self.engine is not None:
             rows = [{"row": task.number, **task.asked} for task in tasks]
@@ -170,6 +176,7 @@ class Replica:
         elif kind == "ready":
             self._receiver.ready(message)
             self.facts, self.was_ready, self._load_failures = message, True, 0
+            self.place_lost = False
             options = {**message.get("arithmetic", {}), **self._opening["options"]}
             self._opening = {**self._opening, "options": options}
             self._feeder.open(self.number, int(message["capacity"]))
@@ -221,7 +228,7 @@ class Replica:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
         # Machines that come and go say nothing about what was to be loaded there.
         self._load_failures += not self.facts and not engine.place_lost
-        self.facts = {}
+        self.facts, self.place_lost = {}, engine.place_lost
         self.run_open = self.trial = self._end_sent = False
         self._failures += 1
         self.num_restarts += 1

@@ -94,6 +94,9 @@ class ReplicaSet:
         for replica in self._replicas:
             if replica.engine is None and self._is_needed(replica):
                 replica.begin()
+            ready = [other for other in self._replicas if other.facts]
+            if replica.place_lost and replica.has_suspects and ready:
+                min(ready, key=lambda one: one.has_suspects).take_suspects_of(replica)
             replica.feed_trial()
         dealt = self.feeder.deal([r.number for r in self._replicas if r.able])
         for number, tasks in dealt.items():

@@ -37,6 +37,14 @@ class Suspects:
         """The next group to try, if any."""
         return self._groups.pop() if self._groups else None
 
+    def join(self, other: Suspects) -> None:
+        """Take over all that is still to be tried elsewhere."""
+        self._groups += other._groups
+        for row, strikes in other._strikes.items():
+            self._strikes[row] = self._strikes.get(row, 0) + strikes
+        other._groups.clear()
+        other._strikes.clear()
+
     def clear(self) -> list[Task]:
         """All rows that are left, for another replica to try."""
         rows = [row for group in self._groups for row in group]
