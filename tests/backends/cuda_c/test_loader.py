@@ -64,7 +64,7 @@ def test_what_does_not_compile_is_refused_with_the_compilers_words() -> None:
         machine_code(SOURCE, HOPPER[:1])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: no CUDA device here")
+@pytest.mark.gpu
 def test_launches_on_torchs_stream_and_into_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

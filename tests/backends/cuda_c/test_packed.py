@@ -18,7 +18,7 @@ from quire.backends.quantised.fragments import fragments
 from quire.backends.triton.grouped import Scratch
 from tests.backends.triton.grouped_checks import matrices
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: no CUDA device here")
+pytestmark = pytest.mark.gpu
 KINDS = ("4 bits", "4 bits, zeros", "4 bits, minima")
 # Lines that fill no block, that fill one, many; columns of part of a stage, and of many.
 SHAPES = ((8, 64), (1000, 1024), (264, 14336))

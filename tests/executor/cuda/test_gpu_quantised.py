@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from quire import LLM, SamplingParams
 from tests.weights.quantised_files import CASES, write_quantised
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: no CUDA device here")
+pytestmark = pytest.mark.gpu
 # Few rows by the kernels of few rows, rows that share a pass with prompts, and many of them.
 COUNTS = (5, 20, 40)
 
