@@ -102,6 +102,10 @@ class MediaPlans:
         self.num_encoded += len(encode)
         return forgotten, encode
 
+    def holds(self, serial: int) -> bool:
+        """Whether an item is encoded, and was not forgotten yet."""
+        return serial in self._held
+
     def clear(self) -> None:
         """Nothing on the shelf is of use any more."""
         self._forgotten += self._held

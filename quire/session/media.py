@@ -210,8 +210,12 @@ class SessionMedia:
             return None
         return cast(SoundRules, self.reader.rules["audio"]).rate
 
-    def prepare(self, request: Request) -> Preparing | None:
-        return None if self.reader is None else self.reader.pool.prepare(request)
+    def prepare(self, holds: Callable[[int], bool], request: Request) -> Preparing | None:
+        """Have a request's media prepared, but for those that the engine `holds` encoded."""
+        if self.reader is None:
+            return None
+        self.reader.pool.holds = holds
+        return self.reader.pool.prepare(request)
 
     @property
     def children(self) -> MediaChildren:

@@ -150,7 +150,7 @@ class Session:
             self._lengths,
             self._results,
             compile_grammar=self._guides.compile,
-            prepare_media=self._media.prepare,
+            prepare_media=partial(self._media.prepare, self.engine.scheduler.media.holds),
             between_steps=between_steps,
             on_finished=self._metrics.count,
         )

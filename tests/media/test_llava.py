@@ -141,7 +141,12 @@ def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -
     few = [prompt for i, prompt in enumerate(prompts) if i % 50 < 8][:80]
     with model.llm(enable_prefix_caching=False) as llm:  # where no KV stands in for an image
         llm.generate(few, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-        assert llm._session.model.executor.shelf.num_encoded == 8
+        pool, shelf = llm._session._media.reader.pool, llm._session.model.executor.shelf
+        assert shelf.num_encoded == 8
+        begun: list[int] = []
+        setattr(pool, "hold", begun.append)  # noqa: B010 - of what is prepared
+        llm.generate(few, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        assert shelf.num_encoded == 8 and not begun  # in another call neither
 
 
 def test_a_plan_counts_media(llm: LLM) -> None:

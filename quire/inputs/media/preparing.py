@@ -89,10 +89,14 @@ class MediaPool:
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
         self.children = MediaChildren()  # what is encoded is decoded there
+        # Whether an item is encoded already: one that is then missed is prepared when it is.
+        self.holds: Callable[[int], bool] = lambda serial: False
 
     def prepare(self, request: Request) -> Preparing | None:
         """Have the media of a request prepared; None where there is nothing to wait for."""
-        needed = {id(i): i.features for i in request.items if _waits(i)}
+        needed = {
+            id(i): i.features for i in request.items if _waits(i) and not self.holds(i.serial)
+        }
         media = [one for one in needed.values() if isinstance(one, PreparedMedium)]
         if not media:
             return None
