@@ -27,7 +27,6 @@ class Gpu:
             num_cores=1,
             fast_dtypes=fast_on(self.capability[0]),
             fast_fp8=is_hopper(self.capability),
-            fast_codes=is_hopper(self.capability),
         )
 
 

@@ -54,7 +54,6 @@ def _gpu_facts() -> DeviceFacts:
         num_cores=num_cores(),
         fast_dtypes=fast_on(capability[0]),
         fast_fp8=is_hopper(capability),
-        fast_codes=is_hopper(capability),
     )
 
 
