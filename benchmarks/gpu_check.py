@@ -31,10 +31,12 @@ from benchmarks.budget import Budget
 ROOT = Path(__file__).resolve().parents[1]
 CHECK_SECONDS, EQUAL_SECONDS = 170.0, 60.0
 TESTS = (
+    "tests/backends/cuda_c",
     "tests/backends/triton",
     "tests/executor/cuda",
     "tests/ranks/test_gpu_ranks.py",
     "tests/fallback/test_on_gpu.py",
+    "tests/media/test_on_gpu.py",
     "tests/sampling/test_cuda.py",
 )
 MOST_WORKERS = 14  # each has a CUDA context and its own kernels in memory

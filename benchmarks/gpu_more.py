@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from quire.spec import ModelSpec
 
 SANITIZERS = ("memcheck", "racecheck")
-SANITIZED = ("tests/backends/triton", "tests/executor/cuda/test_gpu_guessing.py")
+SANITIZED = (
+    *("tests/backends/cuda_c", "tests/backends/triton"),
+    "tests/executor/cuda/test_gpu_guessing.py",
+)
 # Within so many nats the two likeliest tokens may change places.
 NEAR_TIE = 1e-3
 PROMPTS = (
