@@ -54,9 +54,7 @@ def _norms(fields: Fields) -> NormPlaces:
         return "before"
     count = fields.count("num_ln_in_parallel_attn", 2 if newer else 1, most=2)
     if count == 2 and not newer:
-        raise fields.unsupported(
-            "num_ln_in_parallel_attn", "1 where new_decoder_architecture is not"
-        )
+        raise fields.unsupported("num_ln_in_parallel_attn", "1 unless new_decoder_architecture")
     return "parallel_two" if count == 2 else "parallel"
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 
-def on_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """The array there; what is computed from here on sees it. From pinned memory, or the host would
     wait until a GPU has done all that it was given before."""
     made = torch.from_numpy(np.ascontiguousarray(array))

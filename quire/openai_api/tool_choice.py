@@ -129,7 +129,7 @@ def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, d
             "leave one of them out, or set tool_choice to none",
             param="tools",
         )
-    # As Hermes and Qwen write calls, and as Llama does, which has no mark for them.
+    # As Hermes and Qwen write calls, and as models do that have no mark for them.
     marked = {
         "type": "tags_with_separator",
         "tags": [

@@ -96,7 +96,7 @@ def test_sentencepiece_equals_sentencepiece_itself(tmp_path: Path) -> None:
     ]
     metadata = {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [oracle.backend.id_to_token(i) for i in range(size)],
+        "tokenizer.ggml.tokens": [oracle.id_to_piece(i) for i in range(size)],
         "tokenizer.ggml.scores": np.array([oracle.get_score(i) for i in range(size)], np.float32),
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.unknown_token_id": np.uint32(oracle.unk_id()),

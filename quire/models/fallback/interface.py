@@ -19,8 +19,8 @@ def configs_of(model: nn.Module) -> tuple[Any, ...]:
 
 def own_attention(configs: tuple[Any, ...]) -> str:
     """Which attention of Transformers' own is the model's: eager has every softcap and sink of any,
-    and adds the alibi of Falcon to scores whose mask has it already."""
-    twice = any(getattr(c, "model_type", "") == "falcon" and c.alibi for c in configs)
+    and where alibi is a matter of the config, adds it to scores whose mask has it already."""
+    twice = any(getattr(config, "alibi", False) for config in configs)
     return "sdpa" if twice else "eager"
 
 
