@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from quire.errors import NotSupported
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -23,3 +25,13 @@ class LinearOp(WeightRows, Protocol):
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """[T, K] -> [T, N]"""
+
+
+class KeptQuantised:
+    """What products with weights that stay quantised say of other weights."""
+
+    def write_rows(self, first: int, rows: Tensor) -> None:
+        raise NotSupported(
+            "weights that are kept quantised cannot be exchanged: make the LLM with "
+            "quantization='none'."
+        )

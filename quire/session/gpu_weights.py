@@ -86,7 +86,7 @@ def _packed(
         if isinstance(weight, GroupedMatrix) and is_packed(weight, dtype)
     }
     try:
-        load_kernels(((weight, "plain") for weight in found.values()), dtype)
+        load_kernels(found.values(), dtype)
     except NoCudaC as error:
         note(f"4-bit weights are multiplied with by slower kernels: {error}")
         return {}

@@ -15,16 +15,15 @@ from quire.backends.cuda_c.packed import (
     PackedKind,
     PackedTile,
     Shaped,
-    Way,
     kernel_of,
     kind_of,
     multiply_packed,
     packed_tile,
     spread_kernel,
 )
+from quire.backends.linear import KeptQuantised
 from quire.backends.quantised.fragments import fragments, has_fragments
 from quire.backends.quantised.grouped import GroupedMatrix
-from quire.errors import NotSupported
 
 _LEAST = (9, 0)  # clusters of blocks, and kernels that begin before the one ahead has ended
 _THREADS = 8
@@ -40,7 +39,7 @@ class PlainRoom(Protocol):
     def tensors(self) -> tuple[Tensor, ...]: ...
 
 
-class PackedLinear:
+class PackedLinear(KeptQuantised):
     """x weight^T + bias. Up to MOST_ROWS rows are multiplied with the codes; more with the plain
     weight, which is kept beside them, or made anew each time."""
 
@@ -77,12 +76,6 @@ class PackedLinear:
         )
         return out
 
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        raise NotSupported(
-            "weights that are kept quantised cannot be exchanged: make the LLM with "
-            "quantization='none'."
-        )
-
     def tensors(self) -> tuple[Tensor, ...]:
         kept = self._room.tensors() if self.plain is None else (self.plain,)
         return *self.matrix.tensors(), *kept
@@ -95,19 +88,19 @@ def is_packed(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
     return torch.cuda.get_device_capability() >= _LEAST
 
 
-def load_kernels(products: Iterable[tuple[Shaped, Way]], dtype: torch.dtype) -> None:
+def load_kernels(weights: Iterable[Shaped], dtype: torch.dtype) -> None:
     """Those that products of few rows take, compiled side by side before any is wanted; NoCudaC
     where they cannot be had."""
-    wanted: dict[tuple[PackedKind, PackedTile, int, Way], None] = {}
-    for matrix, way in products:
+    wanted: dict[tuple[PackedKind, PackedTile, int], None] = {}
+    for matrix in weights:
         kind = kind_of(matrix, dtype)
         for rows in (8, 16, MOST_ROWS):
-            wanted[kind, *packed_tile(kind, rows, matrix.shape), way] = None
+            wanted[kind, *packed_tile(kind, rows, matrix.shape)] = None
     if not wanted:
         return
     device = torch.cuda.current_device()
 
-    def load(one: tuple[PackedKind, PackedTile, int, Way]) -> None:
+    def load(one: tuple[PackedKind, PackedTile, int]) -> None:
         with torch.cuda.device(device):  # which threads have for themselves
             kernel_of(*one).load()
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from quire.backends.fp8 import FP8
+from quire.backends.linear import KeptQuantised
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
 from quire.backends.triton.fp8_product_kernels import multiply_fp8, round_rows
 from quire.backends.triton.grouped import Scratch
 from quire.backends.triton.jit import power_of_two
-from quire.errors import NotSupported
 
 MOST_FEW = 64
 _CORES = 132
@@ -45,7 +45,7 @@ def fp8_tile(matrix: Fp8Matrix, num_rows: int) -> Fp8Tile:
     return Fp8Tile(rows, 64, depth, splits, 4, 4)
 
 
-class Fp8Linear:
+class Fp8Linear(KeptQuantised):
     """x weight^T + bias"""
 
     def __init__(
@@ -134,12 +134,6 @@ class Fp8Linear:
             num_stages=tile.stages,
         )
         return out
-
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        raise NotSupported(
-            "weights that are kept quantised cannot be exchanged: make the LLM with "
-            "quantization='none'."
-        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.matrix.tensors(), *self.scratch.tensors()

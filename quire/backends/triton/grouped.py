@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.linear import KeptQuantised
 from quire.backends.quantised.grouped import SIGNED_ZERO, GroupedMatrix, block_columns
 from quire.backends.triton.grouped_kernels import (
     CENTRE,
@@ -75,7 +76,7 @@ def grouped_tile(matrix: GroupedMatrix, num_rows: int) -> GroupedTile:
     return GroupedTile(rows, tall, depth, splits, warps, 3)
 
 
-class GroupedLinear:
+class GroupedLinear(KeptQuantised):
     """x weight^T + bias"""
 
     def __init__(
@@ -151,12 +152,6 @@ class GroupedLinear:
             **_constants(matrix),
         )
         return out
-
-    def write_rows(self, first: int, rows: Tensor) -> None:
-        raise NotSupported(
-            "weights that are kept quantised cannot be exchanged: make the LLM with "
-            "quantization='none'."
-        )
 
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.matrix.tensors(), *self.scratch.tensors()

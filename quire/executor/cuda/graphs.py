@@ -106,9 +106,8 @@ class GuessPlaces:
 class GraphKey:
     """What a graph was captured for: anything that changes which kernels run."""
 
-    kind: (
-        str  # "decode", its halves "forward" and "draw", "guessed", "prompts", "prompts with media"
-    )
+    # "decode", its halves "forward" and "draw", "guessed", "prompts" or "prompts with media"
+    kind: str
     size: int  # places or tokens
     truncated: bool
     scored: bool = False  # some want logprobs

@@ -8,8 +8,6 @@ import torch
 from quire.backends.cuda_c.linear import PackedLinear, is_packed
 from quire.backends.cuda_c.packed import (
     MOST_ROWS,
-    AddedRows,
-    NormedRows,
     kind_of,
     multiply_packed,
     with_stages,
@@ -70,33 +68,6 @@ def test_a_row_of_nan_stays_alone() -> None:
     assert found[2].isnan().all()
     kept = [0, 1, 3, 4]
     assert torch.equal(found[kept], alone[kept])
-
-
-@pytest.mark.parametrize("rows", [1, 16, 32])
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_of_few_rows_norm_gate_and_add_on_the_way(kind: str, rows: int) -> None:
-    torch.manual_seed(rows)
-    dtype, device, width, inner = torch.bfloat16, torch.device("cuda"), 1024, 1536
-    first = matrices(2 * inner, width, 128, torch.float16, device)[kind]
-    last = matrices(width, inner, 64, torch.float16, device)[kind]
-    stream = torch.randn(rows, width, device=device).to(dtype)
-    squares = stream.float().square().view(rows, 4, -1).sum(2)
-    normed = NormedRows(1e-5, squares)
-    scale = torch.rsqrt(stream.double().square().mean(1, keepdim=True) + 1e-5)
-    expected = stream.double() * scale @ first.dequantised().double().t()
-    found = multiply_packed(fragments(first, dtype), stream, None, norm=normed)
-    assert (found.double() - expected).norm() / expected.norm() < 3e-3
-    opened = multiply_packed(fragments(first, dtype), stream, None, norm=normed, gated=True)
-    gate, up = expected.chunk(2, dim=1)
-    wanted = torch.nn.functional.silu(gate) * up
-    assert (opened.double() - wanted).norm() / wanted.norm() < 5e-3
-    bias = torch.randn(width, device=device).to(dtype)
-    total = opened.double() @ last.dequantised().double().t() + bias.double() + stream.double()
-    added = AddedRows.to(stream, torch.empty_like(stream), torch.rand_like(stream[0]))
-    multiply_packed(fragments(last, dtype), opened, bias, added=added)
-    assert (stream.double() - total).norm() / total.norm() < 5e-3
-    assert torch.allclose(added.squares.sum(1), stream.float().square().sum(1), rtol=1e-4)
-    assert torch.equal(added.scaled, stream * added.norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
