@@ -1,7 +1,7 @@
 """A rank: a process that computes its share of every layer, started with `python -m`.
 
-It reads its share of the weights, meets the other ranks, and runs plans in the order in which they
-come. It leaves by being killed, or when the engine's process is gone.
+It leaves by being killed, or when the engine's process is gone. That is watched from the first
+moment on: what comes next, torch with it, takes seconds to import, and so waits until then.
 """
 
 from __future__ import annotations
@@ -12,56 +12,21 @@ import sys
 import threading
 import time
 import traceback
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from quire.config import EngineConfig
 from quire.executor.cpu.spinning import short_spins
-from quire.executor.executor import ModelExecutor
-from quire.executor.ranks.adapters import RankAdapters
-from quire.executor.ranks.board import Board, Column
-from quire.executor.ranks.plain_data import from_json, to_json
-from quire.executor.ranks.sampler import RankSampler
-from quire.executor.ranks.wire import Channel, Kind, Message, Ring
-from quire.executor.shelf import Tower
-from quire.layers.tp import TensorParallel
-from quire.ranks.shares import RankShare, of_rank
-from quire.session.fallback import AskedClass, load_fallback, plan_asked
-from quire.session.media import ModelMedia
-from quire.spec import ModelSpec
-from quire.step import StepResult
-from quire.steps.codec import decode, encode
-from quire.steps.ranked import RankPlan, RankResult
-from quire.weights.source import ModelFiles
-
-if TYPE_CHECKING:
-    from quire.models.fallback.loaded import LoadedModule
-    from quire.models.parts import Weights
 
 _MOST_TEXT = 2000  # characters of an error that are told
-
-
-@dataclass(frozen=True, slots=True)
-class RankJob:
-    """What a rank is to compute, as it is told."""
-
-    files: ModelFiles
-    spec: ModelSpec  # of the whole model
-    config: EngineConfig
-    share: RankShare
-    num_threads: int
-    meeting: str  # a file by which ranks find each other
-    media: str = ""  # how the model sees, where it does (session/media.py)
-    transformers: str = ""  # as what Transformers computes it, where it does (session/fallback.py)
 
 
 def main() -> None:
     rank, size, end, lifeline, board_file, ring_file = map(int, sys.argv[1:7])
     threading.Thread(target=_leave_at_end, args=(lifeline,), daemon=True).start()
+    with short_spins():
+        from quire.session.rank_process import RankJob, RankProcess
+    from quire.executor.ranks.board import Board
+    from quire.executor.ranks.plain_data import from_json, to_json
+    from quire.executor.ranks.wire import Channel, Kind, Ring
+
     board = Board(board_file, size)
     channel = Channel(socket.socket(fileno=end), Ring(ring_file))
     try:
@@ -85,133 +50,6 @@ def _leave_at_end(lifeline: int) -> None:
     while os.read(lifeline, 1):
         pass
     os._exit(1)
-
-
-class RankProcess:
-    """One rank and its executor."""
-
-    def __init__(self, job: RankJob, board: Board) -> None:
-        self.job, self._board, self._rank = job, board, job.share.rank
-        self._drawn = self._num_sums = 0
-        self.samplers: list[RankSampler] = []
-        self._notes: tuple[str, ...] = ()
-        self._media = ModelMedia.from_text(job.files, job.media) if job.media else None
-        self.executor = self._make_executor()
-        self._adapters = RankAdapters(job.spec, job.share, job.config)
-        self.executor.handles.adapter = self._adapters.weights
-
-    def start(self) -> bytes:
-        facts = self.executor.start()
-        return to_json(replace(facts, notes=(*facts.notes, *self._notes)))
-
-    def do(self, message: Message) -> bytes:
-        if message.kind is Kind.PLAN:
-            return self._run(message)
-        if message.kind is Kind.RESET:
-            self.executor.reset()
-        elif message.kind is Kind.ADAPTER:
-            self._adapters.take(decode(message.data))
-        elif message.kind is Kind.SLEEP:
-            self.executor.sleep(**from_json(message.data))
-        else:
-            self.executor.wake_up(**from_json(message.data))
-        return b""
-
-    def _run(self, message: Message) -> bytes:
-        """Run a plan. Only the first rank's result is sent, but all must have drawn the same."""
-        self._board.write(self._rank, Column.BEGUN, message.number, message.checksum)
-        given: RankPlan = decode(message.data)
-        sampler = self.samplers[-1]
-        sampler.processed, sampler.failures = given.processed, given.failures
-        result: StepResult = self.executor.submit(given.plan).result()
-        asked = sampler.take_asked()
-        made = (result.tokens.tobytes(), result.counts.tobytes(), b"%d" % self._num_sums)
-        self._drawn = zlib.crc32(b"".join(made), self._drawn)
-        self._board.write(self._rank, Column.FINISHED, message.number, self._drawn)
-        return encode(RankResult(result, asked)) if self._rank == 0 else b""
-
-    @property
-    def _tower(self) -> Callable[[], Tower] | None:
-        """Every rank encodes all media."""
-        job = self.job
-        return None if self._media is None else partial(self._media.tower, job.config, job.share)
-
-    def _make_executor(self) -> ModelExecutor:
-        with short_spins():
-            import torch
-        torch.set_num_threads(self.job.num_threads)
-        return self._on_cores() if self.job.config.device == "cpu" else self._on_gpu()
-
-    def _on_gpu(self) -> ModelExecutor:
-        import torch
-
-        from quire.executor.cuda.executor import CudaExecutor
-        from quire.executor.cuda.fp8_kv import check_fp8
-        from quire.executor.ranks.gpu_exchange import gpu_exchange
-        from quire.executor.ranks.nccl import NcclExchange
-        from quire.session.gpu_weights import load_gpu_weights
-
-        job, config = self.job, self.job.config
-        # Fewer GPUs than ranks only where torch's own switch for tests allows it.
-        torch.cuda.set_device(job.share.rank % torch.cuda.device_count())
-        check_fp8(config)
-        dtype: torch.dtype = getattr(torch, config.dtype)
-        largest = config.max_num_batched_tokens * job.spec.hidden_size * dtype.itemsize
-        exchange = gpu_exchange(job.share, Path(job.meeting), largest, self._begun)
-        if isinstance(exchange, NcclExchange):
-            config = replace(config, enforce_eager=True)
-            self._notes = ("GPUs cannot read each other's memory: NCCL between them, no graphs",)
-        tp = TensorParallel(job.share, exchange)
-        own = partial(load_gpu_weights, job.files, job.spec, config, job.share)
-        spec, read = self._share(tp, own)
-        return CudaExecutor(
-            config,
-            spec,
-            read(),
-            read_again=read,
-            tower=self._tower,
-            tp=tp,
-            make_sampler=self._make_sampler,
-        )
-
-    def _on_cores(self) -> ModelExecutor:
-        from quire.executor.cpu.local import LocalExecutor
-        from quire.executor.ranks.gloo import GlooExchange
-        from quire.session.cpu_weights import load_cpu_weights
-
-        job = self.job
-        exchange = GlooExchange(job.share, Path(job.meeting), self._begun)
-        tp = TensorParallel(job.share, exchange)
-        own = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
-        spec, read = self._share(tp, own)
-        return LocalExecutor(
-            job.config,
-            spec,
-            read(),
-            read_again=read,
-            tower=self._tower,
-            tp=tp,
-            make_sampler=self._make_sampler,
-        )
-
-    def _share(
-        self, tp: TensorParallel, own: Callable[[], Weights]
-    ) -> tuple[ModelSpec, Callable[[], Weights | LoadedModule]]:
-        """The spec of what this rank computes, and what reads the weights of it: by `own`, unless
-        Transformers computes the model."""
-        job = self.job
-        if not job.transformers:
-            return of_rank(job.spec, job.share), own
-        plan = plan_asked(job.files, AskedClass.from_text(job.transformers), job.share)
-        return plan.spec, partial(load_fallback, job.files, plan, job.config, tp)
-
-    def _begun(self, number: int) -> None:
-        self._num_sums = number
-        self._board.write(self._rank, Column.SUMS, number)
-
-    def _make_sampler(self, *arguments: Any) -> RankSampler:
-        self.samplers = [RankSampler(*arguments)]
-        return self.samplers[-1]
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.base.line_child import import_paths
 from quire.errors import CorruptModel, EngineError, RankDied
 from quire.executor.ranks.executor import RanksExecutor
 from quire.executor.ranks.wire import Kind
+from quire.session.ranks import MODULE
 from quire.step import StepPlan
 from quire.steps.codec import encode
 from quire.steps.ranked import RankPlan
@@ -207,6 +209,25 @@ def test_ranks_leave_when_the_engines_process_is_killed(loading: bool, tmp_path:
     child.stdout.close()
     assert wait_until(lambda: not any(map(is_alive, pids)))
     assert [*aside.iterdir()] == []
+
+
+def test_a_rank_hears_that_its_engine_is_gone_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "print('importing', flush=True)\nimport time\ntime.sleep(99)\n"
+    )
+    held, lifeline = os.pipe()
+    numbers = map(str, (0, 1, held, held, held, held))
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE, *numbers],
+        stdout=subprocess.PIPE,
+        pass_fds=[held],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{import_paths()}"},
+    ) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"importing\n"
+        os.close(held)
+        os.close(lifeline)
+        assert rank.wait(timeout=10) == 1
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:
