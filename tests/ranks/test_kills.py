@@ -217,17 +217,21 @@ def test_a_rank_hears_that_its_engine_is_gone_while_it_imports(tmp_path: Path) -
     )
     held, lifeline = os.pipe()
     numbers = map(str, (0, 1, held, held, held, held))
-    with subprocess.Popen(
+    rank = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE, *numbers],
         stdout=subprocess.PIPE,
         pass_fds=[held],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{import_paths()}"},
-    ) as rank:
-        assert rank.stdout is not None
+    )
+    assert rank.stdout is not None
+    try:
         assert rank.stdout.readline() == b"importing\n"
         os.close(held)
         os.close(lifeline)
         assert rank.wait(timeout=10) == 1
+    finally:
+        rank.kill()
+        rank.communicate()
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:
