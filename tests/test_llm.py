@@ -153,6 +153,8 @@ def test_lists_that_do_not_match_are_refused(llm: LLM) -> None:
         generate(llm, ["a", "b"], GREEDY, priority=[1, "urgent"])
     with pytest.raises(InvalidParams, match="there are more prompts"):
         generate(llm, iter(["a", "b"]), GREEDY, priority=[1])
+    with pytest.raises(InvalidParams, match="beyond"):
+        generate(llm, ["a"], GREEDY, priority=[2**31])
     with pytest.raises(InvalidPrompt, match="prompts is a object"):
         generate(llm, object(), GREEDY)
     with pytest.raises(InvalidPrompt, match="2 entries and prompt_token_ids 1"):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from quire.openai_api.errors import bad
 from quire.params.rules import show
 
+MOST_ENTRIES = 1 << 14  # of a list, where nothing else bounds it
 Kind = Literal["honoured", "moot", "refused"]
 _TYPES: dict[str, tuple[type, ...]] = {
     "text": (str,),
@@ -41,6 +42,13 @@ class Field:
         )
         if not is_right:
             raise bad(f"{self.name} is {self.value}, not {show(value)}", param=self.name)
+        # Token ids may be more; how many of them is the model's matter.
+        if isinstance(value, list) and len(value) > MOST_ENTRIES and type(value[0]) is not int:
+            raise bad(
+                f"no list has more than {MOST_ENTRIES:,} entries, and {self.name} has "
+                f"{len(value):,}",
+                param=self.name,
+            )
 
 
 def table(kind: Kind, endpoints: tuple[str, ...], *rows: tuple[str, str, str]) -> list[Field]:

@@ -17,6 +17,7 @@ _MOST = {
     "logit_bias": 1024,
     "allowed_token_ids": 1 << 18,
 }
+_MOST_CHARACTERS = 1 << 16  # of all texts of such a list together
 USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its length
 # Parameters that mean the same here, under the same name.
 _SAME = (
@@ -39,8 +40,13 @@ def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any
     params = {name: given[name] for name in _SAME if name in given}
     limited("n", params.get("n", 1), 1, MOST_ANSWERS)
     for name, most in _MOST.items():
-        if isinstance(value := params.get(name), list | dict) and len(value) > most:
+        value = params.get(name, ())
+        value = (value,) if isinstance(value, str) else value
+        if len(value) > most:
             raise bad(f"{name} has at most {most:,} entries, not {len(value):,}", param=name)
+        size = sum(len(text) for text in value if isinstance(text, str))
+        if size > _MOST_CHARACTERS:
+            raise bad(f"{name} has at most {_MOST_CHARACTERS:,} characters", param=name)
     # A chat answers as long as there is room, a completion says sixteen tokens.
     usual = None if is_chat else USUAL_COMPLETION
     params["max_tokens"] = given.get("max_completion_tokens", given.get("max_tokens", usual))

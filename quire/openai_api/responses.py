@@ -72,7 +72,7 @@ def _joined(turn: dict[str, Any], message: Mapping[str, Any]) -> bool:
     if not turn["role"] == message["role"] == "assistant":
         return False
     if "tool_calls" in message:
-        turn["tool_calls"] = [*turn.get("tool_calls", ()), *message["tool_calls"]]
+        turn.setdefault("tool_calls", []).extend(message["tool_calls"])
         return True
     is_thought_alone = turn.keys() == {"role", "content", "reasoning_content"}
     if "reasoning_content" in message or not is_thought_alone or turn["content"]:

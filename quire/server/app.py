@@ -13,13 +13,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from quire.openai_api.errors import ApiError
+from quire.openai_api.fields import TABLE
 from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
 from quire.server.endpoint import with_short_way
 from quire.server.guard import Guard
 from quire.server.replies import bug_response, error_response
 from quire.server.services import Services
 
-_WORDS = {404: "there is nothing at this path", 405: "this path does not take that method"}
+_WORDS = {405: "this path does not take that method"}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -64,12 +65,26 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     status = error.status_code
-    refusal = ApiError(
-        status, _WORDS.get(status, "the request cannot be answered"), code=_CODES.get(status)
-    )
+    words = _WORDS.get(status, "the request cannot be answered")
+    if status == 404:
+        words = f"there is nothing at this path{_instead(request.url.path)}"
+    refusal = ApiError(status, words, code=_CODES.get(status))
     response = error_response(refusal)
     response.headers.update(error.headers or {})
     return response
+
+
+def _instead(path: str) -> str:
+    """What a client meant that was made for another server, or has the address without its end."""
+    if path.startswith("/api/"):
+        return ": this is not Ollama. Set the client up for OpenAI's API, with an address up to /v1"
+    if path.startswith("/v1/messages"):
+        return ": Anthropic's API is not built. POST /v1/chat/completions has chats"
+    if path.startswith("/v1/v1/"):
+        return ": it has /v1 twice. Most clients want the address up to the first"
+    if f"/v1{path}" in TABLE or path in ("/models", "/files", "/batches"):
+        return f": it is /v1{path}. Most clients want the address with /v1 at its end"
+    return ""
 
 
 async def _failed(request: Request, error: Exception) -> Response:

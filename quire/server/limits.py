@@ -6,7 +6,7 @@ MOST_BODY = 8 << 20  # bytes of JSON
 # Of a request that was refused while it was still being sent: many read only after that.
 MOST_LATE, LATE_SECONDS = 32 << 20, 30.0
 BODY_SECONDS = 60.0  # until all of it is there
-DEEPEST = 64  # levels of lists and objects
+DEEPEST, MOST_INNER = 64, 1 << 16  # levels of lists and objects, and how many in all
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 32 << 10
 HEADER_SECONDS = 10.0  # until the headers are there
 MOST_UNSENT = 1 << 20  # bytes that a reader may leave unread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.jobs.input.strict_json import nests_deeper
 from quire.openai_api.errors import ApiError, bad
-from quire.server.limits import BODY_SECONDS, DEEPEST, MOST_BODY
+from quire.server.limits import BODY_SECONDS, DEEPEST, MOST_BODY, MOST_INNER
 
 _decode = msgspec.json.Decoder(strict=True).decode
+# One that never ends is one, too: looked for from each quote, its end would be sought for ever.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 async def read_body_bytes(request: Request, most: int = MOST_BODY) -> bytes:
@@ -58,10 +61,15 @@ async def read_json(request: Request) -> Any:
 
 
 def parse_json(body: bytes) -> Any:
+    brackets = body.count(b"{") + body.count(b"[")
+    if brackets > MOST_INNER:  # a text may hold any number of them
+        bare = _STRING.sub(b"", body)
+        if bare.count(b"{") + bare.count(b"[") > MOST_INNER:
+            raise bad(f"the body has more than {MOST_INNER:,} lists and objects")
     try:
         value = _decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise bad("the body is not JSON as the standard has it", code="invalid_json") from None
-    if body.count(b"{") + body.count(b"[") > DEEPEST and nests_deeper(value, DEEPEST):
+    if brackets > DEEPEST and nests_deeper(value, DEEPEST):
         raise bad(f"the body nests more than {DEEPEST} levels deep", code="invalid_json")
     return value

@@ -18,6 +18,7 @@ from quire.params.pooling import PoolingParams
 from quire.request import Request
 from quire.run import Refused, Run, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.session.priorities import priorities_of
 from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
@@ -207,8 +208,9 @@ class EngineThread:
 
     def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:
         if isinstance(params, PoolingParams):
+            [priority] = priorities_of([asked.priority], 0, 1)
             made = self._session.read_pooling(
-                *(asked.prompt, params, asked.tokenization_kwargs, asked.priority),
+                *(asked.prompt, params, asked.tokenization_kwargs, priority),
                 lora_request=asked.lora_request,
             )
             return made if isinstance(made, Refused) else replace(made, background=asked.background)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.errors import InvalidParams
+from quire.params.rules import show
+
+FURTHEST = 2**31 - 1  # plans hold priorities in arrays
 
 
 def priorities_of(priority: Sequence[int], first: int, count: int) -> list[int]:
@@ -15,6 +18,8 @@ def priorities_of(priority: Sequence[int], first: int, count: int) -> list[int]:
     for value in some:
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong_priorities(f"has {value!r}, which is no whole number")
+        if not -FURTHEST <= value <= FURTHEST:
+            raise wrong_priorities(f"has {show(value)}, beyond {-FURTHEST} to {FURTHEST}")
     return some
 
 

@@ -102,6 +102,19 @@ def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -
 
 
 @pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/chat", "not Ollama"),
+        ("/v1/messages", "POST /v1/chat/completions"),
+        ("/chat/completions", "it is /v1/chat/completions"),
+        ("/v1/v1/models", "twice"),
+    ],
+)
+def test_3_paths_of_other_servers(http: httpx.Client, path: str, hint: str) -> None:
+    assert hint in refused(http.post(path, json={}), 404, "not_found")["message"]
+
+
+@pytest.mark.parametrize(
     "path",
     [
         b"//v1/models",
@@ -230,11 +243,20 @@ def test_9_slow_headers_are_closed_together(
         b'"x"',
         b"{",
         b'{"temperature": ' + b"1" * 10_000 + b"}",
+        b'{"model": [' + b"[]," * limits.MOST_INNER + b"1]}",
+        b"[" * limits.MOST_BODY,
+        b'{"' + b'\\"[' * (limits.MOST_BODY // 3 - 1),
     ],
 )
 def test_10_json_that_is_none(http: httpx.Client, body: bytes) -> None:
     typed = {"content-type": "application/json"}
     refused(http.post(CHAT, content=body, headers=typed), 400)
+
+
+def test_10_brackets_in_a_text_are_text(http: httpx.Client) -> None:
+    many = '\\"[{' * limits.MOST_INNER
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 1, "user": many}
+    assert http.post(TEXT, json=asked).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -260,12 +282,21 @@ def test_10_json_that_is_none(http: httpx.Client, body: bytes) -> None:
         {"bad_words": ["x"] * 1025},
         {"stop_token_ids": [1] * 1025},
         {"allowed_token_ids": [1] * (2**18 + 1)},
+        {"stop": "x" * 70_000},
+        {"stop": ["x" * 35_000] * 2},
+        {"bad_words": ["x" * 700] * 100},
+        {"guided_choice": ["x"] * 16_385},
+        {"priority": 10**40},
+        {"priority": 2**31},
     ],
 )
-def test_11_numbers_beyond_bounds(http: httpx.Client, more: dict[str, Any]) -> None:
+def test_11_numbers_beyond_bounds(
+    server: Serving, http: httpx.Client, more: dict[str, Any]
+) -> None:
     asked = {"model": "fake", "prompt": "x", "max_tokens": 2, **more}
     error = refused(http.post(TEXT, json=asked), 400)
     assert error["param"] in {*more, "n"}
+    assert server.bridge.stats().restarts == 0
 
 
 @pytest.mark.parametrize("ids", [[-1], [997], [10**12], [2**63], [-(2**40)]])

@@ -129,18 +129,20 @@ def _token(key: Any) -> Any:
 
 
 def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> None:
-    """Raise PromptTooLong by the beginning of a text alone, if that has twice the tokens that the
+    """Raise PromptTooLong by the beginning of a text, as soon as that has twice the tokens that the
     model takes: to encode all of a cell of megabytes takes longer than anything a row may cost."""
-    size = 16 * max_model_len
+    size, count = 16 * max_model_len, 0
     if tokenizer is None or len(text) <= 2 * size:
         return
-    if len(tokenizer.encode(text[:size])) >= 2 * max_model_len:
-        raise PromptTooLong(
-            f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} "
-            f"tokens; the model takes {max_model_len} with the answer (max_model_len). Shorten it, "
-            "or set truncate_prompt_tokens to keep its end",
-            parameter="prompt",
-        )
+    for first in range(0, len(text), size):  # a run of blanks has few tokens for its length
+        count += len(tokenizer.encode(text[first : first + size]))
+        if count >= 2 * max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} tokens; the "
+                f"model takes {max_model_len} with the answer (max_model_len). Shorten it, or set "
+                "truncate_prompt_tokens to keep its end",
+                parameter="prompt",
+            )
 
 
 @dataclass(frozen=True, slots=True)

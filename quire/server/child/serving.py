@@ -56,6 +56,8 @@ class ServingEngine:
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
         # Hundreds of rows of batches come at once: who waits for an answer is not behind them.
         self._background_threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare-batches")
+        # Nor behind a book that is to be counted.
+        self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
         model = session.model
         self._reasoning: ReasoningCount | None = None
@@ -93,7 +95,7 @@ class ServingEngine:
                 if asked is not None:
                     self._engine.give_up(asked)
         elif message["kind"] == "call":
-            self._threads.submit(self._answer_call, message)
+            self._call_threads.submit(self._answer_call, message)
 
     def _take_row(self, row: Message) -> None:
         """A place for the row at once, so that it can be given up while it is prepared."""
