@@ -246,3 +246,83 @@ def test_modules_that_scripts_know_have_the_names_they_import() -> None:
     assert import_module("quire.exceptions").VLLMError is QuireError
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'quire\.v1\.nothing'"):
         import_module("quire.v1.nothing")
+
+
+AS_VLLM = """
+import sys, quire
+{alias}
+import importlib.metadata, importlib.util
+import vllm, vllm.engine.arg_utils, vllm.lora.request
+from vllm.sampling_params import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.async_llm import AsyncEngineArgs, AsyncLLM
+assert SamplingParams is quire.SamplingParams is vllm.SamplingParams
+assert EngineArgs is quire.EngineArgs is AsyncEngineArgs
+assert sys.modules["vllm.lora.request"] is sys.modules["quire.lora.request"]
+assert sys.modules["quire.sampling_params"].__spec__.name == "quire.sampling_params"
+assert importlib.util.find_spec("vllm") is not None
+assert importlib.metadata.version("vllm") == "0.25.0"
+assert "vllm" in importlib.metadata.packages_distributions()
+print(vllm.__version__)
+try:
+    import vllm.nothing
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("alias", "version"),
+    [('sys.modules["vllm"] = quire', quire.__version__), ("import quire.compat.as_vllm", "0.25.0")],
+)
+def test_libraries_that_import_vllm_find_quire(alias: str, version: str) -> None:
+    said = run(AS_VLLM.replace("{alias}", alias)).stdout.splitlines()
+    assert said == [version, "No module named 'quire.nothing'"]
+
+
+def test_a_program_is_run_with_vllm_as_a_name_of_quire(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom vllm import LLM\nfrom vllm.utils import FlexibleArgumentParser\n"
+        "parser = FlexibleArgumentParser()\nparser.add_argument('--max-model-len', type=int)\n"
+        "parser.add_argument('--own_name')\n"
+        "print(parser.parse_args(), LLM.__module__, __name__)\n"
+    )
+    command = [sys.executable, "-m", "quire.compat.as_vllm", str(script)]
+    ran = subprocess.run(
+        [*command, "--max_model_len=7", "--own_name", "a_b"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout == "Namespace(max_model_len=7, own_name='a_b') quire.llm __main__\n"
+
+
+def test_a_vllm_that_is_in_use_is_not_replaced() -> None:
+    code = """
+import sys, types
+sys.modules["vllm"] = types.ModuleType("vllm")
+import quire, importlib.metadata
+try:
+    import quire.compat.as_vllm
+except ValueError as error:
+    print(error)
+try:
+    import vllm.sampling_params
+except ImportError as error:
+    print(error)
+"""
+    refused, absent = run(code).stdout.splitlines()
+    assert "imported already" in refused and "No module named 'vllm.sampling_params'" in absent
+
+
+def test_scripts_ask_for_the_device_before_they_make_an_llm() -> None:
+    import torch
+
+    from quire.platforms import current_platform
+
+    assert current_platform.is_cuda() is torch.cuda.is_available()
+    assert current_platform.is_cuda() is not current_platform.is_cpu()
+    assert current_platform.is_rocm() is False and current_platform.device_count() >= 1

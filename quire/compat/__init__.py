@@ -7,32 +7,53 @@ them for parts of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
+_GROUPS = "cleanup_dist_env_and_memory destroy_distributed_environment destroy_model_parallel"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
 # By module: where its names come from; OTHER=NAME is a name under which scripts know it.
 MODULES = {
-    "distributed.parallel_state": {
-        "compat.parallel_state": "cleanup_dist_env_and_memory destroy_distributed_environment "
-        "destroy_model_parallel"
+    "beam_search": {"outputs": "BeamSearchOutput BeamSearchSequence"},
+    "distributed": {"compat.parallel_state": _GROUPS},
+    "distributed.parallel_state": {"compat.parallel_state": _GROUPS},
+    "engine.arg_utils": {"options": "AsyncEngineArgs EngineArgs"},
+    "engine.async_llm_engine": {"session.async_llm": "AsyncLLMEngine"},
+    "engine.llm_engine": {"compat.not_built": "LLMEngine"},
+    "entrypoints.chat_utils": {
+        "compat.chat_template": "load_chat_template resolve_hf_chat_template=resolve_chat_template"
     },
+    "entrypoints.llm": {"llm": "LLM"},
     "exceptions": {
         "errors": "VLLMError=QuireError VLLMNotFoundError=ModelNotFound "
         "VLLMValidationError=InvalidRequest"
     },
+    "inputs.data": {"inputs": "EmbedsPrompt PromptType TextPrompt TokensPrompt"},
+    "logger": {"compat.utils": "init_logger"},
     "logits_process": {"compat.logits_process": "LogitsProcessor"},
     "lora.request": {"params.lora": "LoRARequest"},
+    "model_executor.models": {"compat.model_registry": "ModelRegistry"},
+    "model_executor.models.registry": {"compat.model_registry": "ModelRegistry"},
+    "platforms": {"compat.utils": "current_platform"},
     "pooling_params": {"params.pooling": "PoolingParams"},
     "renderers.hf": {"compat.chat_template": "resolve_chat_template"},
+    "sequence": {"logprobs": "Logprob PromptLogprobs SampleLogprobs"},
     "tokenizers": {"compat.tokenizers": "get_tokenizer"},
-    "v1.engine.async_llm": {"session.async_llm": "AsyncLLM"},
+    "transformers_utils.tokenizer": {"compat.tokenizers": "get_tokenizer"},
+    "usage.usage_lib": {"compat.utils": "UsageContext"},
+    "utils": {"compat.utils": "FlexibleArgumentParser random_uuid"},
+    "utils.argparse_utils": {"compat.utils": "FlexibleArgumentParser"},
+    "v1.engine.async_llm": {
+        "options": "AsyncEngineArgs",
+        "session.async_llm": "AsyncLLM",
+    },
+    "v1.engine.llm_engine": {"compat.not_built": "LLMEngine"},
     "v1.metrics.reader": {"session.metrics": "Counter Gauge Histogram Metric Vector"},
     "v1.sample.logits_processor": {
         "sampling.batch_interface": f"{_PROCESSORS} AdapterLogitsProcessor RequestLogitsProcessor "
@@ -42,24 +63,36 @@ MODULES = {
     "v1.sample.logits_processor.interface": {
         "sampling.batch_interface": f"{_PROCESSORS} AddedRequest MovedRequest RemovedRequest"
     },
+    "version": {"base.version": "__version__ __version_tuple__"},
 }
+
+
+# The release whose names these are: what a library is told that asks for the version of `vllm`.
+SPOKEN_VERSION = "0.25.0"
 
 
 class ScriptNames:
     """Finds and makes `quire.NAME` for the modules above and the packages that they are in.
 
-    A finder and a loader by its methods alone: the classes of importlib.abc bring half of the
-    standard library with them."""
+    Where `vllm` is another name of quire, `vllm.NAME` is `quire.NAME`, the same module: a class
+    has one identity under both. A finder and a loader by its methods alone: the classes of
+    importlib.abc bring half of the standard library with them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
+        if package == "vllm" and name and is_vllm():
+            return ModuleSpec(fullname, cast("Loader", _OtherName()))
         if package != "quire":
             return None
         is_package = any(module.startswith(f"{name}.") for module in MODULES)
         if name not in MODULES and not is_package:
             return None
+        if name not in MODULES and (own := PathFinder.find_spec(fullname, path)) is not None:
+            # A module of ours that scripts know as a package; those of ours are found in it still.
+            own.submodule_search_locations = own.submodule_search_locations or []
+            return own
         return ModuleSpec(fullname, cast("Loader", self), is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -72,6 +105,32 @@ class ScriptNames:
                 known, _, own = name.rpartition("=")
                 found = getattr(import_module(f"quire.{home}"), own)
                 setattr(module, known or own, found)
+
+    def find_distributions(self, context: Any) -> Iterator[Any]:
+        """What importlib.metadata says of `vllm` where that is a name of quire."""
+        if context.name in (None, "vllm") and is_vllm():
+            from quire.compat.as_vllm import Spoken
+
+            yield Spoken()
+
+
+class _OtherName:
+    """Loads `vllm.NAME` by putting `quire.NAME` in its place."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """None of its own."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        sys.modules[name] = import_module(f"quire{name.removeprefix('vllm')}")
+
+
+def is_vllm() -> bool:
+    """Whether `vllm` means quire here: `sys.modules["vllm"] = quire`, or compat.as_vllm."""
+    vllm = sys.modules.get("vllm")
+    return vllm is not None and (
+        vllm is sys.modules.get("quire") or type(vllm).__name__ == "QuireAsVllm"
+    )
 
 
 def serve_script_names() -> None:

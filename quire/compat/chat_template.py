@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+
+from quire.inputs.chat import read_template
 
 
 def resolve_chat_template(
@@ -20,3 +24,10 @@ def resolve_chat_template(
         return None
     template: str = tokenizer.get_chat_template(chat_template, tools=tools)
     return template
+
+
+def load_chat_template(chat_template: str | os.PathLike[str] | None) -> str | None:
+    """The text of a template, from a file where it names one."""
+    if chat_template is None:
+        return None
+    return read_template(chat_template if isinstance(chat_template, str) else Path(chat_template))

@@ -1,0 +1,87 @@
+"""Small things that scripts import beside the LLM: a parser of flags, ids, a logger, the device."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+
+class FlexibleArgumentParser(ArgumentParser):
+    """An ArgumentParser that reads --max_model_len as --max-model-len."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Namespace, list[str]]:
+        words = sys.argv[1:] if args is None else args
+        found: tuple[Namespace, list[str]] = super().parse_known_args(
+            [self._dashed(word) for word in words], namespace
+        )
+        return found
+
+    def _dashed(self, word: str) -> str:
+        flag, equals, value = word.partition("=")
+        dashed = flag.replace("_", "-")
+        known = self._option_string_actions
+        if not flag.startswith("--") or flag in known or dashed not in known:
+            return word
+        return f"{dashed}{equals}{value}"
+
+
+class UsageContext(StrEnum):
+    """For whom an engine is made; quire reports nothing to anyone and does not ask."""
+
+    LLM_CLASS = "LLM_CLASS"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class Platform:
+    """What scripts ask of the device before they make an LLM."""
+
+    @property
+    def device_type(self) -> str:
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    device_name = device_type
+
+    def is_cuda(self) -> bool:
+        return self.device_type == "cuda"
+
+    def is_cpu(self) -> bool:
+        return not self.is_cuda()
+
+    is_cuda_alike = is_cuda
+
+    def _not_built_for(self) -> bool:
+        return False
+
+    is_rocm = is_tpu = is_xpu = is_hpu = is_neuron = is_out_of_tree = _not_built_for
+
+    def device_count(self) -> int:
+        import torch
+
+        return torch.cuda.device_count() if self.is_cuda() else 1
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        import torch
+
+        return torch.cuda.get_device_name(device_id) if self.is_cuda() else "cpu"
+
+
+current_platform = Platform()
+
+
+def init_logger(name: str) -> logging.Logger:
+    return logging.getLogger(name)
+
+
+def random_uuid() -> str:
+    return uuid.uuid4().hex
