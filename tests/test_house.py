@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,18 +44,63 @@ def tracked_files() -> list[Path]:
     return [path for path in found if path.is_file() and path.suffix != ".pyc"]
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@dataclass
+class Read:
+    """What the rules ask of all modules: each is read and walked once, and no tree is kept."""
+
+    asserts: list[str] = field(default_factory=list)
+    runs_code: list[str] = field(default_factory=list)
+    catches_all: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    imports: dict[str, list[ast.Import | ast.ImportFrom]] = field(default_factory=dict)
+
+
+def last_name(node: ast.expr | None) -> str:
+    """`c` of `a.b.c`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
+def package() -> Read:
+    read = Read()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        yield name, ast.parse(path.read_text(encoding="utf-8"), name)
+        tree = ast.parse(path.read_text(encoding="utf-8"), name)
+        imports = read.imports[name] = []
+        if tree.body and ast.get_docstring(tree) is None:
+            read.silent.append(name)
+        for node in ast.walk(tree):
+            where = f"{name}:{getattr(node, 'lineno', 0)}"
+            match node:
+                case ast.Import() | ast.ImportFrom():
+                    imports.append(node)
+                case ast.Assert() if not (name in STATES_A_PROMISE and node.msg):
+                    read.asserts.append(where)
+                case ast.Call() if catches_all_of(*node.args, by=last_name(node.func)):
+                    read.catches_all.append(where)
+                case ast.Call(func=ast.Name("eval" | "exec")):
+                    read.runs_code.append(where)
+                case ast.Call(func=ast.Attribute(ast.Name("torch"), "load")):
+                    read.runs_code.append(f"{where}: torch.load unpickles")
+                case ast.ExceptHandler() if node.type is None or catches_all_of(node.type):
+                    if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                        read.catches_all.append(where)
+    return read
 
 
-def imported_names(tree: ast.Module) -> Iterator[str]:
+def catches_all_of(*kinds: ast.expr, by: str = "suppress") -> bool:
+    everything = {"Exception", "BaseException"}
+    return by == "suppress" and any(last_name(kind) in everything for kind in kinds)
+
+
+def imported_names(imports: list[ast.Import | ast.ImportFrom]) -> Iterator[str]:
     """Every module an import names; `from a import b` may name the module a.b, so both count."""
-    for node in ast.walk(tree):
+    for node in imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
@@ -76,35 +123,22 @@ def test_no_machine_of_ours_is_named_in_the_tree() -> None:
 
 def test_no_assert_guards_what_a_caller_passed() -> None:
     """`python -O` drops asserts, so none may stand between a caller and a wrong result."""
-    asserts = [
-        f"{name}:{node.lineno}"
-        for name, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert) and not (name in STATES_A_PROMISE and node.msg)
-    ]
-    assert asserts == []
+    assert package().asserts == []
 
 
 def test_nothing_runs_code_from_data() -> None:
-    found = []
-    for name, tree in modules():
-        found += [f"{name}: {m}" for m in imported_names(tree) if m in RUNS_CODE_FROM_DATA]
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
-            if isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
-                found.append(f"{name}:{node.lineno}: {node.func.id}")
-            if ast.unparse(node.func) == "torch.load":
-                found.append(f"{name}:{node.lineno}: torch.load unpickles")
-    assert found == []
+    assert package().runs_code == []
+    imports = package().imports.items()
+    named = {f"{name}: {m}" for name, some in imports for m in imported_names(some)}
+    assert [one for one in named if one.split(": ")[1] in RUNS_CODE_FROM_DATA] == []
 
 
 def test_urls_are_opened_by_the_fetchers_alone() -> None:
     found = [
         f"{name}: {module}"
-        for name, tree in modules()
+        for name, imports in package().imports.items()
         if name not in MAY_OPEN_URLS
-        for module in imported_names(tree)
+        for module in imported_names(imports)
         if module in OPENS_URLS or module.split(".")[0] in OPENS_URLS
     ]
     assert found == []
@@ -134,25 +168,8 @@ MAY_CATCH_ANYTHING = {
 
 
 def test_no_broad_except_but_at_the_doors() -> None:
-    found = [
-        f"{name}:{node.lineno}"
-        for name, tree in modules()
-        if name not in MAY_CATCH_ANYTHING
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ExceptHandler)
-        and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
-        and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
-    ]
-    found += [
-        f"{name}:{node.lineno}"
-        for name, tree in modules()
-        if name not in MAY_CATCH_ANYTHING
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func).split(".")[-1] == "suppress"
-        and {ast.unparse(kind) for kind in node.args} & {"Exception", "BaseException"}
-    ]
-    assert found == []
+    found = package().catches_all
+    assert [one for one in found if one.split(":")[0] not in MAY_CATCH_ANYTHING] == []
 
 
 def test_there_is_no_utils_room() -> None:
@@ -161,8 +178,7 @@ def test_there_is_no_utils_room() -> None:
 
 
 def test_every_module_states_its_contract() -> None:
-    silent = [name for name, tree in modules() if tree.body and ast.get_docstring(tree) is None]
-    assert silent == []
+    assert package().silent == []
 
 
 def test_import_contracts_cover_every_torch_free_room() -> None:
@@ -182,25 +198,25 @@ def test_import_contracts_cover_every_torch_free_room() -> None:
     assert there <= set(contract["source_modules"])
 
 
-def imported_modules(name: str, tree: ast.Module, known: set[str]) -> set[str]:
+def imported_modules(imports: list[ast.Import | ast.ImportFrom], known: set[str]) -> set[str]:
     """The modules of quire that a file imports, anywhere in it, for types alone too."""
     found = set()
-    for node in ast.walk(tree):
+    for node in imports:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        elif node.module is not None:
             parts = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (parts & known) or ({node.module} & known)
-    return found - {name}
+    return found
 
 
 def test_no_file_imports_itself_through_others() -> None:
     """Type-only imports count: files that need each other to be read are one file in two."""
-    trees = {
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
-        for name, tree in modules()
+    read = {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): imports
+        for name, imports in package().imports.items()
     }
-    imports = {name: imported_modules(name, tree, set(trees)) for name, tree in trees.items()}
+    imports = {name: imported_modules(some, {*read} - {name}) for name, some in read.items()}
     # Take away what imports nothing that is left, until only rings and what leads to them remain.
     while free := {name for name, found in imports.items() if not found & imports.keys()}:
         for name in free:

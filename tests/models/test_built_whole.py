@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,43 +21,51 @@ PACKAGE = Path(__file__).resolve().parents[2] / "quire"
 ASKED_OF_WEIGHTS = {"Rows", "LoadedModule"}
 # Who computes a whole model: quire's own layers, or Transformers (models/fallback).
 WHOLE = {"Decoder"}
+TYPED = ("layers/", "models/", "backends/ops.py", "backends/generic.py", "backends/cpu/")
+OF_OTHERS = ("models/fallback/", "models/towers/")  # modules of Transformers
 SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
 
 
-def trees() -> dict[str, ast.Module]:
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in PACKAGE.rglob("*.py")
-    }
+@dataclass
+class Read:
+    """What is asked of the package: each file is read and walked once, and no tree is kept."""
+
+    parts: set[str] = field(default_factory=set)
+    asked: list[tuple[str, ast.expr]] = field(default_factory=list)
+    typed_any: list[str] = field(default_factory=list)
 
 
-def part_names(found: dict[str, ast.Module]) -> set[str]:
+@cache
+def package() -> Read:
+    read = Read()
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        typed = name.startswith(TYPED) and not name.startswith(OF_OTHERS)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.ClassDef() if is_part(name, node):
+                    read.parts.add(node.name)
+                case ast.Call(ast.Name("isinstance" | "issubclass" | "hasattr"), [_, kinds, *_]):
+                    read.asked.append((f"{name}:{node.lineno}", kinds))
+                case ast.Name("Any") if typed:
+                    read.typed_any.append(f"{name}:{node.lineno}")
+    return read
+
+
+def is_part(path: str, node: ast.ClassDef) -> bool:
     """Classes of layers and models, and those of backends that compute for them."""
-    names: set[str] = set()
-    for path, tree in found.items():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ClassDef):
-                continue
-            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
-            op = path.startswith("backends/") and methods & {"write_rows", "rope_and_store"}
-            if op or path.startswith(("layers/", "models/")):
-                names.add(node.name)
-    return names - ASKED_OF_WEIGHTS - WHOLE
+    methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    op = path.startswith("backends/") and methods & {"write_rows", "rope_and_store"}
+    return bool(op) or path.startswith(("layers/", "models/"))
 
 
 def test_nothing_asks_what_a_built_part_is() -> None:
-    found = trees()
-    parts = part_names(found)
+    parts = package().parts - ASKED_OF_WEIGHTS - WHOLE
     assert {"Attention", "Linear", "GatedMLP", "PlainLinear", "NativeLinear"} <= parts
     asked = {
-        f"{path}:{node.lineno} {name.id}"
-        for path, tree in found.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("isinstance", "issubclass", "hasattr")
-        and len(node.args) > 1
-        for name in ast.walk(node.args[1])
+        f"{where} {name.id}"
+        for where, kinds in package().asked
+        for name in ast.walk(kinds)
         if isinstance(name, ast.Name) and name.id in parts
     }
     # A backend that stacks the products it made itself, while it builds experts of them or puts
@@ -67,16 +76,7 @@ def test_nothing_asks_what_a_built_part_is() -> None:
 
 
 def test_no_part_is_typed_any() -> None:
-    rooms = ("layers/", "models/", "backends/ops.py", "backends/generic.py", "backends/cpu/")
-    of_others = ("models/fallback/", "models/towers/")  # modules of Transformers
-    typed = {
-        f"{path}:{node.lineno}"
-        for path, tree in trees().items()
-        if path.startswith(rooms) and not path.startswith(of_others)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == "Any"
-    }
-    assert typed == set()
+    assert package().typed_any == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
