@@ -110,19 +110,17 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         chat template, or with `chat_template` (a template, or the path of one). A special token
         in a message is text, unless `special_tokens_in_messages`.
         """
-        template = self._chat_template if chat_template is None else read_template(chat_template)
-        conversations = [messages] if is_conversation(messages) else messages
         with self._session.turn():
-            windows, total = self._session.intake.read_chats(
-                conversations,
+            windows, total = self._read_chats(
+                messages,
                 sampling_params,
+                lora_request,
+                chat_template,
                 priority=priority,
                 tokenization_kwargs=tokenization_kwargs,
                 strict=raises(on_error),
-                adapters=self._session.asked_adapters(lora_request),
                 media_options=mm_processor_kwargs,
                 rendering={
-                    "chat_template": template,
                     "content_format": chat_template_content_format,
                     "add_generation_prompt": add_generation_prompt,
                     "continue_final_message": continue_final_message,
@@ -229,8 +227,67 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
                 adapters=self._session.asked_adapters(lora_request),
                 media_options=mm_processor_kwargs,
             )
-            queued = [item for window in windows for item in window]
-            self._queued.append(queued)
+            return self._queue(windows)
+
+    def enqueue_chat(
+        self,
+        messages: Any,
+        sampling_params: Params | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Like `enqueue`, for conversations as `chat` takes them."""
+        with self._session.turn():
+            windows, _ = self._read_chats(
+                messages,
+                sampling_params,
+                lora_request,
+                chat_template,
+                priority=priority,
+                tokenization_kwargs=tokenization_kwargs,
+                strict=True,
+                media_options=mm_processor_kwargs,
+                rendering={
+                    "content_format": chat_template_content_format,
+                    "add_generation_prompt": add_generation_prompt,
+                    "continue_final_message": continue_final_message,
+                    "tools": tools,
+                    "chat_template_kwargs": chat_template_kwargs,
+                },
+            )
+            return self._queue(windows)
+
+    def _read_chats(
+        self,
+        messages: Any,
+        sampling_params: Params | None,
+        lora_request: Any,
+        chat_template: str | None,
+        *,
+        rendering: dict[str, Any],
+        **asked: Any,
+    ) -> tuple[Iterable[Window], int | None]:
+        template = self._chat_template if chat_template is None else read_template(chat_template)
+        return self._session.intake.read_chats(
+            [messages] if is_conversation(messages) else messages,
+            sampling_params,
+            adapters=self._session.asked_adapters(lora_request),
+            rendering={"chat_template": template, **rendering},
+            **asked,
+        )
+
+    def _queue(self, windows: Iterable[Window]) -> list[str]:
+        queued = [item for window in windows for item in window]
+        self._queued.append(queued)
         return [str(item.number) for item in queued]
 
     def wait_for_completion(

@@ -33,6 +33,7 @@ from quire import (
 from quire.errors import DoesNotFit
 from tests.tiny_llm import tiny_llm
 
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 WORDS = ["The river", "A quiet house by", "Once", "In the beginning there was", "seven"]
 
@@ -443,6 +444,11 @@ def test_enqueued_prompts_run_at_wait_for_completion(llm: LLM) -> None:
     assert [o.request_id for o in outputs] == [*first, *second]
     assert ids(outputs) == ids(generate(llm, ["a b", "c d", "e f"], GREEDY))
     assert llm.wait_for_completion(use_tqdm=False) == []
+    talks = [[{"role": "user", "content": word}] for word in ("a", "b")]
+    named = llm.enqueue_chat(talks, GREEDY, chat_template=PLAIN)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [o.request_id for o in outputs] == named
+    assert ids(outputs) == ids(llm.chat(talks, GREEDY, use_tqdm=False, chat_template=PLAIN))
 
 
 def test_what_clients_read_is_there(llm: LLM) -> None:

@@ -361,3 +361,5 @@ def test_engine_args_read_a_command_line() -> None:
     assert args.parsed() == Options(max_model_len=64, dtype="float16", enforce_eager=True)
     with pytest.raises(InvalidOption, match="--model"):
         EngineArgs.from_cli_args(argparse.Namespace(seed=1))
+    with pytest.raises(InvalidOption, match="--model"):
+        EngineArgs.from_cli_args(parser.parse_args([]))

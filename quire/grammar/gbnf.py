@@ -13,6 +13,7 @@ it says; between two terminals of a recursive rule the longer match wins.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -22,6 +23,7 @@ from quire.errors import InvalidGrammar
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MAX_DEPTH = 100
+_RULE = re.compile(r"[\w-]+\s*::=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +166,18 @@ class _Parser:
 
     def rules(self) -> dict[str, Node]:
         found: dict[str, Node] = {}
-        self._skip(lines=True)
+        self._skip()
         while self._at < len(self._text):
             name = self._name()
-            self._skip(lines=False)
+            self._skip()
             if not self._take("::="):
                 self._fail("'::=' after a rule's name")
-            self._skip(lines=True)
+            self._skip()
             if name in found:
                 self._fail(f"only one rule {name!r}, this is the second")
-            found[name] = self._alternatives(nested=False)
-            if self._at < len(self._text) and self._text[self._at] not in "\r\n":
-                self._fail("a literal, a class, a rule, '(' or the end of the line")
-            self._skip(lines=True)
+            found[name] = self._alternatives()
+            if self._at < len(self._text) and not self._begins_a_rule():
+                self._fail("a literal, a class, a rule, '(', '|', or the next rule with '::='")
         return found
 
     def _fail(self, expected: str) -> NoReturn:
@@ -191,13 +192,15 @@ class _Parser:
         self._at += len(token) if found else 0
         return found
 
-    def _skip(self, *, lines: bool) -> None:
-        blanks = " \t\r\n" if lines else " \t"
+    def _begins_a_rule(self) -> bool:
+        return _RULE.match(self._text, self._at) is not None
+
+    def _skip(self) -> None:
         while self._at < len(self._text):
             if self._text[self._at] == "#":
                 end = self._text.find("\n", self._at)
                 self._at = len(self._text) if end < 0 else end
-            elif self._text[self._at] in blanks:
+            elif self._text[self._at] in " \t\r\n":
                 self._at += 1
             else:
                 return
@@ -214,20 +217,20 @@ class _Parser:
     def _is_word(char: str) -> bool:
         return char.isalnum() or char in "-_"
 
-    def _alternatives(self, *, nested: bool) -> Node:
-        options = [self._sequence(nested=nested)]
+    def _alternatives(self) -> Node:
+        options = [self._sequence()]
         while self._take("|"):
-            self._skip(lines=True)
-            options.append(self._sequence(nested=nested))
+            options.append(self._sequence())
         return options[0] if len(options) == 1 else Node("alt", parts=tuple(options))
 
-    def _sequence(self, *, nested: bool) -> Node:
+    def _sequence(self) -> Node:
+        """Over as many lines as it takes: what ends it is the beginning of the next rule."""
         parts: list[Node] = []
-        self._skip(lines=nested)
+        self._skip()
         while (part := self._item()) is not None:
-            self._skip(lines=nested)
-            parts.append(self._repeated(part, nested=nested))
-            self._skip(lines=nested)
+            self._skip()
+            parts.append(self._repeated(part))
+            self._skip()
         return parts[0] if len(parts) == 1 else Node("seq", parts=tuple(parts))
 
     def _item(self) -> Node | None:
@@ -240,21 +243,22 @@ class _Parser:
             return self._group()
         if self._take("."):
             return Node("leaf", r"/[^\n]/")
-        return Node("ref", self._name()) if here and self._is_word(here) else None
+        if not here or not self._is_word(here) or self._begins_a_rule():
+            return None
+        return Node("ref", self._name())
 
     def _group(self) -> Node:
         self._take("(")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             self._fail(f"at most {_MAX_DEPTH} brackets within brackets")
-        self._skip(lines=True)
-        inner = self._alternatives(nested=True)
+        inner = self._alternatives()
         if not self._take(")"):
             self._fail("')'")
         self._depth -= 1
         return inner
 
-    def _repeated(self, part: Node, *, nested: bool) -> Node:
+    def _repeated(self, part: Node) -> Node:
         for sign in "*+?":
             if self._take(sign):
                 return Node("repeat", sign, (part,))

@@ -4,7 +4,8 @@ Two forms are read, both JSON. The older one:
 
   {"structures": [{"begin": "<f=add>", "schema": {...}, "end": "</f>"}], "triggers": ["<f="]}
 
-and {"type": "structural_tag", "format": F}, where F is one of
+with or without "type": "structural_tag", and {"type": "structural_tag", "format": F}, where F is
+one of
 
   {"type": "const_string", "value": "..."}         {"type": "any_text"}
   {"type": "json_schema", "json_schema": {...}}    {"type": "regex", "pattern": "..."}
@@ -69,7 +70,7 @@ def structural_tag_to_lark(
     if not isinstance(value, dict):
         _fail("$", "an object")
     writer = _Writer(frozenset(tokens), json_rule)
-    if value.get("type") == "structural_tag":
+    if value.get("type") == "structural_tag" and "structures" not in value:
         body = writer.format(value.get("format"), "$.format", ())
     else:
         body = writer.older(value)

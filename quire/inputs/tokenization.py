@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from quire.errors import InvalidRequest
 
@@ -24,6 +24,7 @@ class Encoding:
 def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
     if given is None:
         return Encoding()
+    given = _in_our_words(given)
     for name in given:
         if name not in _TOKENIZATION:
             near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)
@@ -44,9 +45,29 @@ def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
     }
     for name, (good, rule) in rules.items():
         if given.get(name) is not None and not good:
-            raise InvalidRequest(
-                f"tokenization_kwargs[{name!r}] is {rule}, not {given[name]!r}",
-                parameter="tokenization_kwargs",
-                value=given[name],
-            )
+            _refuse(name, rule, given[name])
     return Encoding(True if add is None else add, keep, side == "right")
+
+
+def _in_our_words(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`truncation`, `max_length` and `padding` are words of Transformers' tokenizers: a text is cut
+    to `max_length` tokens, or to as many as fit, where `truncation` says so, else never."""
+    words = dict(given)
+    cut, most = words.pop("truncation", None), words.pop("max_length", None)
+    if cut not in (None, True, False, "longest_first", "do_not_truncate"):
+        _refuse("truncation", "True or False", cut)
+    if cut in (True, "longest_first"):
+        words["truncate_prompt_tokens"] = -1 if most is None else most
+    elif most is not None and cut is None:
+        _refuse("max_length", "given with truncation=True", most)
+    if (pad := words.pop("padding", None)) not in (None, False, "do_not_pad"):
+        _refuse("padding", "False: no row waits for a longer one", pad)
+    return words
+
+
+def _refuse(name: str, rule: str, value: Any) -> NoReturn:
+    raise InvalidRequest(
+        f"tokenization_kwargs[{name!r}] is {rule}, not {value!r}",
+        parameter="tokenization_kwargs",
+        value=value,
+    )

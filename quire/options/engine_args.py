@@ -46,7 +46,7 @@ class _EngineArgs:
     def from_cli_args(cls, args: Any) -> Self:
         """From an argparse Namespace, leaving aside what is not an option."""
         values = {k: v for k, v in vars(args).items() if k in OPTIONS or k == "model"}
-        if "model" not in values:
+        if values.get("model") is None:
             raise InvalidOption("the arguments name no model: add --model.", parameter="model")
         return cls(**values)
 

@@ -146,3 +146,6 @@ class NotBuiltMethods:
     start_weight_update = not_built("start_weight_update", _WEIGHTS)
     update_weights = not_built("update_weights", _WEIGHTS)
     finish_weight_update = not_built("finish_weight_update", _WEIGHTS)
+    start_draft_weight_update = not_built("start_draft_weight_update", _WEIGHTS)
+    get_weight_version = not_built("get_weight_version", _WEIGHTS)
+    update_weight_version = not_built("update_weight_version", _WEIGHTS)

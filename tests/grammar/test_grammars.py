@@ -113,6 +113,10 @@ GRAMMARS: dict[str, tuple[str, Judge]] = {
         sums,
     ),
     "gbnf counts": ('root ::= "a"{2} "b"{1,} "c"{,2} "d"{0,1}', matches("aab+c{0,2}d?")),
+    "gbnf lines": (
+        'root ::= "a" b # over lines\n  | "c"\n    b\n | (\n "d"\n )\n\nb\n  ::= "x"\n  | "y"',
+        matches("a[xy]|c[xy]|d"),
+    ),
     "gbnf json": (JSON_GBNF, is_json),
     "gbnf empty": ('root ::= "a" ( "b" | ) "c"', matches("ab?c")),
     "gbnf names": (
@@ -170,7 +174,7 @@ def test_a_token_can_be_asked_for(compiler: GrammarCompiler, walker: Walker) -> 
         ('main ::= "a"', "no rule 'root'"),
         ("root ::= other", "uses rule 'other' and does not define it"),
         ('root ::= "a"\nroot ::= "b"', "only one rule 'root'"),
-        ('root ::= "a"\n\nx = "b"', "line 3 of the grammar: expected '::='"),
+        ('root ::= "a"\n\nx = "b"', "line 3 of the grammar: expected a literal, a class"),
         ('root ::= ("a"', "expected ')'"),
         ('root ::= "a"{x}', "a count such as {3}"),
         (r'root ::= "\q"', "an escape such as"),

@@ -36,8 +36,12 @@ def follow(grammar: Any, text: str, tokenizer: Tokenizer) -> Any:
     return matcher if all(matcher.accept(token) for token in ids) else None
 
 
-def test_the_older_form(compiler: GrammarCompiler, byte_bpe: Tokenizer, vocab_size: int) -> None:
+@pytest.mark.parametrize("named", [{}, {"type": "structural_tag"}])
+def test_the_older_form(
+    compiler: GrammarCompiler, byte_bpe: Tokenizer, vocab_size: int, named: dict[str, Any]
+) -> None:
     tag = {
+        **named,
         "structures": [
             {"begin": "<f=add>", "schema": closed({"a": NUMBER}), "end": "</f>"},
             {"begin": "<f=sub>", "schema": closed({"b": NUMBER}), "end": "</f>"},

@@ -202,7 +202,7 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
 ]
 BAD_TOKENIZATION: list[tuple[dict[Any, Any], str]] = [
     ({"add_special_token": True}, "did you mean 'add_special_tokens'"),
-    ({"padding": True}, "known"),
+    ({"padding": True}, "False"),
     ({"add_special_tokens": 1}, "True or False"),
     ({"add_special_tokens": "yes"}, "True or False"),
     ({"truncate_prompt_tokens": 0}, "at least 1"),
@@ -215,7 +215,9 @@ BAD_TOKENIZATION: list[tuple[dict[Any, Any], str]] = [
     ({"return_tensors": "pt"}, "known"),
     ({3: 4}, "no 3"),
     ({"truncation_sides": "left"}, "did you mean 'truncation_side'"),
-    ({"max_length": 5}, "known"),
+    ({"max_length": 5}, "truncation=True"),
+    ({"truncation": "only_first"}, "True or False"),
+    ({"truncation": True, "max_length": 0}, "at least 1"),
 ]
 
 
@@ -275,12 +277,21 @@ def test_prompts_are_cut_where_asked_for(maker: RequestMaker) -> None:
             tokenization_kwargs={"truncate_prompt_tokens": 4, "truncation_side": "right"},
         ),
         "fits": make(maker, ids, SamplingParams(truncate_prompt_tokens=-1, max_tokens=24)),
+        "cut": make(maker, ids, tokenization_kwargs={"truncation": True, "max_length": 4}),
+        "cut to fit": make(
+            maker,
+            ids,
+            SamplingParams(max_tokens=24),
+            tokenization_kwargs={"truncation": True, "padding": False},
+        ),
     }
     assert {name: request.prompt_ids.tolist() for name, request in kept.items()} == {
         "params": ids[-4:],
         "left": ids[-4:],
         "right": ids[:4],
         "fits": ids[-40:],
+        "cut": ids[-4:],
+        "cut to fit": ids[-40:],
     }
     short = make(maker, ids[:3], SamplingParams(truncate_prompt_tokens=4))
     assert short.prompt_ids.tolist() == ids[:3]
