@@ -1,12 +1,8 @@
-"""Answers as columns of a row, under Ray Data LLM's names, and as files of a journal."""
+"""Answers as columns of a row, under Ray Data LLM's names."""
 
 from __future__ import annotations
 
-import json
-import os
-import uuid
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,27 +92,3 @@ def _logprobs(given: Any) -> list[Any] | None:
         None if each is None else {token: _plain_logprob(one) for token, one in each.items()}
         for each in given
     ]
-
-
-def write_answers(path: Path, answers: list[Row]) -> None:
-    """Whole or not at all: another actor may write the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(answers, file, default=np.ndarray.tolist)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def read_answers(path: Path) -> list[Row]:
-    """The same values: JSON has no arrays of float32, and its keys are all text."""
-    found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
-    for answer in found:
-        if answer["embeddings"] is not None:
-            answer["embeddings"] = np.asarray(answer["embeddings"], np.float32)
-        for name in ("logprobs", "prompt_logprobs"):
-            answer[name] = answer[name] and [
-                each and {int(token): one for token, one in each.items()} for each in answer[name]
-            ]
-    return found

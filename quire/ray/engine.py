@@ -4,13 +4,10 @@ them to end."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.errors import EngineError, InvalidParams, InvalidPrompt, QuireError
@@ -23,10 +20,9 @@ from quire.ray.answers import (
     failed_answer,
     plain,
     pooled_answer,
-    read_answers,
-    write_answers,
 )
 from quire.ray.config import DATA, ERROR, TASKS, Packed, Row, vLLMEngineProcessorConfig
+from quire.ray.journal import Journal, read_answers, write_answers
 from quire.ray.stages import ChatTemplateStageConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.async_llm import AsyncLLM
@@ -59,10 +55,11 @@ class EngineUDF:
             "content_format": config.content_format,
             "chat_template_kwargs": dict(more) if more else None,
         }
+        self._journal = None if config.journal is None else Journal(config, self._rendering)
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         rows: list[Row] = [packed.row for packed in batch[DATA]]
-        kept = self._journal_file(rows)
+        kept = None if self._journal is None else self._journal.file(rows)
         if kept is not None and kept.exists():
             answers = read_answers(kept)
         else:
@@ -152,13 +149,6 @@ class EngineUDF:
             path = name if folder is None else os.path.join(folder, name)
             self._adapters[name] = LoRARequest(name, len(self._adapters) + 1, path)
         return self._adapters[name]
-
-    def _journal_file(self, rows: list[Row]) -> Path | None:
-        """Where the answers of these rows are kept, whichever actor answers them."""
-        if self._config.journal is None or self._config.id_column is None:
-            return None
-        names = json.dumps([str(row[self._config.id_column]) for row in rows])
-        return Path(self._config.journal) / f"{hashlib.sha256(names.encode()).hexdigest()}.json"
 
 
 async def _last(outputs: AsyncIterator[Output]) -> Output:

@@ -24,7 +24,7 @@ def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> st
     made = hashlib.sha256(arithmetic.encode())
     made.update(repr(_facts(spec)).encode())
     for path in sorted({tensor.path for tensor in files.stored_tensors().values()}):
-        made.update(_file_hash(path).encode())
+        made.update(file_hash(path).encode())
     return made.hexdigest()[:32]
 
 
@@ -48,7 +48,8 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
     return (*facts, spec.layers, *around)
 
 
-def _file_hash(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """Of all that is in it."""
     place = path.resolve()
     found = place.stat()
     stamp = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

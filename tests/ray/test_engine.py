@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
 from quire.ray.engine import EngineUDF
+from quire.ray.journal import Journal
 from quire.ray.processor import _packed, _unpacked
 from tests.pooling.tiny import ENCODERS, open_llm, texts, write_model, write_sentence_files
 from tests.tiny_llm import CONFIG
+from tests.weights.tiny import tiny_model
 
 CHAT = [{"role": "user", "content": "How are you?"}]
 
@@ -37,6 +40,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"model_source": str(model), "engine_kwargs": engine_kwargs}
 
 
+RENDERING: Row = {"chat_template": None}
 GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
@@ -65,6 +69,40 @@ def test_rows_as_pipelines_write_them(options: dict[str, Any], tmp_path: Path) -
     assert "max_token" in found[4][ERROR] and "this one has id, words" in found[6][ERROR]
     again = answers(engine, rows)
     assert str(again) == str(found)  # with the same times: read, not computed
+    asked_otherwise = [{**rows[0], "sampling_params": {**GREEDY, "max_tokens": 2}}, *rows[1:]]
+    assert answers(engine, asked_otherwise)[0]["num_generated_tokens"] == 2
+
+
+def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+
+    def file(rows: list[Row], **changed: Any) -> Path:
+        usual: Row = {"model_source": str(tmp_path), "journal": "kept", "id_column": "id"}
+        return Journal(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file(rows)
+
+    def seen(picture: Any) -> list[Row]:
+        return [{"id": 1, "prompt": "x", "multimodal_data": {"image": picture}}]
+
+    rows = [{"id": 1, "prompt": "one", "sampling_params": GREEDY, "when": 1.5}]
+    pictures = [np.zeros((4, 4, 3), np.uint8), np.ones((4, 4, 3), np.uint8)]
+    found = [
+        file(rows),
+        file([{**rows[0], "prompt": "two"}]),
+        file([{**rows[0], "sampling_params": {**GREEDY, "seed": 1}}]),
+        file([{**rows[0], "model": "adapter"}]),
+        file(rows, engine_kwargs={"max_model_len": 64}),
+        file(rows, task_type="embed"),
+        file(rows, detokenize=False),
+        *(file(seen(picture)) for picture in pictures),
+        *(file(seen(Image.fromarray(picture))) for picture in pictures),
+    ]
+    assert len(set(found)) == len(found)
+    assert file([{**rows[0], "when": 2.5}]) == found[0]  # the pipeline's own column
+    assert file(seen(Image.fromarray(pictures[0]))) == found[-2]
+    model.get_input_embeddings().weight.data.zero_()
+    model.save_pretrained(tmp_path)
+    assert file(rows) != found[0]  # other weights under the same name
 
 
 def test_a_stage_that_is_off_leaves_its_work_to_the_pipeline(options: dict[str, Any]) -> None:
