@@ -21,7 +21,7 @@ from quire.jobs.input.templates import RowTemplate
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.output.columns import ResultColumns
 from quire.jobs.output.output import output_format
-from quire.jobs.refusals import is_own_file, refuse_input_folder, refuse_links
+from quire.jobs.refusals import is_own_file, refuse_folder, refuse_input_folder, refuse_links
 from quire.jobs.store.durable import make_directory, sync_directory
 from quire.jobs.store.lock import NAME as LOCK
 from quire.jobs.store.lock import JobLock
@@ -36,6 +36,7 @@ def job_directory(options: JobOptions) -> Path:
     """The job's directory, made if need be; an OUTPUT that no job wrote is not overwritten."""
     output = Path(options.output)
     job_dir = Path(options.job) if options.job else job_dir_for(output)
+    refuse_folder(output)
     refuse_input_folder(options)
     refuse_links(output, job_dir)
     refuse_second_job(output, job_dir)
@@ -115,14 +116,15 @@ def input_files(
     options: JobOptions, job_dir: Path, stdin: IO[bytes] | None = None
 ) -> list[InputFile]:
     """The files of the input; what exists only once is spooled into the job directory."""
-    if options.rows is not None:
-        return find_files([str(spool_rows(options.rows, job_dir))])
-    if STDIN not in options.input:
+    if options.rows is None and STDIN not in options.input:
         return find_files(options.input, options.format)
+    keep = not options.overwrite and not options.reuse and last_epoch(job_dir) > 0
+    if options.rows is not None:
+        return find_files([str(spool_rows(options.rows, job_dir, keep=keep))])
     if options.input != (STDIN,):
         raise InvalidOption("stdin is the only input or none of them", parameter="input")
     stream = sys.stdin.buffer if stdin is None else stdin
-    path = spool_stream(stream, job_dir, options.format or "jsonl")
+    path = spool_stream(stream, job_dir, options.format or "jsonl", keep=keep)
     return find_files([str(path)], options.format)
 
 

@@ -26,6 +26,17 @@ def is_own_file(name: str) -> bool:
     return _OWN_FILES.fullmatch(name) is not None
 
 
+def refuse_folder(output: Path) -> None:
+    """Raise InvalidOption if there can be no file of this name, which else the end would show."""
+    if "\0" in str(output) or output.is_dir():
+        what = "holds a NUL" if "\0" in str(output) else "is a folder"
+        raise InvalidOption(
+            f"the output {str(output)!r} {what}; give the name of a file",
+            parameter="output",
+            value=str(output),
+        )
+
+
 def refuse_links(output: Path, job_dir: Path) -> None:
     """Raise InvalidOption if the directory is a link, or the output one of a job's own files."""
     if job_dir.is_symlink():

@@ -138,6 +138,75 @@ def test_an_archive_that_does_not_unpack_is_a_read_error_with_its_name(
     assert caught.value.filename == str(tmp_path / name)
 
 
+def packed(data: bytes, level: int | None = None) -> bytes:
+    return pa.Codec("zstd", level).compress(data, asbytes=True)  # type: ignore[no-any-return]
+
+
+def test_zstd_unpacks_as_gzip_does(tmp_path: Path) -> None:
+    lines = "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)
+    halves = lines.encode()[:20], lines.encode()[20:]  # two frames, as several threads write them
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(packed, halves)))
+    (tmp_path / "a.csv.zst").write_bytes(packed(b"text,n\none,1\n"))
+    (tmp_path / "a.json.zst").write_bytes(packed(json.dumps(ROWS).encode()))
+    assert values(tmp_path / "a.jsonl.zst") == values(tmp_path / "a.json.zst") == ROWS
+    assert values(tmp_path / "a.csv.zst") == [{"text": "one", "n": "1"}]
+    (tmp_path / "a.jsonl.zst").write_bytes(packed(lines.encode())[:-4])
+    with pytest.raises(OSError, match="does not unpack as zstd") as caught:
+        values(tmp_path / "a.jsonl.zst")
+    assert caught.value.filename == str(tmp_path / "a.jsonl.zst")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ('{"text": "a"}\n'.encode("utf-16"), "is UTF-16"),
+        (b"\xfe\xff" + '{"text": "a"}\n'.encode("utf-16-be"), "is UTF-16"),
+        (gzip.compress(b'{"text": "a"}\n'), "end in .gz"),
+        (packed(b'{"text": "a"}\n'), "end in .zst"),
+        (b"PK\x03\x04 a workbook", "a ZIP archive"),
+        (b"PAR1\x15\x04", "--format arrow"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_before_its_rows_fail(
+    tmp_path: Path, name: str, data: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    job = Job(tmp_path / name, tmp_path / "out.jsonl", model="m", prompt="{{ text }}")
+    with pytest.raises(InvalidOption, match=words):
+        job.run(progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+    with pytest.raises(InvalidOption, match=words):
+        values(tmp_path / f"{name}.gz")
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id;text\n1;a, b\n", [{"id": "1", "text": "a, b"}]),
+        ('"id, old";"text"\n1;"a;b"\n', [{"id, old": "1", "text": "a;b"}]),
+        ("id\ttext\n1\ta;b\n", [{"id": "1", "text": "a;b"}]),
+        ("id,text;more\n1,a;b\n", [{"id": "1", "text;more": "a;b"}]),
+    ],
+)
+def test_a_header_without_commas_tells_what_separates(
+    tmp_path: Path, text: str, rows: list[Any]
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    assert values(tmp_path / "a.csv") == rows
+
+
+def test_bytes_are_no_text_of_a_prompt(tmp_path: Path) -> None:
+    """Some programs write text to Parquet without saying that it is any."""
+    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    pq.write_table(pa.table({"text": pa.array([b"one", b"two"], pa.binary())}), source)
+    Job(source, output, model="m", prompt="About {{ text }}").run(progress=False)
+    found = read_lines(output)
+    assert [row["error_type"] for row in found] == ["template_error"] * 2
+    assert "make the column text" in found[0]["error"]
+
+
 def test_a_pipe_by_name_is_refused_since_it_can_be_read_only_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
     with pytest.raises(InvalidOption, match="quire run -"):
@@ -164,6 +233,16 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
         with pytest.raises(InvalidOption, match="give another OUTPUT"):
             Job(given, output, model="m", prompt="{{ text }}", overwrite=True).run(progress=False)
     assert source.read_bytes() == before and len(list((tmp_path / "in").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["folder.jsonl", "a\0b.jsonl"])
+def test_an_output_that_can_be_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    source = write_rows(tmp_path / "in.jsonl", 3)
+    (tmp_path / "folder.jsonl").mkdir()
+    job = Job(source, tmp_path / name, model="m", prompt="{{ text }}", overwrite=True)
+    with pytest.raises(InvalidOption, match="give the name of a file"):
+        job.run(progress=False)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -214,6 +293,23 @@ def test_results_are_never_put_beside_rows_they_are_not_of(tmp_path: Path) -> No
         list(store.read_rows(output))
     source.write_bytes(before)  # the same bytes in another file will do
     assert list(store.read_rows(output)) == read_lines(output)
+
+
+def test_other_rows_do_not_cost_a_job_those_that_it_answered(tmp_path: Path) -> None:
+    output, usual = tmp_path / "out.jsonl", {"model": "m", "prompt": "{{ text }}"}
+    tables = [pa.table({"text": [text]}) for text in "ab"]
+    for mine, others in (([{"text": "a"}], [{"text": "b"}]), tables):
+        Job(mine, output, **usual, overwrite=True).run(progress=False)
+        [spooled] = Path(f"{output}.quire").glob("input.*")
+        before = spooled.stat()
+        for wrong in (others, others[:0]):
+            with pytest.raises(JobChanged, match="has answers to"):
+                Job(wrong, output, **usual).run(progress=False)
+        assert [row["text"] for row in store.read_rows(output)] == ["a"]
+        Job(mine, output, **usual).run(progress=False)
+        assert spooled.stat().st_mtime_ns == before.st_mtime_ns  # the file that it knows
+        Job(others, output, **usual, reuse=True).run(progress=False)
+        assert [row["text"] for row in store.read_rows(output)] == ["b"]
 
 
 def test_an_input_that_changes_while_the_job_runs_spoils_no_output(

@@ -1,4 +1,6 @@
-"""CSV and TSV with a header line; every value is text, a row with other columns costs itself.
+"""CSV and TSV with a header line; every value is text, a row with other columns costs itself. Where
+the header of a CSV has no comma, but semicolons or tabs, those separate: spreadsheets write so
+where a comma stands in numbers.
 
 Where the quotes of a row do not come out, nobody can be certain which line breaks belong to it,
 so there is a rule. Its lines are those up to where the quotes come out if one that ends no field
@@ -8,7 +10,7 @@ rows by themselves, then only the first is bad. The error names the lines.
 
 from __future__ import annotations
 
-import gzip
+import io
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,11 +21,12 @@ from typing import IO
 from quire.errors import InvalidOption
 from quire.jobs.input.fields import Fields, NotDelimited, are_rows, without_end
 from quire.jobs.input.jsonl import LONGEST_ROW
-from quire.jobs.input.packed import is_packed, open_bytes, unpacking
+from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.input.rows import BadRow
 
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
+_QUOTED = re.compile('"[^"]*"')
 # How far to look for the end of a row that went wrong, so that a file of such rows takes no longer
 # than it must.
 _LOOK_LINES, _LOOK_SIZE = 100, 1 << 16
@@ -49,8 +52,9 @@ def _opened(path: Path) -> IO[str]:
         beginning = file.read(1 << 16)
     newline = "\r" if b"\r" in beginning and b"\n" not in beginning else "\n"
     # Bytes that are no UTF-8 come through as lone surrogates, and are told from text below.
-    open_text = gzip.open if is_packed(path) else open
-    return open_text(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    return io.TextIOWrapper(
+        open_bytes(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
+    )
 
 
 class _Lines:
@@ -85,7 +89,9 @@ class _Rows:
         self._header: list[str] = []
 
     def read_header(self, path: Path) -> None:
-        fields, line = Fields(self._delimiter), self._lines.take()
+        line = self._lines.take()
+        self._delimiter = _separator(line or "", self._delimiter)
+        fields = Fields(self._delimiter)
         try:
             while line is not None and not fields.feed(line):
                 line = self._lines.take() if self._lines.number < _LOOK_LINES else None
@@ -182,6 +188,13 @@ class _Rows:
             f"the row in lines {first} to {self._lines.number} is longer than a row may be: "
             f"{LONGEST_ROW}; its quote may be one that is never closed",
         )
+
+
+def _separator(header: str, usual: str) -> str:
+    """What stands between the names of a header, outside of quotes."""
+    bare = _QUOTED.sub("", header)
+    others = (",", ";", "\t") if usual == "," else ()
+    return next((sign for sign in others if sign in bare), usual)
 
 
 def _is_cut(line: str) -> bool:

@@ -14,6 +14,7 @@ from quire.jobs.input.delimited import read_delimited
 from quire.jobs.input.hub import PREFIX, files_of_hub
 from quire.jobs.input.json_array import is_array, read_array
 from quire.jobs.input.jsonl import read_jsonl
+from quire.jobs.input.packed import is_packed
 from quire.jobs.input.rows import BadRow, InputRow
 from quire.jobs.input.strict_json import parse
 
@@ -159,8 +160,7 @@ def _not_saved(path: Path, reason: str) -> InvalidOption:
 
 def _suffix(path: Path) -> str:
     """The ending that tells the format: ".jsonl" of "a.jsonl.gz"."""
-    name = path.name.lower().removesuffix(".gz")
-    return Path(name).suffix
+    return Path(path.stem if is_packed(path) else path.name).suffix.lower()
 
 
 def _format_of(path: Path, given: str | None) -> Format:

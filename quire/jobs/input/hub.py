@@ -12,7 +12,7 @@ PREFIX = "hf:"
 _NAME = re.compile(
     r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w./-]+))?(?::(?P<split>[\w.-]+))?", re.ASCII
 )
-_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".csv", ".arrow")
+_ENDINGS = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".csv", ".arrow")
 
 
 def files_of_hub(name: str) -> list[Path]:

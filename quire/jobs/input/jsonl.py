@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -24,8 +23,10 @@ def read_jsonl(
     that are not wanted."""
     number = 0
     with unpacking(path), open_bytes(path) as file:
-        if start or file.read(len(_BOM)) != _BOM:
+        if start:
             file.seek(start)
+        elif file.peek(len(_BOM)).startswith(_BOM):
+            file.read(len(_BOM))
         for line in _lines(file):
             if isinstance(line, bytes) and not line.strip():
                 continue
@@ -49,7 +50,7 @@ def line_starts(path: Path) -> Iterator[int]:
             at = file.tell()
 
 
-def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | BadRow]:
+def _lines(file: IO[bytes]) -> Iterator[bytes | BadRow]:
     """Each line; one that is longer than a row may be is skipped without being held."""
     while line := file.readline(LONGEST_ROW + 1):
         if len(line) <= LONGEST_ROW or line.endswith(b"\n"):

@@ -1,23 +1,61 @@
-"""Files that may be packed: opened by their ending, and told by name where they do not unpack."""
+"""Files that may be packed: opened by their ending, and told by name where they do not unpack, or
+where they hold something else than text."""
 
 from __future__ import annotations
 
 import errno
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import cast
+
+from quire.errors import InvalidOption
+
+PACKED = {".gz": "gzip", ".zst": "zstd"}  # by the ending of a name
+_UTF16 = "UTF-16, and text is read as UTF-8: save it so (iconv -f UTF-16 -t UTF-8)"
+_TABLE = "a table of Arrow: let its ending say so, or pass --format arrow"
+# Beginnings that no text in UTF-8 has. Every row of such a file would fail.
+_NO_TEXT = {
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
+    b"\x1f\x8b": "packed with gzip: unpack it, or let its name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or let its name end in .zst",
+    b"PK\x03\x04": "a ZIP archive, as workbooks of Excel are: save the table in it as CSV",
+    b"PAR1\x15": _TABLE,
+    b"ARROW1\0\0": _TABLE,
+}
 
 
 def is_packed(path: Path) -> bool:
-    return path.suffix.lower() == ".gz"
+    return path.suffix.lower() in PACKED
 
 
-def open_bytes(path: Path) -> IO[bytes] | gzip.GzipFile:
+def open_bytes(path: Path) -> io.BufferedReader:
     """The file's bytes, unpacked where its name says that they are packed."""
-    return gzip.open(path, "rb") if is_packed(path) else open(path, "rb")
+    file = _opened(path)
+    try:
+        beginning = file.peek(8)
+        for sign, what in _NO_TEXT.items():
+            if beginning.startswith(sign):
+                raise InvalidOption(f"{path} is {what}", parameter="input", value=str(path))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    kind = PACKED.get(path.suffix.lower())
+    if kind == "gzip":
+        return cast(io.BufferedReader, gzip.open(path, "rb"))  # which has all of its methods
+    if kind == "zstd":
+        from pyarrow import input_stream
+
+        return io.BufferedReader(input_stream(str(path), compression=kind))
+    return open(path, "rb")
 
 
 @contextmanager
@@ -25,10 +63,12 @@ def unpacking(path: Path) -> Iterator[None]:
     """What a damaged or wrongly named archive raises, as the read error that it is."""
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not is_packed(path)):
+            raise  # of the disk, and no word of who unpacks
         raise OSError(
             errno.EIO,
-            f"it does not unpack as gzip ({error}); fetch or pack it again, or rename it if it "
-            "is not packed",
+            f"it does not unpack as {PACKED[path.suffix.lower()]} ({error}); fetch or pack it "
+            "again, or rename it if it is not packed",
             str(path),
         ) from None

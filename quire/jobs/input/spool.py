@@ -8,49 +8,73 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
-from quire.errors import InvalidOption
+from quire.errors import InvalidOption, JobChanged
 from quire.jobs.input.arrow import BATCH_ROWS
 from quire.jobs.input.plain import askable
 from quire.jobs.input.rows import BadRow
 from quire.jobs.store.durable import replacing
+from quire.jobs.store.stamps import sha256_of
 
 STEM = "input"
 
 
-def spool_stream(stream: IO[bytes], job_dir: Path, format: str) -> Path:
+def spool_stream(stream: IO[bytes], job_dir: Path, format: str, *, keep: bool = False) -> Path:
     """Copy all of `stream` into the job directory. A stream with nothing in it leaves what was
-    spooled before: the same command, run again without its pipe, continues."""
+    spooled before: the same command, run again without its pipe, continues. With `keep` there are
+    answers to that, and other rows are refused."""
     path = job_dir / f"{STEM}.{format}"
     first = stream.read(1 << 16)
     if not first.strip() and path.exists():
         return path
-    with replacing(path) as file:
+    with _spooling(path, keep) as file:
         file.write(first)
         shutil.copyfileobj(stream, file, 1 << 20)
     return path
 
 
-def spool_rows(rows: Iterable[Mapping[str, Any]], job_dir: Path) -> Path:
+def spool_rows(rows: Iterable[Mapping[str, Any]], job_dir: Path, *, keep: bool = False) -> Path:
     """Write the rows of a program as JSON lines, or as Arrow what can be read as such: tables of
     pyarrow, polars, pandas, datasets."""
     if hasattr(rows, "__arrow_c_stream__"):
-        return _spool_table(rows, job_dir)
+        return _spool_table(rows, job_dir, keep)
     path = job_dir / f"{STEM}.jsonl"
-    with replacing(path) as file:
+    with _spooling(path, keep) as file:
         for number, row in enumerate(rows):
             file.write(_line(row, number))
     return path
 
 
-def _spool_table(table: Any, job_dir: Path) -> Path:
+class _Unchanged(Exception):
+    """The same bytes were spooled before."""
+
+
+@contextmanager
+def _spooling(path: Path, keep: bool) -> Iterator[BinaryIO]:
+    """A file to write. It takes the place of what was spooled before if it is another one, and then
+    JobChanged where that is to be kept: the job's answers would be left without their rows."""
+    with suppress(_Unchanged), replacing(path) as file:
+        yield file
+        file.flush()
+        if path.exists() and sha256_of(path) == sha256_of(Path(file.name)):
+            raise _Unchanged
+        if path.exists() and keep:
+            raise JobChanged(
+                f"the rows given now are not those that the job in {path.parent} has answers to. "
+                "Pass --reuse to keep the rows whose content is unchanged, --overwrite to begin "
+                "again, or give another OUTPUT."
+            )
+
+
+def _spool_table(table: Any, job_dir: Path, keep: bool) -> Path:
     import pyarrow as pa
 
     path = job_dir / f"{STEM}.arrow"
-    with replacing(path) as file:
+    with _spooling(path, keep) as file:
         reader = pa.RecordBatchReader.from_stream(table)
         with pa.ipc.new_stream(file, reader.schema) as writer:
             for batch in reader:

@@ -17,6 +17,7 @@ from pathlib import Path
 from quire.errors import CorruptJob
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.jsonl import line_starts, read_jsonl
+from quire.jobs.input.packed import is_packed
 from quire.jobs.input.rows import BadRow, InputRow
 from quire.jobs.store.bounded import read_bounded
 from quire.jobs.store.durable import write_file
@@ -127,7 +128,7 @@ def _starts(file: InputFile) -> Iterator[int | None]:
 
 
 def _is_seekable(file: InputFile) -> bool:
-    return file.format == "jsonl" and file.path.suffix.lower() != ".gz" and not file.is_array
+    return file.format == "jsonl" and not is_packed(file.path) and not file.is_array
 
 
 class ChunkReader:
