@@ -197,4 +197,4 @@ def load_fallback(
     expected: tuple[Tensor, ...] = ()
     if tp is not None:
         expected = part_of_rank(module, plan, tp, config.block_size)
-    return LoadedModule(module.to(device), plan.call, plan.seen, expected)
+    return LoadedModule(module.to(device), plan.call, plan.seen, expected, plan.whole_texts)

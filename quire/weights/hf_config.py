@@ -104,6 +104,8 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     around = ("architectures", "model_type", "quantization_config", "eos_token_id")
     said = {key: config[key] for key in around if config.get(key) is not None}
     said["text_model_type"] = text.get("model_type")
+    if config.get("tie_word_embeddings") is True:
+        said["tie_word_embeddings"] = True  # of the whole; a head that is stored counts for more
     if media_family(config) is not None and not any(map(family_of, config["architectures"])):
         # Another model's text, read as that model's own config.
         kind = text.get("model_type") or UNSAID_TEXT.model_types[0]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire import LLM, SamplingParams
-from quire.errors import UnsupportedModel
+from quire.errors import InvalidOption, UnsupportedModel
 from quire.models.decoder import Decoder
 from quire.models.fallback.body import plain_logits
 from tests.fallback.tiny import saved
@@ -57,7 +57,7 @@ def judged(model: Any, directory: Path, **options: Any) -> Verdict:
     model = type(model).from_pretrained(path).eval()
     for more in ({}, {"model_impl": "transformers"}):
         try:
-            llm = LLM(path, **OPTIONS | more | options)
+            llm = _opened(path, OPTIONS | more | options)
         except UnsupportedModel as error:
             refused = str(error).rpartition("Nor with Transformers: ")[2].replace(path, "")
             continue
@@ -69,13 +69,23 @@ def judged(model: Any, directory: Path, **options: Any) -> Verdict:
     return Verdict("refused", refused)
 
 
+def _opened(path: str, options: dict[str, Any]) -> LLM:
+    """With blocks that a state fits into, where layers keep states."""
+    try:
+        return LLM(path, **options)
+    except InvalidOption as error:
+        if error.parameter != "block_size":
+            raise
+        return LLM(path, **options | {"block_size": None, "num_gpu_blocks_override": None})
+
+
 def way_of(llm: LLM) -> str:
     model: Any = llm._session.model.executor._model  # type: ignore[attr-defined]
     if isinstance(model, Decoder):
         return "native"
     if model.packed:
         return "fallback"
-    return "fallback, one by one" if model.seen.kept else "fallback, whole texts"
+    return "fallback, whole texts" if model.seen.is_whole else "fallback, one by one"
 
 
 def why_of(llm: LLM) -> str:

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import transformers
 
+from quire import LLM
+from quire.errors import UnsupportedModel
 from tests.fallback.judging import Verdict, judged
 from tests.fallback.tiny import MODEL_TYPES, tiny_model
 
 # Kinds that differ: multipliers and scale, softcaps and windows, sinks and experts, latent heads
 # with D_v < D_k, layers of different shapes, alibi beside the interface, positions with an offset,
-# KV that layers share, a state.
+# states alone that take up no chunks, states beside layers that attend, a state that Transformers'
+# cache does not hold, the text of a model that sees.
 KINDS = {
     "GraniteMoeForCausalLM": "fallback",
     "VaultGemmaForCausalLM": "fallback",
@@ -21,7 +24,10 @@ KINDS = {
     "MiMoV2FlashForCausalLM": "fallback, one by one",
     "BloomForCausalLM": "fallback, one by one",
     "RobertaForCausalLM": "fallback, one by one",
-    "MambaForCausalLM": "fallback, whole texts",
+    "MambaForCausalLM": "fallback, one by one",
+    "FalconH1ForCausalLM": "fallback, one by one",
+    "RwkvForCausalLM": "fallback, whole texts",
+    "Exaone4_5_ForConditionalGeneration": "fallback",
 }
 TABLE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/fallback -->", "<!-- end -->"
@@ -37,6 +43,15 @@ def test_a_class_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     verdict = judged(tiny_model("BertLMHeadModel", is_decoder=False), tmp_path)
     assert verdict.how == "refused"
     assert "BertLMHeadModel cannot be run in chunks" in verdict.why
+
+
+def test_what_is_right_as_whole_texts_alone_runs_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Transformers' own cache gives Bamba other logits."""
+    model = tiny_model("BambaForCausalLM")
+    verdict = judged(model, tmp_path, model_impl="transformers")
+    assert (verdict.how, verdict.wrong) == ("fallback, whole texts", "")
+    with pytest.raises(UnsupportedModel, match=r"in chunks .* model_impl='transformers' runs it"):
+        LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", device="cpu")
 
 
 @pytest.mark.long

@@ -279,9 +279,12 @@ def test_what_needs_layers_of_quires_own_is_refused(options: Any, tmp_path: Path
         LLM(path, **FORCED | options)
 
 
-def test_a_state_is_refused_unless_whole_texts_are_asked_for(tmp_path: Path) -> None:
-    path = saved(tiny_model("Lfm2ForCausalLM"), tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"Lfm2ForCausalLM: its layers keep a state.*slow"):
+def test_a_state_outside_of_caches_is_refused_unless_whole_texts_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    path = saved(tiny_model("RecurrentGemmaForCausalLM"), tmp_path)
+    refused = r"RecurrentGemmaForCausalLM: its layers keep a state of another kind.*slow"
+    with pytest.raises(UnsupportedModel, match=refused):
         LLM(path, **OPTIONS)
 
 

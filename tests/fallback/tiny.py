@@ -67,7 +67,7 @@ _LINEAR = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "mlp_layer_types": ["dense", "sparse"] * 2,
 }
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 16}
 _SHARED = {
     "layers_block_type": ["linear_attention", "hybrid"] * 2,
     "attention_hidden_size": 64,
@@ -114,9 +114,17 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _LINEAR | {"num_expert_group": 1},
     "kimi_linear": _LINEAR,
     "bamba": _MAMBA | {"attn_layer_indices": [1, 3]},
-    "granitemoehybrid": _MAMBA,
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "granitemoehybrid": _MAMBA | {"layer_types": ["mamba", "attention"] * 2},
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 64},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, "chunk_size": 16},
+    "nemotron_h": {
+        **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "chunk_size": 16},
+        **{"layers_block_type": ["mamba", "attention", "mlp", "mamba"], "n_groups": 1},
+    },
+    "jamba": {
+        **{"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+        "mamba_d_state": 4,
+    },
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "zamba": _SHARED | {"mamba_dt_rank": 4},
     "zamba2": _SHARED
@@ -135,10 +143,8 @@ _NO_SETTER = {
 
 
 def tiny_config(architecture: str, **changes: Any) -> Any:
-    made_by, model_type = (
-        getattr(transformers, architecture).config_class,
-        MODEL_TYPES[architecture],
-    )
+    made_by = getattr(transformers, architecture).config_class
+    model_type = MODEL_TYPES.get(architecture, made_by.model_type)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return made_by(**_small(made_by, model_type) | SPECIAL.get(model_type, {}) | changes)

@@ -307,3 +307,16 @@ def test_a_tower_that_no_family_has_is_named() -> None:
     wanted = r"its tower \(vision_config\) or its text \('unheard_of'\).*Gemma3ForCond"
     with pytest.raises(UnsupportedModel, match=wanted):
         spec_from_hf(config)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_config_says_of_the_whole_ties_the_head_of_its_text(whole: bool) -> None:
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "tie_word_embeddings": whole,
+        "vision_config": {"model_type": "pixtral"},
+        "text_config": {**LLAMA, "model_type": "mistral", "tie_word_embeddings": False},
+    }
+    del config["text_config"]["architectures"]
+    assert spec_from_hf(config).tied_embeddings is whole

@@ -76,7 +76,7 @@ class Body:
             )
             for part in names
         ]
-        given = {} if cache is None else {"past_key_values": cache, "use_cache": True}
+        given = {} if cache is None else {_cache_name(model): cache, "use_cache": True}
         if positions is not None and _takes(model, "position_ids"):
             given["position_ids"] = positions
         try:
@@ -103,6 +103,12 @@ def plain_logits(model: nn.Module, ids: Tensor, **given: Any) -> Tensor:
         given.setdefault("use_cache", False)
     logits: Tensor = model(input_ids=ids, **given, return_dict=True).logits
     return logits
+
+
+def _cache_name(model: nn.Module) -> str:
+    """What a class calls its cache: one of states alone has another name in some."""
+    of_states = "cache_params" in inspect.signature(model.forward).parameters
+    return "cache_params" if of_states else "past_key_values"
 
 
 def _takes(model: nn.Module, name: str) -> bool:

@@ -16,6 +16,7 @@ from quire.errors import UnsupportedModel
 from quire.layers.adapted import AdapterSites
 from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.models.fallback.model import TransformersModel
+from quire.models.fallback.planning import WAY_OUT
 from quire.models.fallback.trial import bound_for, trial
 
 
@@ -52,16 +53,39 @@ def build_fallback(
             f"{name} is not run on a GPU: {why}, and there sequences are computed side by side "
             "alone. Set device='cpu'."
         )
-    one_by_one = replace(seen, calls=(), why_rows=why)
-    model = TransformersModel(loaded.module, loaded.call, one_by_one, kernels, shape)
-    failed = _why_not(model, shape)
+    model, failed = _one_by_one(loaded, why, kernels, shape)
     if failed:
-        raise UnsupportedModel(f"{name} cannot be run in chunks: {failed}.")
-    if seen.kept:
-        note(f"{name} computes a sequence at a time, which is slower: {why}")
+        way_out = f" {WAY_OUT}" if seen.attending and not loaded.whole_texts else ""
+        raise UnsupportedModel(f"{name} cannot be run in chunks: {failed}.{way_out}")
+    said = model.seen.why_rows
+    if model.seen.is_whole:
+        note(f"{name} computes every text anew for each of its tokens, which is very slow: {said}")
     else:
-        note(f"{name} computes every text anew for each of its tokens, which is very slow: {why}")
+        note(f"{name} computes a sequence at a time, which is slower: {said}")
     return model
+
+
+def _one_by_one(
+    loaded: LoadedModule, why: str, kernels: Kernels, shape: HeadShape
+) -> tuple[TransformersModel, str]:
+    """The best way in which a sequence at a time comes out right, and "", or why none does."""
+    seen = replace(loaded.seen, calls=(), why_rows=why)
+    tried = [(seen, True)]
+    if seen.stateful:
+        slow = f"{why}, and takes up one token at a time behind the first block of a text"
+        tried.append((replace(seen, why_rows=slow), False))
+    if seen.attending and loaded.whole_texts:
+        # Tokens take the place of keys and values in the first layer that keeps them.
+        whole = replace(seen, kept=(), states=(), why_rows="in chunks its logits are others")
+        tried.append((whole, True))
+    for how, takes_up_chunks in tried:
+        model = TransformersModel(
+            *(loaded.module, loaded.call, how, kernels, shape), takes_up_chunks=takes_up_chunks
+        )
+        failed = _why_not(model, shape)
+        if not failed:
+            break
+    return model, failed
 
 
 def add_slots(module: nn.Module, adapters: AdapterSites) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
@@ -55,8 +58,12 @@ def find_class(
 
 
 def architectures() -> tuple[str, ...]:
-    """Every causal class of this Transformers."""
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    """Every class of this Transformers that writes text: causal ones, and those that read pictures
+    or sounds beside it, which are given texts alone."""
+    names = (
+        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+        *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
+    )
     return tuple(dict.fromkeys(n if isinstance(n, str) else n[0] for n in names))
 
 

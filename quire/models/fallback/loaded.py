@@ -38,9 +38,11 @@ def products_of(module: nn.Module) -> Iterator[Product]:
 @dataclass(frozen=True, slots=True)
 class LoadedModule:
     """A module with its weights, and what the dry pass saw of it. Of one of several ranks it is a
-    part; `expected` are then the logits that the whole has for the texts of the trial."""
+    part; `expected` are then the logits that the whole has for the texts of the trial.
+    `whole_texts`: it may compute every text anew for each of its tokens."""
 
     module: nn.Module
     call: BodyCall
     seen: Seen
     expected: tuple[Tensor, ...] = ()
+    whole_texts: bool = False

@@ -3,14 +3,17 @@
 Three ways through a pass. Where every layer calls the attention interface in a way that quire's
 kernels compute, all sequences go side by side through one call. Else each sequence goes through
 by itself with Transformers' own attention, over keys and values that are read from quire's blocks
-and written there. A model that keeps anything else between tokens is given the whole text of each
-sequence in every pass; the blocks then hold tokens.
+and written there, as are states that Transformers' cache would hold. A model that keeps anything
+else between tokens is given the whole text of each sequence in every pass; the blocks then hold
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +25,9 @@ from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Turn
 from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing, configs_of, own_attention
+from quire.models.fallback.kept_states import KeptStates
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
-from quire.models.fallback.paged_cache import PagedCache
+from quire.models.fallback.paged_cache import Paged, PagedCache
 from quire.models.fallback.seen import Seen
 from quire.models.model import KVCache
 
@@ -51,14 +55,25 @@ class TransformersModel:
     """Token ids to hidden states, hidden states to logits."""
 
     def __init__(
-        self, module: nn.Module, call: BodyCall, seen: Seen, kernels: Kernels, shape: HeadShape
+        self,
+        module: nn.Module,
+        call: BodyCall,
+        seen: Seen,
+        kernels: Kernels,
+        shape: HeadShape,
+        *,
+        takes_up_chunks: bool = True,
     ) -> None:
+        """`takes_up_chunks`: states take up more tokens at once where a text goes on, too."""
         self.module, self.seen, self.kernels, self._shape = module, seen, kernels, shape
         self.body = Body(module, call)
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
         self.packed = bool(seen.calls)
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
         self._current, self._configs = CurrentPass(), configs_of(module)
+        self._takes_up_chunks = takes_up_chunks
+        self._states = KeptStates(module.config, seen.states)
+        self._groups = dict.fromkeys(range(seen.num_layers), 0)
         layers = [PackedLayer(i, c, shape, self._current) for i, c in enumerate(seen.calls)]
         self._needs_inputs = any(layer.is_plain for layer in layers)
         for part in module.modules():
@@ -70,7 +85,7 @@ class TransformersModel:
         """The last hidden states [T, H]. Of each layer the cache is [2, N, kv_heads, S, D]."""
         if self.packed:
             return self._side_by_side(batch, cache)
-        compute = self._tokens_of_one if self.seen.kept else self._whole_text
+        compute = self._whole_text if self.seen.is_whole else self._tokens_of_one
         with computing(self._configs, attention=own_attention(self._configs)):
             parts = [compute(sequence, cache) for sequence in _sequences(batch)]
         spare = len(batch.token_ids) - batch.num_tokens
@@ -87,13 +102,15 @@ class TransformersModel:
 
     @property
     def state_groups(self) -> frozenset[int]:
-        return frozenset()
+        return frozenset()  # of those that kernels compute
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
-        """All layers are one group: a sequence that goes through by itself reads all its blocks,
-        and Transformers hides what lies behind a window."""
-        if len(groups) > 1 or groups[0].window is not None:
-            raise RuntimeError(f"a model of Transformers has one group of layers, got {groups}.")
+        """Layers with keys and values see all of a sequence: one that goes through by itself reads
+        all its blocks, and Transformers hides what lies behind a window."""
+        windows = [group for group in groups if group.window is not None and not group.is_state]
+        if windows or (self.packed and len(groups) > 1):
+            raise RuntimeError(f"a model of Transformers has no groups by windows, got {groups}.")
+        self._groups = {layer: i for i, group in enumerate(groups) for layer in group.layers}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,30 +151,72 @@ class TransformersModel:
 
     def _tokens_of_one(self, sequence: _Sequence, cache: KVCache) -> Tensor:
         """The new tokens of a sequence, over what its blocks hold."""
-        blocks = sequence.blocks(self._shape.block_size)
-        paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
-        return self.body.hidden(sequence.token_ids[None], None, paged)
+        if not self.seen.stateful:
+            return self._over_blocks(sequence, cache, ())
+        # A block is left with the states behind its last token: others may go on from there.
+        start, end, size = sequence.start, sequence.end, self._shape.block_size
+        cuts = [start, *range(start // size * size + size, end, size), end]
+        if not self._takes_up_chunks:
+            whole = cuts[0 if start else 1]
+            cuts = [*range(start, whole, size), *range(whole, end + 1)]
+        pieces = (sequence.piece(first - start, last - start) for first, last in pairwise(cuts))
+        return torch.cat([self._with_states(piece, cache) for piece in pieces])
+
+    def _with_states(self, sequence: _Sequence, cache: KVCache) -> Tensor:
+        """Tokens within one block, from the states behind the token before them."""
+        layers, size = self._states.fresh(), self._shape.block_size
+        places = list(enumerate(self.seen.stateful, len(self.seen.attending)))
+        if sequence.start:
+            for place, layer in places:
+                block = sequence.block(self._groups[place], (sequence.start - 1) // size)
+                self._states.load(layers, layer, cache[place], block)
+        made = self._over_blocks(sequence, cache, layers)
+        for place, layer in places:
+            block = sequence.block(self._groups[place], sequence.start // size)
+            self._states.store(layers, layer, cache[place], block)
+        return made
+
+    def _over_blocks(self, sequence: _Sequence, cache: KVCache, layers: Sequence[Any]) -> Tensor:
+        paged = {
+            layer: self._paged(place, sequence, cache)
+            for place, layer in enumerate(self.seen.attending)
+        }
+        kept = PagedCache(paged, sequence.start, layers)
+        return self.body.hidden(sequence.token_ids[None], None, kept)
 
     def _whole_text(self, sequence: _Sequence, cache: KVCache) -> Tensor:
         """The same by computing everything anew."""
-        blocks = sequence.blocks(self._shape.block_size)
-        paged = PagedCache(cache, blocks, sequence.slots, sequence.start)
-        text = paged.exchange_tokens(sequence.token_ids)
+        text = self._paged(0, sequence, cache).exchange_tokens(sequence.token_ids, sequence.start)
         return self.body.hidden(text[None], None, None)[sequence.start :]
+
+    def _paged(self, place: int, sequence: _Sequence, cache: KVCache) -> Paged:
+        group = self._groups[place]
+        count = -(-sequence.end // self._shape.block_size)
+        blocks = sequence.tables[group, :count].to(torch.int64)
+        return Paged(cache[place], blocks, sequence.slots[group])
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """One sequence of a batch: its new tokens, where they go, and where its blocks are."""
+    """One sequence of a batch: its new tokens, where they go in each group of layers, and where
+    its blocks are."""
 
     token_ids: Tensor
     slots: Tensor
     start: int
-    table: Tensor
+    tables: Tensor
 
-    def blocks(self, block_size: int) -> Tensor:
-        length = self.start + len(self.token_ids)
-        return self.table[: -(-length // block_size)].to(torch.int64)
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+    def block(self, group: int, number: int) -> int:
+        return int(self.tables[group, number])
+
+    def piece(self, first: int, last: int) -> _Sequence:
+        """Some of the new tokens, behind those before them."""
+        part = slice(first, last)
+        return _Sequence(self.token_ids[part], self.slots[:, part], self.start + first, self.tables)
 
 
 def _sequences(batch: Batch) -> Iterator[_Sequence]:
@@ -165,6 +224,5 @@ def _sequences(batch: Batch) -> Iterator[_Sequence]:
     for i, length in enumerate(batch.context_lens.tolist()):
         first, last = starts[i : i + 2]
         new = slice(first, last)
-        yield _Sequence(
-            batch.token_ids[new], batch.slots[0, new], length - (last - first), batch.tables[0, i]
-        )
+        start = length - (last - first)
+        yield _Sequence(batch.token_ids[new], batch.slots[:, new], start, batch.tables[:, i])

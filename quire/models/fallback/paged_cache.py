@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +12,6 @@ from transformers import Cache
 
 from quire.errors import UnsupportedModel
 from quire.models.fallback.seen import TOKEN_SLOT, KvShape
-from quire.models.model import KVCache
 
 
 def _keeps(what: str) -> UnsupportedModel:
@@ -18,14 +19,16 @@ def _keeps(what: str) -> UnsupportedModel:
 
 
 class SequenceCache(Cache):
-    """What every cache here answers alike: `start` tokens were computed before this pass."""
+    """What every cache here answers alike: `start` tokens were computed before this pass. Of
+    layers that keep states, `layers` hold them as Transformers' own cache does; none given, none
+    keeps any."""
 
-    def __init__(self, num_layers: int, start: int) -> None:
+    def __init__(self, num_layers: int, start: int, layers: Sequence[Any] = ()) -> None:
         # Not Cache.__init__, which makes layers that hold tensors of their own.
-        self.num_layers, self.start = num_layers, start
+        self.num_layers, self.start, self._layers = num_layers, start, list(layers)
 
     def __len__(self) -> int:
-        return self.num_layers
+        return len(self._layers) or self.num_layers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.start
@@ -40,17 +43,11 @@ class SequenceCache(Cache):
         return -1
 
     @property
-    def layers(self) -> NoReturn:  # type: ignore[override]
-        raise _keeps("reads the layers of its cache")
-
-    def has_previous_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _keeps("asks for a former state")
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _keeps("keeps a state of convolutions")
-
-    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _keeps("keeps a recurrent state")
+    def layers(self) -> list[Any]:  # type: ignore[override]
+        """Read by every method of Transformers' own that is about states."""
+        if not self._layers:
+            raise _keeps("reads the layers of its cache")
+        return self._layers
 
     def update_indexer(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise _keeps("keeps keys of an indexer")
@@ -58,7 +55,7 @@ class SequenceCache(Cache):
     @property
     def is_sliding(self) -> list[bool]:
         """Every layer keeps everything; a window is a mask."""
-        return [False] * self.num_layers
+        return [False] * len(self)
 
     @property
     def is_compileable(self) -> bool:
@@ -72,8 +69,8 @@ class SequenceCache(Cache):
 class RecordingCache(SequenceCache):
     """Notes what each layer would keep."""
 
-    def __init__(self) -> None:
-        super().__init__(1, 0)
+    def __init__(self, layers: Sequence[Any] = ()) -> None:
+        super().__init__(1, 0, layers)
         self.kept: dict[int, list[KvShape]] = {}
 
     def update(
@@ -84,35 +81,43 @@ class RecordingCache(SequenceCache):
         return key_states, value_states
 
 
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Keys and values of one layer and one sequence: in `blocks` of `pool` [2, N, kv_heads, S, D],
+    of which the tokens of this pass go to `slots`."""
+
+    pool: Tensor
+    blocks: Tensor
+    slots: Tensor
+
+    def exchange(self, half: int, new: Tensor, start: int) -> Tensor:
+        """new [1, heads, tokens, D'] goes to its slots; all tokens of the sequence come back. A
+        slot may be larger than a layer needs."""
+        _, heads, count, width = new.shape
+        places = self.pool[half][:, :heads, :, :width]
+        size = self.pool.shape[3]
+        places[self.slots // size, :, self.slots % size] = new[0].transpose(0, 1).to(places.dtype)
+        whole = places[self.blocks].transpose(0, 1).flatten(1, 2)
+        return whole[None, :, : start + count].to(new.dtype)
+
+    def exchange_tokens(self, new: Tensor, start: int) -> Tensor:
+        """The same for tokens [n]: each is kept as its bytes."""
+        shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
+        in_bytes = (new[:, None] >> shifts & 0xFF).to(self.pool.dtype)
+        whole = self.exchange(0, in_bytes[None, None], start)
+        return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
+
+
 class PagedCache(SequenceCache):
     """Keys and values of one sequence: new ones are stored, all of them come back in order."""
 
-    def __init__(self, cache: KVCache, blocks: Tensor, slots: Tensor, start: int) -> None:
-        """Of each layer cache [2, N, kv_heads, S, D], the sequence's blocks, and the slots that its
-        tokens of this pass go to."""
-        super().__init__(len(cache), start)
-        self._cache, self._blocks = cache, blocks
-        size = cache[0].shape[3]
-        self._to, self._offsets = slots // size, slots % size
+    def __init__(self, paged: Mapping[int, Paged], start: int, layers: Sequence[Any] = ()) -> None:
+        super().__init__(len(paged), start, layers)
+        self._paged = paged
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys = self._exchange(self._cache[layer_idx][0], key_states)
-        return keys, self._exchange(self._cache[layer_idx][1], value_states)
-
-    def exchange_tokens(self, new: Tensor) -> Tensor:
-        """The same for tokens [n]: each is kept as its bytes."""
-        shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
-        in_bytes = (new[:, None] >> shifts & 0xFF).to(self._cache[0].dtype)
-        whole = self._exchange(self._cache[0][0], in_bytes[None, None])
-        return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
-
-    def _exchange(self, pool: Tensor, new: Tensor) -> Tensor:
-        """new [1, heads, tokens, D'] goes to its slots; all tokens of the sequence come back. A
-        slot may be larger than a layer needs."""
-        _, heads, count, width = new.shape
-        places = pool[:, :heads, :, :width]
-        places[self._to, :, self._offsets] = new[0].transpose(0, 1).to(pool.dtype)
-        whole = places[self._blocks].transpose(0, 1).flatten(1, 2)
-        return whole[None, :, : self.start + count].to(new.dtype)
+        of_layer = self._paged[layer_idx]
+        keys = of_layer.exchange(0, key_states, self.start)
+        return keys, of_layer.exchange(1, value_states, self.start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from quire.base.boundary import reason, refusing
 from quire.errors import QuireError, UnsupportedModel
 from quire.families.fields import Fields
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
+from quire.layer_plan import AttentionPlan, DeltaNetPlan, LayerPlan, MlpPlan, NormPlan
 from quire.layers.tp import TensorParallel
 from quire.models.fallback.body import BodyCall
 from quire.models.fallback.classes import CausalClass
@@ -56,6 +56,7 @@ class FallbackPlan:
     num_weights: int
     spec: ModelSpec
     products: tuple[Product, ...]
+    whole_texts: bool
 
 
 def plan_fallback(
@@ -64,6 +65,10 @@ def plan_fallback(
     """Make the model without weights, call it once, and note what it needs. `whole_texts`: one
     that quire's cache cannot serve may compute every text anew for each of its tokens. Of one of
     several ranks, what its `share` needs."""
+    if getattr(found.text_config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModel(
+            f"{found.name}: use_bidirectional_attention: its tokens attend to those behind them."
+        )
     refused = lambda why: UnsupportedModel(f"{found.name}: Transformers cannot make it: {why}")  # noqa: E731
     with refusing(refused), torch.device("meta"):
         module: nn.Module = found.made_by(found.config)
@@ -72,9 +77,9 @@ def plan_fallback(
         divide(module, TensorParallel(share, DryExchange(share.size)))
     num_weights = sum(p.numel() for p in module.parameters())
     try:
-        if found.made_by._is_stateful:
-            raise UnsupportedModel(f"{found.name}: its layers keep a state beside keys and values.")
         seen, call = _on_meta_or_zeros(module, found.name, record)
+        if found.made_by._is_stateful and not seen.stateful:
+            raise UnsupportedModel(f"{found.name}: its layers keep a state of another kind.")
     except UnsupportedModel as error:
         if not whole_texts:
             raise UnsupportedModel(f"{error} {WAY_OUT}") from error
@@ -83,7 +88,8 @@ def plan_fallback(
         )
     longest = _max_len(found.text_config, module, call)
     spec = _spec(found, seen, source, num_weights=num_weights, max_model_len=longest)
-    return FallbackPlan(found, seen, call, num_weights, spec, tuple(products_of(module)))
+    products = tuple(products_of(module))
+    return FallbackPlan(found, seen, call, num_weights, spec, products, whole_texts)
 
 
 def _on_meta_or_zeros(
@@ -133,6 +139,8 @@ def _spec(
     attention = AttentionPlan(heads, pool.num_heads, head_dim, rope=None, **_scores(seen, head_dim))
     width = _width(num_weights, seen, layers, (heads + pool.num_heads) * head_dim)
     layer = LayerPlan(attention, MlpPlan(width), NormPlan(UNUSED_EPS))
+    keeping = replace(layer, state=_state(seen.state_numbers)) if seen.stateful else layer
+    num_stateful = len(seen.stateful)
     # No windows here: by what a spec says of them blocks are given back, and these models may read
     # all of a sequence's.
     return ModelSpec(
@@ -140,12 +148,17 @@ def _spec(
         vocab_size=seen.vocab_size,
         hidden_size=seen.hidden_size,
         max_model_len=max_model_len,
-        layers=(layer,) * layers,
+        layers=(layer,) * (layers - num_stateful) + (keeping,) * num_stateful,
         norm=NormPlan(UNUSED_EPS),
         eos_ids=fields.ids("eos_token_id"),
         bos_id=bos[0] if bos else None,
         dtype=dtype,
     )
+
+
+def _state(numbers: int) -> DeltaNetPlan:
+    """A state of so many numbers, whichever way they are computed: what memory is counted by."""
+    return DeltaNetPlan(1, 0, numbers, 1, reach=1, norm=NormPlan(UNUSED_EPS))
 
 
 def _scores(seen: Seen, head_dim: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from quire.errors import UnsupportedModel
 from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing, configs_of
+from quire.models.fallback.kept_states import cache_layers, states_seen
 from quire.models.fallback.masks import NOT_A_WINDOW, window_of
 from quire.models.fallback.paged_cache import RecordingCache
 from quire.models.fallback.seen import AttentionCall, KvShape, Seen
@@ -129,7 +130,7 @@ AttentionMaskInterface.register(RECORDING, _recording_mask)
 def record(model: nn.Module) -> tuple[Seen, BodyCall]:
     """What a model does with a few tokens. UnsupportedModel names what stands in the way of running
     it at all; whatever else its code raises, it raises."""
-    cache = RecordingCache()
+    cache = RecordingCache(layers := cache_layers(model.config))
     device = next(model.parameters()).device
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
     positions = torch.zeros_like(ids)
@@ -137,15 +138,18 @@ def record(model: nn.Module) -> tuple[Seen, BodyCall]:
     names = computing(configs_of(model), attention=RECORDING, experts="batched_mm")
     with torch.inference_mode(), _recorded() as recorder, names:
         call, logits = Body.watch(model, ids, positions, cache)
-    if not cache.kept:
+    states = states_seen(layers)
+    if not cache.kept and not any(states):
         raise UnsupportedModel("its layers keep no keys and values that quire could hold.")
     twice = [i for i, shapes in cache.kept.items() if len(shapes) > 1]
     if twice:
         raise UnsupportedModel(f"layer {twice[0]} keeps keys and values more than once.")
-    num_layers = max(cache.kept) + 1
+    num_layers = max(cache.kept, default=-1) + 1
     kept = tuple(cache.kept[i][0] if i in cache.kept else None for i in range(num_layers))
     calls, why = _packed(recorder, num_layers, call)
-    return Seen(kept, calls, why, call.hidden_size, logits.shape[-1]), call
+    if any(states):
+        calls, why = (), "its layers keep a state"
+    return Seen(kept, calls, why, call.hidden_size, logits.shape[-1], states), call
 
 
 def record_whole(model: nn.Module, why: str) -> tuple[Seen, BodyCall]:

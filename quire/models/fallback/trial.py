@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quire.backends.ops import HeadShape
 from quire.layers.batch import Batch
+from quire.layers.kv_groups import STATE_WINDOW, KVGroup
 from quire.models.fallback.body import plain_logits
 from quire.models.fallback.interface import computing, configs_of, own_attention
 from quire.models.fallback.model import TransformersModel
@@ -27,6 +28,8 @@ BOUND, ROUNDED_BOUND = 1e-3, 0.1
 BEYOND, SHORT = 5, 6
 # A block or a window up to this is overstepped by the trial.
 SMALL = 64
+# Tokens more where layers keep states: enough for a chunk that goes on from one to be a chunk.
+TAKEN_UP = 24
 
 
 def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = ()) -> float:
@@ -37,13 +40,22 @@ def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = 
     count = sum(-(-len(text) // shape.block_size) for text in texts)
     slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
     cache = torch.zeros(model.seen.num_layers, 2, count, *slots, dtype=shape.dtype, device=device)
+    groups = _groups(model.seen)
+    model.use_groups(groups)
     expected = [one.to(device) for one in known] or [plain(model.module, text) for text in texts]
     worst = 0.0
-    for batch, places in _passes(texts, shape.block_size, device):
+    for batch, places in _passes(texts, shape.block_size, len(groups), device):
         made = model.logits(model(batch, cache)[: batch.num_tokens])
         wanted = torch.cat([expected[i][first:last] for i, first, last in places])
         worst = max(worst, float((made.float() - wanted).abs().max()))
     return worst / max(float(logits.abs().max()) for logits in expected)
+
+
+def _groups(seen: Seen) -> tuple[KVGroup, ...]:
+    """The layers of its cache: those with keys and values, and those with states."""
+    kept, last = len(seen.attending), seen.num_layers
+    groups = KVGroup(tuple(range(kept))), KVGroup(tuple(range(kept, last)), STATE_WINDOW, True)
+    return groups if seen.stateful else (KVGroup(tuple(range(last))),)
 
 
 def bound_for(dtype: torch.dtype) -> float:
@@ -55,6 +67,7 @@ def trial_texts(seen: Seen, module: nn.Module, block_size: int) -> list[list[int
     pads: some models count positions by it."""
     windows = {call.window for call in seen.calls}
     small = [size for size in (block_size, *windows) if size is not None and size <= SMALL]
+    small += [TAKEN_UP] if seen.stateful else []
     pad = getattr(module.config, "pad_token_id", None)
     return [
         _text(length, seed, seen.vocab_size, pad)
@@ -81,7 +94,7 @@ Places = list[tuple[int, int, int]]  # (text, first token, last token)
 
 
 def _passes(
-    texts: list[list[int]], block_size: int, device: torch.device
+    texts: list[list[int]], block_size: int, num_groups: int, device: torch.device
 ) -> list[tuple[Batch, Places]]:
     """A chunk of the long text alone, most of the rest of it beside most of the short one, and the
     last token of each as decode rows."""
@@ -90,7 +103,7 @@ def _passes(
     first, second = [(0, 0, cut)], [(0, cut, long - 1), (1, 0, short - 1)]
     last = [(0, long - 1, long), (1, short - 1, short)]
     return [
-        (_batch(texts, places, block_size, device, decoding=places is last), places)
+        (_batch(texts, places, block_size, num_groups, device, decoding=places is last), places)
         for places in (first, second, last)
     ]
 
@@ -99,6 +112,7 @@ def _batch(
     texts: list[list[int]],
     places: Places,
     size: int,
+    num_groups: int,
     device: torch.device,
     *,
     decoding: bool,
@@ -116,11 +130,13 @@ def _batch(
     return Batch(
         token_ids=put([texts[i][p] for i, first, last in places for p in range(first, last)]),
         positions=put(positions),
-        slots=put(slots)[None],
+        slots=put(slots).expand(num_groups, -1),
         query_starts=put([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
         context_lens=put([last for _, _, last in places]),
         # As either device's own tables are.
-        tables=put(tables)[None].to(torch.int32 if device.type == "cuda" else torch.int64),
+        tables=put(tables)
+        .to(torch.int32 if device.type == "cuda" else torch.int64)
+        .expand(num_groups, -1, -1),
         num_prefill=0 if decoding else len(places),
         prefixes=(),
         logit_tokens=put([]),

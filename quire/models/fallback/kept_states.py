@@ -1,0 +1,98 @@
+"""States that layers keep beside keys and values, between quire's blocks and the layers that
+Transformers' own cache has for them.
+
+A state is of one size however long a text is. A block holds the states behind the last token that
+was written in it (layers/kv_groups.py), as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from quire.backends.states import StateBlocks
+from quire.models.fallback.seen import StateShape
+
+_Number = tuple[int, bool, int]  # layer, and what StateShape says
+
+
+def cache_layers(config: Any) -> list[Any]:
+    """Empty layers as Transformers has them in a cache for this config; [] if none keeps a
+    state."""
+    try:
+        layers = list(DynamicCache(config=config).layers)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []  # a config that Transformers makes no such cache for: its class has another
+    return layers if any(map(_keeps_state, layers)) else []
+
+
+def states_seen(layers: Sequence[Any]) -> tuple[tuple[StateShape, ...], ...]:
+    """What each layer keeps after a pass."""
+    return tuple(
+        tuple(
+            StateShape(recurs, number, tuple(state.shape))
+            for recurs in (False, True)
+            for number, state in _states(layer, recurs=recurs).items()
+            if state is not None
+        )
+        if _keeps_state(layer)
+        else ()
+        for layer in layers
+    )
+
+
+class KeptStates:
+    """The states of a model, read from blocks and written there."""
+
+    def __init__(self, config: Any, shapes: Sequence[Sequence[StateShape]]) -> None:
+        self._config, self._shapes = config, shapes
+        # Seen when a text begins: the trial's do, before anything else is computed.
+        self._dtypes: dict[_Number, torch.dtype] = {}
+
+    def fresh(self) -> list[Any]:
+        """Layers for the first tokens of a text."""
+        return cache_layers(self._config)
+
+    def load(self, layers: Sequence[Any], layer: int, pool: Tensor, block: int) -> None:
+        """Have a layer go on from the states in a block of its pool [2, N, kv_heads, S, D]."""
+        shapes = self._shapes[layer]
+        sizes = [torch.Size(one.shape).numel() for one in shapes]
+        blocks = StateBlocks(pool[0], pool[1], sum(sizes))
+        numbers = blocks.load(torch.tensor([block]), 0, sum(sizes))[0]
+        to = layers[layer]
+        for one, part in zip(shapes, torch.split(numbers, sizes), strict=True):
+            state = part.view(one.shape).to(self._dtypes[layer, one.recurs, one.number], copy=True)
+            _states(to, recurs=one.recurs)[one.number] = state
+            to.has_previous_state[one.number] = True
+            if one.recurs:
+                to.is_recurrent_states_initialized[one.number] = True
+            else:
+                to.is_conv_states_initialized[one.number] = True
+                to.conv_kernel_size[one.number] = state.shape[-1]
+                to.dtype, to.device = state.dtype, state.device
+
+    def store(self, layers: Sequence[Any], layer: int, pool: Tensor, block: int) -> None:
+        """The other way round."""
+        numbers = []
+        for one in self._shapes[layer]:
+            state = _states(layers[layer], recurs=one.recurs)[one.number]
+            self._dtypes[layer, one.recurs, one.number] = state.dtype
+            numbers.append(state.flatten().float())
+        joined = torch.cat(numbers)
+        blocks = StateBlocks(pool[0], pool[1], len(joined))
+        blocks.store(torch.tensor([block]), 0, joined[None])
+
+
+def _keeps_state(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _states(layer: Any, *, recurs: bool) -> dict[int, Any]:
+    """By number; None where nothing was kept yet."""
+    states: dict[int, Any] = layer.recurrent_states if recurs else layer.conv_states
+    return states
