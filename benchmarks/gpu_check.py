@@ -54,7 +54,8 @@ def test_command(tests: Sequence[str] = TESTS) -> list[str] | None:
         return None
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:benchmark"]
     if importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(min(os.cpu_count() or 1, MOST_WORKERS))]
+        # Most of their time is compiling, of some a minute: a worker that is done takes of others.
+        command += ["-n", str(min(os.cpu_count() or 1, MOST_WORKERS)), "--dist", "worksteal"]
     return [*command, *tests]
 
 

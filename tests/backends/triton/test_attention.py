@@ -7,7 +7,7 @@ import torch
 
 from quire.backends.ops import HeadShape
 from tests.backends.triton.checks import Place, check_decode, check_prefill
-from tests.backends.triton.places import GPU_DTYPES, small_places
+from tests.backends.triton.places import real_cases, small_places
 
 SHAPES = [(4, 2, 16, 8), (3, 1, 80, 16), (2, 2, 32, 16)]
 # rows 0 2 3 4 begin with two blocks, and 2 3 of them with two more
@@ -75,23 +75,21 @@ def test_a_kv_head_may_have_more_queries_than_a_tile(place: Place) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
-def test_attention_at_real_shapes(dtype: torch.dtype) -> None:
-    place = Place(torch.device("cuda"), dtype)
+@pytest.mark.parametrize(("dtype", "heads"), real_cases())
+def test_attention_at_real_shapes(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    place, shape = Place(torch.device("cuda"), dtype), HeadShape(*heads, 16, dtype)
     lengths = [(i * 977) % 2500 for i in range(60)]
-    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64), (8, 8, 96), (16, 1, 256)):
-        shape = HeadShape(heads, kv_heads, width, 16, dtype)
-        check_decode(place, shape, lengths)
-        check_decode(place, shape, lengths, window=300)
-        check_decode(
-            place,
-            shape,
-            [900 + i for i in range(80)],
-            shared=((32, tuple(range(70))), (50, tuple(range(3, 30)))),
-            queries=128 if width == 128 else 64,
-        )
-        check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
-        check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
+    check_decode(place, shape, lengths)
+    check_decode(place, shape, lengths, window=300)
+    check_decode(
+        place,
+        shape,
+        [900 + i for i in range(80)],
+        shared=((32, tuple(range(70))), (50, tuple(range(3, 30)))),
+        queries=128 if shape.head_dim == 128 else 64,
+    )
+    check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
+    check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
 
 
 @pytest.mark.parametrize("window", [None, 100])

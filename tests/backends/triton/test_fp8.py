@@ -13,7 +13,7 @@ from tests.backends.triton.fp8_checks import (
     check_broken_numbers,
     check_stored,
 )
-from tests.backends.triton.places import GPU_DTYPES, small_places
+from tests.backends.triton.places import real_cases, small_places
 from tests.backends.triton.test_attention import NESTED
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with NaN.
@@ -85,23 +85,23 @@ def test_prefill_with_and_without_a_past(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
-def test_fp8_at_real_shapes(dtype: torch.dtype) -> None:
-    place = Place(torch.device("cuda"), dtype)
+@pytest.mark.parametrize(("dtype", "heads"), real_cases())
+def test_decode_at_real_shapes(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    place, shape = Place(torch.device("cuda"), dtype), HeadShape(*heads, 16, dtype, True)
     lengths = [(i * 977) % 2500 for i in range(60)]
-    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64), (8, 8, 96), (16, 1, 256)):
-        shape = HeadShape(heads, kv_heads, width, 16, dtype, True)
-        check_stored(place, shape, 1000, normed=True)
-        check_decode(place, shape, lengths)
-        check_decode(place, shape, lengths, window=301)
-        check_decode(
-            place,
-            shape,
-            [900 + i for i in range(80)],
-            shared=((32, tuple(range(70))), (50, tuple(range(3, 30)))),
-        )
-        check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
-        check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
+    check_stored(place, shape, 1000, normed=True)
+    check_decode(place, shape, lengths)
+    check_decode(place, shape, lengths, window=301)
+    nested = ((32, tuple(range(70))), (50, tuple(range(3, 30))))
+    check_decode(place, shape, [900 + i for i in range(80)], shared=nested)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "heads"), real_cases())
+def test_prefill_at_real_shapes(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    place, shape = Place(torch.device("cuda"), dtype), HeadShape(*heads, 16, dtype, True)
+    check_prefill(place, shape, [(700, 0), (130, 900), (1, 33), (64, 64)], queries=128)
+    check_prefill(place, shape, [(300, 0), (130, 900)], window=200)
 
 
 def test_a_line_keeps_its_largest_number_and_its_zeros() -> None:

@@ -123,25 +123,24 @@ def test_pieces_are_counted_and_begin_where_positions_say() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
-def test_decode_rows_and_prompts_get_the_same_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 64), (8, 8, 128), (71, 1, 64)])
+def test_decode_rows_and_prompts_get_the_same_bits(
+    dtype: torch.dtype, heads: tuple[int, int, int]
+) -> None:
     """Every token of a context as a decode row among others, and in chunks of any size."""
-    place = Place(torch.device("cuda"), dtype)
-    for heads, kv_heads, width in ((16, 8, 128), (32, 8, 64), (8, 8, 128), (71, 1, 64)):
-        shape = HeadShape(heads, kv_heads, width, 16, dtype)
-        length = 5000
-        made = paged(place, shape, [length])
-        q = place.random(length, heads, width, seed=3)
-        whole = _in_chunks(shape, made.tables, made.keys, made.values, q, [length])
-        for cut in ([1000, 1, 63, 3936], [4999, 1], [256] * 19 + [136]):
-            assert torch.equal(
-                _in_chunks(shape, made.tables, made.keys, made.values, q, cut), whole
-            )
-        for batch in ([4999], [0, 63, 511, 512, 600, 4096, 4998], list(range(0, 5000, 9))):
-            lengths = torch.tensor([at + 1 for at in batch], dtype=torch.int32, device=q.device)
-            buffers = SteadyBuffers.make(shape, len(batch), length, q.device)
-            attention = SteadyDecode(shape, buffers, len(batch))
-            attention.plan(lengths, made.tables.expand(len(batch), -1).contiguous())
-            assert torch.equal(attention.attend(q[batch], made.keys, made.values), whole[batch])
+    place, shape = Place(torch.device("cuda"), dtype), HeadShape(*heads, 16, dtype)
+    length = 5000
+    made = paged(place, shape, [length])
+    q = place.random(length, shape.num_heads, shape.head_dim, seed=3)
+    whole = _in_chunks(shape, made.tables, made.keys, made.values, q, [length])
+    for cut in ([1000, 1, 63, 3936], [4999, 1], [256] * 19 + [136]):
+        assert torch.equal(_in_chunks(shape, made.tables, made.keys, made.values, q, cut), whole)
+    for batch in ([4999], [0, 63, 511, 512, 600, 4096, 4998], list(range(0, 5000, 9))):
+        lengths = torch.tensor([at + 1 for at in batch], dtype=torch.int32, device=q.device)
+        buffers = SteadyBuffers.make(shape, len(batch), length, q.device)
+        attention = SteadyDecode(shape, buffers, len(batch))
+        attention.plan(lengths, made.tables.expand(len(batch), -1).contiguous())
+        assert torch.equal(attention.attend(q[batch], made.keys, made.values), whole[batch])
 
 
 def _in_chunks(
