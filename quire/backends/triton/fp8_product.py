@@ -51,6 +51,8 @@ class Fp8Linear(KeptQuantised):
     def __init__(
         self, matrix: Fp8Matrix, bias: Tensor | None, scratch: Scratch, tile: Fp8Tile | None = None
     ) -> None:
+        if matrix.scales.shape[1] == 1:
+            matrix = matrix.flattened()  # one scale for all is one for each row
         self.matrix, self.bias, self.scratch, self._tile = matrix, bias, scratch, tile
         lines, columns = matrix.shape
         self._library: Callable[[Tensor], Tensor] | None = None
@@ -78,15 +80,17 @@ class Fp8Linear(KeptQuantised):
         )
 
     def _by_blocks(self, x: Tensor) -> Tensor:
-        """With as many rows as the library wants: a multiple of 4."""
+        """With as many rows as the library wants: a multiple of 4. The scales of a block of columns
+        lie side by side, for rows as for the weight."""
         from torch.nn.functional import ScalingType, scaled_mm
 
-        codes, scales = self.rounded(x, -(-len(x) // 4) * 4)
-        # The scales of a block of columns lie side by side, for rows as for the weight.
+        num_rows, groups = -(-len(x) // 4) * 4, self.matrix.scales.shape[1]
+        scales = torch.empty(groups, num_rows, dtype=torch.float32, device=x.device).t()
+        codes, scales = self.rounded(x, scales)
         made = scaled_mm(
             codes,
             self.matrix.codes.t(),
-            scales.t().contiguous().t(),
+            scales,
             ScalingType.BlockWise1x128,
             self.matrix.scales.t(),
             ScalingType.BlockWise128x128,
@@ -94,21 +98,24 @@ class Fp8Linear(KeptQuantised):
         )[: len(x)]
         return made if self.bias is None else made.add_(self.bias)
 
-    def rounded(self, x: Tensor, num_rows: int | None = None) -> tuple[Tensor, Tensor]:
-        """x in fp8 [T, K], and its scales float32 [T, groups]; with more rows than it has, others
-        are zeros."""
+    def rounded(self, x: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x in fp8 [T, K], and its scales float32 [T, groups], where that is given for more rows
+        than x has: others are zeros."""
         x, groups = x.contiguous(), self.matrix.scales.shape[1]
-        num_rows, columns = num_rows or x.shape[0], x.shape[1]
+        if scales is None:
+            scales = torch.empty(len(x), groups, dtype=torch.float32, device=x.device)
+        num_rows, columns = len(scales), x.shape[1]
         codes = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
-        scales = torch.empty(num_rows, groups, dtype=torch.float32, device=x.device)
-        block = power_of_two(columns // groups)
+        size = min(self.matrix.wide, columns)
+        block = power_of_two(size)
         at_once = max(1, min(power_of_two(groups), _ROUNDED // block))
-        warps = min(16, max(1, at_once * block // 512))
         round_rows[(num_rows, -(-groups // at_once))](
-            *(x, codes, scales, len(x), columns, groups),
+            *(x, codes, scales, len(x), *scales.stride()),
+            WIDTH=columns,
+            SIZE=size,
             GROUPS=at_once,
             BLOCK=block,
-            num_warps=warps,
+            num_warps=min(16, max(1, at_once * block // 512)),
         )
         return codes, scales
 

@@ -11,24 +11,29 @@ _LARGEST = tl.constexpr(448.0)
 _LEAST_SCALE = tl.constexpr(1e-12)
 
 
-@kernel("num_rows")
+@kernel("num_rows", "row_step", "group_step")
 def round_rows(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
     num_rows: tl.tensor,
-    width: tl.tensor,
-    groups: tl.tensor,
+    row_step: tl.tensor,
+    group_step: tl.tensor,
+    WIDTH: tl.constexpr,
+    SIZE: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """GROUPS groups of a row of x in fp8, and their scales; NaN where a group has numbers that are
-    not finite."""
+    """GROUPS groups of SIZE columns of a row of x in fp8, and their scales, which lie so far apart
+    by row and by group; NaN where a group has numbers that are not finite. Sizes are constants:
+    of masks that may end anywhere numbers would be read one by one."""
     row = tl.program_id(0).to(tl.int64)
     group, at = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS), tl.arange(0, BLOCK)
-    size = width // groups
-    inside = (group < groups)[:, None] & (at < size)[None, :]
-    place = row * width + group[:, None] * size + at[None, :]
+    column = group[:, None] * SIZE + at[None, :]
+    inside = column < WIDTH
+    if SIZE != BLOCK:
+        inside = inside & (at < SIZE)[None, :]
+    place = row * WIDTH + column
     wide = tl.load(x + place, mask=inside & (row < num_rows), other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), 1) / _LARGEST, _LEAST_SCALE)
     broken = tl.sum(wide * 0.0, 1)  # NaN, or nothing
@@ -37,7 +42,7 @@ def round_rows(
     small = tl.minimum(tl.maximum(small, -_LARGEST), _LARGEST)
     small = tl.where((broken == 0.0)[:, None], small, 0.0)
     tl.store(codes + place, small.to(codes.dtype.element_ty), mask=inside)
-    tl.store(scales + row * groups + group, scale, mask=group < groups)
+    tl.store(scales + row * row_step + group * group_step, scale, mask=group * SIZE < WIDTH)
 
 
 @kernel("num_rows")
