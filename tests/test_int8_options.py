@@ -97,18 +97,29 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
     ],
 )
 def test_fp8_stays_so_unasked_where_it_is_fast(options: dict[str, Any], kept: str | None) -> None:
-    hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_fp8=True)
-    config = resolve(parse_options(options), SPEC, hopper, stored="fp8", all_fp8=True)
+    hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_quantised=True)
+    config = resolve(parse_options(options), SPEC, hopper, stored="fp8", kept_as="fp8")
     assert config.quantization == kept
     said = any("stay in fp8" in line for line in config.notes)
     assert said == (kept == "fp8")
 
 
-def test_fp8_is_dequantised_where_it_is_not_known_to_be_fast() -> None:
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, "awq"), ({"batch_invariant": True}, None), ({"dtype": "half"}, "awq")],
+)
+def test_codes_of_4_bits_stay_so_unasked(options: dict[str, Any], kept: str | None) -> None:
+    hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_quantised=True)
+    config = resolve(parse_options(options), SPEC, hopper, stored="awq", kept_as="4 bits")
+    assert config.quantization == kept
+    assert any("stay in 4 bits" in line for line in config.notes) == (kept == "awq")
+
+
+def test_what_is_not_known_to_be_fast_is_dequantised() -> None:
     older = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",))
-    hopper = replace(older, fast_fp8=True)
-    for facts, all_fp8 in ((older, True), (hopper, False)):
-        config = resolve(parse_options({}), SPEC, facts, stored="fp8", all_fp8=all_fp8)
+    hopper = replace(older, fast_quantised=True)
+    for facts, kept_as in ((older, "fp8"), (older, "4 bits"), (hopper, "")):
+        config = resolve(parse_options({}), SPEC, facts, stored="fp8", kept_as=kept_as)
         assert config.quantization is None
 
 

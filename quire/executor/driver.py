@@ -26,7 +26,7 @@ class Gpu:
             *("cuda", self.memory, self.memory),
             num_cores=1,
             fast_dtypes=fast_on(self.capability[0]),
-            fast_fp8=is_hopper(self.capability),
+            fast_quantised=is_hopper(self.capability),
         )
 
 

@@ -53,7 +53,7 @@ def _gpu_facts() -> DeviceFacts:
         memory_free=free,
         num_cores=num_cores(),
         fast_dtypes=fast_on(capability[0]),
-        fast_fp8=is_hopper(capability),
+        fast_quantised=is_hopper(capability),
     )
 
 

@@ -24,15 +24,16 @@ class PlainRows:
 
 
 class Linear:
-    """x [T, K] -> [T, N]."""
+    """x [T, K] -> [T, N]. `packed` is its weight, where that is not plain numbers."""
 
     def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.bias = weight.shape[0], bias
         self.multiply: LinearOp
+        self.packed: PackedMatrix | None = None
         if isinstance(weight, Tensor):
             self.multiply = kernels.make_linear(weight, bias)
         else:
-            self.multiply = weight.linear(bias)
+            self.multiply, self.packed = weight.linear(bias), weight
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.multiply(x)

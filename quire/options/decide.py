@@ -45,8 +45,9 @@ class DeviceFacts:
     fast_dtypes: tuple[str, ...] = ()
     # Whether what is computed in float32 or in bytes has bits that no batch changes, at no cost.
     steady_kernels: bool = False
-    # Whether products in fp8 were found faster here than in 16 bits, of few rows and of many.
-    fast_fp8: bool = False
+    # Whether products with weights in fp8 and in 4 bits were found faster here than with plain ones
+    # of 16 bits, of few rows, and no slower of many.
+    fast_quantised: bool = False
 
 
 def resolve(
@@ -56,11 +57,11 @@ def resolve(
     *,
     int8_fits: str = "",
     stored: str = "",
-    all_fp8: bool = False,
+    kept_as: str = "",
 ) -> EngineConfig:
     """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
     this model on this device, where it is; `stored` is what its weights were rounded to before,
-    `all_fp8`: to fp8 and nothing else."""
+    `kept_as`: what products of all of them can be computed in, "fp8" or "4 bits"."""
     _check_device(options, facts)
     if spec.keeps_states:
         check_states(options)
@@ -68,7 +69,7 @@ def resolve(
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
-    quantization = _quantization(options, facts, int8_fits, stored, notes, all_fp8=all_fp8)
+    quantization = _quantization(options, facts, int8_fits, stored, notes, kept_as=kept_as)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
     batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
     batch_processors = tuple(c for c in classes if not _is_adapter(c))
@@ -182,7 +183,7 @@ def _quantization(
     stored: str,
     notes: list[str],
     *,
-    all_fp8: bool,
+    kept_as: str,
 ) -> str | None:
     """What was asked for; "int8" where nothing was and it fits."""
     asked = None if options.quantization in CHECKPOINTS else options.quantization
@@ -211,8 +212,10 @@ def _quantization(
             return options.quantization
         notes.append("dtype float32: the weights are dequantised when they are loaded")
     elif asked is None and stored not in ("", "gguf"):
-        if _stays_fp8(options, facts, all_fp8=all_fp8):
-            notes.append(f"{stored}: the weights stay in fp8 (override with quantization='none')")
+        if _stays(options, facts, kept_as):
+            notes.append(
+                f"{stored}: the weights stay in {kept_as} (override with quantization='none')"
+            )
             return stored
         more = (
             f" (quantization={stored!r} keeps them as they are)" if facts.device == "cuda" else ""
@@ -221,13 +224,13 @@ def _quantization(
     return None
 
 
-def _stays_fp8(options: Options, facts: DeviceFacts, *, all_fp8: bool) -> bool:
-    """Whether weights in fp8 are multiplied with as they are, unasked: where that is faster than
-    plain ones of 16 bits, and nothing was asked for that it has not. Codes of 4 bits
-    stay only where that is asked for: their kernels have run on a GPU too little."""
+def _stays(options: Options, facts: DeviceFacts, kept_as: str) -> bool:
+    """Whether weights in fp8 or in codes are multiplied with as they are, unasked: where that is
+    faster than plain ones of 16 bits, and nothing was asked for that it has not."""
+    fast = bool(kept_as) and facts.fast_quantised
     asks_more = options.dtype == "float32" or options.batch_invariant or options.enable_lora
     is_one = options.tensor_parallel_size == 1
-    return all_fp8 and facts.fast_fp8 and options.quantization is None and is_one and not asks_more
+    return fast and options.quantization is None and is_one and not asks_more
 
 
 def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:

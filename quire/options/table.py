@@ -83,7 +83,7 @@ HONOURED: tuple[Option, ...] = (
         checks.quantization,
         '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. What a '
         "checkpoint is (awq, gptq, compressed-tensors, fp8, mxfp4, bitsandbytes, gguf): weights "
-        "stay so on a GPU. None: fp8 stays so on Hopper GPUs, unless "
+        "stay so on a GPU. None: fp8 and 4 bits (awq, gptq, w4a16) stay so on Hopper GPUs, unless "
         "batch_invariant, float32, adapters or several ranks are asked for; others are "
         "dequantised on load; on a CPU int8 "
         "where they were rounded before, that is fast and accurate enough, and no dtype is given.",

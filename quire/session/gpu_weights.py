@@ -53,6 +53,7 @@ def load_gpu_weights(
 def _for_products(
     weights: Mapping[str, Tensor | QuantisedMatrix], device: torch.device, config: EngineConfig
 ) -> dict[str, Tensor | PackedMatrix]:
+    from quire.backends.cuda_c.linear import CodesMatrix
     from quire.backends.triton.grouped import Scratch
     from quire.backends.triton.quantised import DeviceMatrix
 
@@ -64,12 +65,13 @@ def _for_products(
     packed = _packed(narrow, dtype)
     keeps_plain = bool(packed) and _has_room(packed.values(), dtype, config)
     scratch = Scratch(device, dtype)
-    return {
-        name: weight
-        if isinstance(weight, Tensor)
-        else DeviceMatrix(weight, scratch, packed=name in packed, keeps_plain=keeps_plain)
-        for name, weight in narrow.items()
-    }
+
+    def made(name: str, weight: Tensor | QuantisedMatrix) -> Tensor | PackedMatrix:
+        if name in packed:
+            return CodesMatrix.of(packed[name], scratch, keeps_plain=keeps_plain)
+        return weight if isinstance(weight, Tensor) else DeviceMatrix(weight, scratch)
+
+    return {name: made(name, weight) for name, weight in narrow.items()}
 
 
 def _packed(
@@ -86,9 +88,12 @@ def _packed(
         if isinstance(weight, GroupedMatrix) and is_packed(weight, dtype)
     }
     try:
-        load_kernels(found.values(), dtype)
+        load_kernels(((weight, "plain") for weight in found.values()), dtype)
     except NoCudaC as error:
-        note(f"4-bit weights are multiplied with by slower kernels: {error}")
+        note(
+            f"4-bit weights are multiplied with by slower kernels: {error} "
+            "(quantization='none' makes them plain)"
+        )
         return {}
     return found
 

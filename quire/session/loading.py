@@ -32,7 +32,7 @@ from quire.session.fallback import load_fallback, own_spec, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
-from quire.session.quantisation import all_fp8, check_quantisation, stored_method
+from quire.session.quantisation import check_quantisation, kept_as, stored_method
 from quire.session.ranks import ranks_executor
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
@@ -244,7 +244,7 @@ def _gpu_executor(
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
     stored = stored_method(files)
-    config = resolve(options, spec, facts, stored=stored, all_fp8=all_fp8(files))
+    config = resolve(options, spec, facts, stored=stored, kept_as=kept_as(files))
     hashing = hash_triton()
     from quire.executor.cuda.executor import CudaExecutor
     from quire.executor.cuda.fp8_kv import check_fp8

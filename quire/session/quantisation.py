@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
 from quire.errors import InvalidOption, NotSupported
 from quire.options import Options
 from quire.options.checks import CHECKPOINTS
+from quire.weights.quantised.layout import Layout
 from quire.weights.source import ModelFiles
 
 
@@ -15,11 +17,19 @@ def stored_method(files: ModelFiles) -> str:
     return "" if files.quantisation is None else files.quantisation.method
 
 
-def all_fp8(files: ModelFiles) -> bool:
-    """Whether whatever is quantised of a model is in fp8."""
+def kept_as(files: ModelFiles) -> str:
+    """What products with whatever is quantised of a model can be computed in: "fp8", "4 bits" by
+    the kernels of backends/cuda_c, or "" for anything else."""
     rules = () if files.quantisation is None else files.quantisation.rules
-    kinds = {rule.layout.kind for rule in rules if rule.layout is not None}
-    return kinds == {"fp8"}
+    layouts = [rule.layout for rule in rules if rule.layout is not None]
+    if layouts and all(layout.kind == "fp8" for layout in layouts):
+        return "fp8"
+    return "4 bits" if layouts and all(map(_is_packed, layouts)) else ""
+
+
+def _is_packed(layout: Layout) -> bool:
+    known = layout.group in (*SMALL_GROUPS, 0) or layout.group % WIDE_GROUP == 0
+    return layout.kind in ("awq", "gptq", "packed") and layout.bits == 4 and known
 
 
 def check_quantisation(files: ModelFiles, options: Options) -> None:

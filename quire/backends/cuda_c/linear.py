@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from quire.backends.cuda_c.packed import (
     PackedKind,
     PackedTile,
     Shaped,
+    Way,
     kernel_of,
     kind_of,
     multiply_packed,
@@ -22,7 +24,7 @@ from quire.backends.cuda_c.packed import (
     spread_kernel,
 )
 from quire.backends.linear import KeptQuantised
-from quire.backends.quantised.fragments import fragments, has_fragments
+from quire.backends.quantised.fragments import FragmentMatrix, fragments, has_fragments
 from quire.backends.quantised.grouped import GroupedMatrix
 
 _LEAST = (9, 0)  # clusters of blocks, and kernels that begin before the one ahead has ended
@@ -39,36 +41,44 @@ class PlainRoom(Protocol):
     def tensors(self) -> tuple[Tensor, ...]: ...
 
 
-class PackedLinear(KeptQuantised):
-    """x weight^T + bias. Up to MOST_ROWS rows are multiplied with the codes; more with the plain
-    weight, which is kept beside them, or made anew each time."""
+@dataclass(frozen=True, slots=True)
+class CodesMatrix:
+    """A weight [N, K] as the kernels of packed.cu take it. Passes of more than MOST_ROWS rows take
+    the plain weight: kept beside the codes, or made anew each time in `room`."""
 
-    def __init__(
-        self, matrix: GroupedMatrix, bias: Tensor | None, room: PlainRoom, *, keeps_plain: bool
-    ) -> None:
+    codes: FragmentMatrix
+    plain: Tensor | None
+    room: PlainRoom
+
+    @classmethod
+    def of(cls, matrix: GroupedMatrix, room: PlainRoom, *, keeps_plain: bool) -> CodesMatrix:
         """`matrix` is one that `is_packed` says yes to."""
         dtype = room.plain.dtype
-        self.matrix, self.bias, self.order = fragments(matrix, dtype), bias, matrix.order
-        self.plain = matrix.dequantised(dtype) if keeps_plain else None
-        self._room = room
-        if self.plain is None:
+        plain = matrix.dequantised(dtype) if keeps_plain else None
+        if plain is None:
             room.reserve(plain=matrix.shape[0] * matrix.shape[1])
             spread_kernel(kind_of(matrix, dtype)).load()  # nothing is loaded into a graph
+        return cls(fragments(matrix, dtype), plain, room)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        many = x.shape[0] > MOST_ROWS
-        if many and self.plain is not None:
-            return F.linear(x, self.plain, self.bias)
-        if self.order is not None:
-            x = x.index_select(1, self.order)
-        if many:
-            return F.linear(x, self.made_plain(), self.bias)
-        return multiply_packed(self.matrix, x, self.bias)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.codes.device
+
+    def linear(self, bias: Tensor | None) -> PackedLinear:
+        return PackedLinear(self, bias)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """x with its columns in the order of the codes."""
+        return x if self.codes.order is None else x.index_select(1, self.codes.order)
 
     def made_plain(self) -> Tensor:
         """The weight [N, K], its columns in the order of the codes."""
-        matrix, (lines, columns) = self.matrix, self.matrix.shape
-        out = self._room.plain[: lines * columns].view(lines, columns)
+        matrix, (lines, columns) = self.codes, self.shape
+        out = self.room.plain[: lines * columns].view(lines, columns)
         second = matrix.zeros if matrix.minima is None else matrix.minima
         spread_kernel(kind_of(matrix, out.dtype))(
             (columns // 64, -(-lines // 64), 1),
@@ -77,8 +87,27 @@ class PackedLinear(KeptQuantised):
         return out
 
     def tensors(self) -> tuple[Tensor, ...]:
-        kept = self._room.tensors() if self.plain is None else (self.plain,)
-        return *self.matrix.tensors(), *kept
+        kept = self.room.tensors() if self.plain is None else (self.plain,)
+        return *self.codes.tensors(), *kept
+
+
+class PackedLinear(KeptQuantised):
+    """x weight^T + bias."""
+
+    def __init__(self, matrix: CodesMatrix, bias: Tensor | None) -> None:
+        self.matrix, self.bias = matrix, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        matrix, many = self.matrix, x.shape[0] > MOST_ROWS
+        if many and matrix.plain is not None:
+            return F.linear(x, matrix.plain, self.bias)
+        x = matrix.ordered(x)
+        if many:
+            return F.linear(x, matrix.made_plain(), self.bias)
+        return multiply_packed(matrix.codes, x, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors()
 
 
 def is_packed(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
@@ -88,19 +117,19 @@ def is_packed(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
     return torch.cuda.get_device_capability() >= _LEAST
 
 
-def load_kernels(weights: Iterable[Shaped], dtype: torch.dtype) -> None:
+def load_kernels(products: Iterable[tuple[Shaped, Way]], dtype: torch.dtype) -> None:
     """Those that products of few rows take, compiled side by side before any is wanted; NoCudaC
     where they cannot be had."""
-    wanted: dict[tuple[PackedKind, PackedTile, int], None] = {}
-    for matrix in weights:
+    wanted: dict[tuple[PackedKind, PackedTile, int, Way], None] = {}
+    for matrix, way in products:
         kind = kind_of(matrix, dtype)
         for rows in (8, 16, MOST_ROWS):
-            wanted[kind, *packed_tile(kind, rows, matrix.shape)] = None
+            wanted[kind, *packed_tile(kind, rows, matrix.shape), way] = None
     if not wanted:
         return
     device = torch.cuda.current_device()
 
-    def load(one: tuple[PackedKind, PackedTile, int]) -> None:
+    def load(one: tuple[PackedKind, PackedTile, int, Way]) -> None:
         with torch.cuda.device(device):  # which threads have for themselves
             kernel_of(*one).load()
 

@@ -12,7 +12,9 @@
 // Macros: ROWS, WN, WK, MT (tiles of 16 lines to a warp), STAGES, GROUP (columns to a scale, at most
 // those of a stage), HALF (float16 instead of bfloat16), SCALES_HALF (of scales and minima),
 // SECOND (0: all zero points are ZERO, 1: one to a group, 2: minima), ZERO, FEWEST (blocks to a
-// core), SPLITS (blocks that share the columns).
+// core), SPLITS (blocks that share the columns); and for steps of few rows (triton/small_batch.py
+// says what these compute) NORMED, GATED (silu of the first half of the lines times the second half)
+// and ADDS.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -26,6 +28,7 @@ typedef unsigned short u16;
 #define CHUNKS (DEPTH / 8)                   // of 16 bytes to a row of x
 #define CODE_BYTES (LINES * DEPTH / 2)
 #define X_BYTES (ROWS * DEPTH * 2)
+#define MADE (GATED ? LINES / 2 : LINES)     // lines of the result to a block
 #define SCALE_BYTES (SETS * BLOCKS64 * 128)
 #define STAGE_BYTES (CODE_BYTES + X_BYTES + SCALE_BYTES * (SECOND ? 2 : 1))
 #define PITCH (LINES + 4)                    // floats to a row of sums, so that banks differ
@@ -143,7 +146,7 @@ struct Copies {
                                     int group_, int tile, int first, u32 stages) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int along = warp % WN, at = first * WK + warp / WN;
-    int blocks = (lines + 63) / 64, groups = rows.columns / group_, mine = tile * BLOCKS64 + along * MT / 4;
+    int blocks = (lines + 63) / 64, groups = rows.columns / group_, mine = block(along * MT / 4, tile, blocks);
     group = group_, steps = rows.columns / 64 - at, known = mine < blocks;
     codes = all_codes + ((long long)(known ? mine : 0) * (rows.columns / 64) + at) * 128 +
             along * MT % 4 * 32 + lane;
@@ -158,11 +161,17 @@ struct Copies {
     into = first * DEPTH - now * group, groups_left = groups - now;
 #pragma unroll
     for (int j = 0; j < SCALE_COPIES; j++) {
-      int i = threadIdx.x + j * THREADS, own = tile * BLOCKS64 + i / 8 % BLOCKS64;
+      int i = threadIdx.x + j * THREADS, own = block(i / 8 % BLOCKS64, tile, blocks);
       long long place = ((long long)min(own, blocks - 1) * groups + now + i / (8 * BLOCKS64)) * 8 + i % 8;
       scales[j] = all_scales + place;
       if (SECOND) seconds[j] = all_seconds + place;
     }
+  }
+
+  // The i-th block of 64 lines of a tile.
+  static __device__ __forceinline__ int block(int i, int tile, int blocks) {
+    if (!GATED) return tile * BLOCKS64 + i;
+    return tile * (BLOCKS64 / 2) + i + (i < BLOCKS64 / 2 ? 0 : blocks / 2 - BLOCKS64 / 2);
   }
 
   __device__ __forceinline__ void weight(u32 stage) {
@@ -302,6 +311,20 @@ __device__ __forceinline__ void add_warps(float (&sums)[MT][NB][4], float* pool)
   }
 }
 
+// What each row is to be multiplied with: 1 / sqrt(mean of squares + eps), of sums of their parts.
+__device__ __forceinline__ void find_factors(float* factors, const float* squares, int num_squares,
+                                             const Rows& rows, float eps) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int r = warp; r < ROWS; r += THREADS / 32) {
+    float total = 0.f;
+    if (rows.first + r < rows.count)
+      for (int i = lane; i < num_squares; i += 32)
+        total += squares[(long long)(rows.first + r) * num_squares + i];
+    for (int apart = 16; apart; apart /= 2) total += __shfl_xor_sync(~0u, total, apart);
+    if (lane == 0) factors[r] = rsqrtf(total / rows.columns + eps);
+  }
+}
+
 // Two numbers of the result before they are rounded, added up over the blocks of the cluster.
 __device__ __forceinline__ float2 sums_of(u32 sums, int r, int at) {
   float2 parts[SPLITS];
@@ -312,7 +335,13 @@ __device__ __forceinline__ float2 sums_of(u32 sums, int r, int at) {
   return parts[0];
 }
 
-__device__ __forceinline__ u32 finished(float2 total, const u16* bias, int line, int lines) {
+__device__ __forceinline__ float2 taken_apart(u32 pair) {
+  return {wide_number((u16)pair), wide_number((u16)(pair >> 16))};
+}
+
+__device__ __forceinline__ u32 finished(float2 total, float factor, const u16* bias, int line,
+                                        int lines) {
+  total.x *= factor, total.y *= factor;
   if (bias) {
     total.x += wide_number(bias[line]);
     if (line + 1 < lines) total.y += wide_number(bias[line + 1]);
@@ -320,15 +349,39 @@ __device__ __forceinline__ u32 finished(float2 total, const u16* bias, int line,
   return rounded(total.x, total.y);
 }
 
+__device__ __forceinline__ float opened(float gate, float up) {
+  return wide_number((u16)rounded(gate / (1.f + __expf(-gate)), 0.f)) * up;
+}
+
 // The part that this block has of a tile's numbers; a warp has 64 that follow each other in a row.
-__device__ __forceinline__ void store(u32 sums, const u16* bias, u16* out, const Rows& rows, int tile,
-                                      int lines, int split) {
-  const int share = ROWS * LINES / 2 / SPLITS;
+__device__ __forceinline__ void store(u32 sums, const float* factors, const u16* bias, u16* out,
+                                      const u16* norm, u16* scaled, float* made_squares,
+                                      const Rows& rows, int tile, int lines, int split) {
+  const int share = ROWS * MADE / 2 / SPLITS;
+  int outer = GATED ? lines / 2 : lines;
   for (int i = share * split + threadIdx.x; i < share * (split + 1); i += THREADS) {
-    int r = i / (LINES / 2), at = i % (LINES / 2) * 2, line = tile * LINES + at;
-    if (rows.first + r >= rows.count || line >= lines) continue;
-    u32 made = finished(sums_of(sums, r, at), bias, line, lines);
-    u16* place = out + (long long)(rows.first + r) * lines + line;
+    int r = i / (MADE / 2), at = i % (MADE / 2) * 2, line = tile * MADE + at;
+    if (rows.first + r >= rows.count || line >= outer) continue;
+    float factor = NORMED ? factors[r] : 1.f;
+    u32 made = finished(sums_of(sums, r, at), factor, bias, line, lines);
+    u16* place = out + (long long)(rows.first + r) * outer + line;
+    if (GATED) {
+      float2 gate = taken_apart(made);
+      float2 up = taken_apart(
+          finished(sums_of(sums, r, at + MADE), factor, bias, outer + line, lines));
+      made = rounded(opened(gate.x, up.x), opened(gate.y, up.y));
+    }
+    if (ADDS) {
+      float2 more = taken_apart(made), stream = taken_apart(*(u32*)place);
+      made = rounded(more.x + stream.x, more.y + stream.y);
+      float2 kept = taken_apart(made);
+      float square = kept.x * kept.x + kept.y * kept.y;
+      for (int apart = 16; apart; apart /= 2) square += __shfl_xor_sync(~0u, square, apart);
+      if (threadIdx.x % 32 == 0)
+        made_squares[(rows.first + r) * (lines / 64) + line / 64] = square;
+      float2 by = taken_apart(*(const u32*)(norm + line));
+      *(u32*)(scaled + (place - out)) = rounded(kept.x * by.x, kept.y * by.y);
+    }
     if (lines % 2 == 0) *(u32*)place = made;
     else {
       place[0] = (u16)made;
@@ -339,8 +392,11 @@ __device__ __forceinline__ void store(u32 sums, const u16* bias, u16* out, const
 
 extern "C" __global__ void __launch_bounds__(THREADS, FEWEST)
 multiply(const uint4* codes, const uint4* scales, const uint4* seconds, const u16* x,
-         const u16* bias, u16* out, int num_rows, int lines, int columns, int group) {
+         const u16* bias, u16* out, int num_rows, int lines, int columns, int group,
+         const float* squares, int num_squares, float eps, const u16* norm, u16* scaled,
+         float* made_squares) {
   extern __shared__ __align__(128) unsigned char pool[];
+  __shared__ float factors[ROWS];
   u32 stages = shared_place(pool);
   int split = blockIdx.x % SPLITS, tile = blockIdx.x / SPLITS;
   Rows rows = {x, (int)blockIdx.y * ROWS, num_rows, columns};
@@ -359,6 +415,7 @@ multiply(const uint4* codes, const uint4* scales, const uint4* seconds, const u1
     if (i < count) copies.rows_of_x(rows, i * STAGE_BYTES);
     asm volatile("cp.async.commit_group;");
   }
+  if (NORMED) find_factors(factors, squares, num_squares, rows, eps);
   float sums[MT][NB][4] = {};
   u32 from = 0, to = (STAGES - 1) * STAGE_BYTES;
   for (int i = 0; i < count; i++) {
@@ -377,7 +434,7 @@ multiply(const uint4* codes, const uint4* scales, const uint4* seconds, const u1
   __syncthreads();
   add_warps(sums, (float*)pool);
   if (SPLITS > 1) meet_cluster(); else __syncthreads();
-  store(stages, bias, out, rows, tile, lines, split);
+  store(stages, factors, bias, out, norm, scaled, made_squares, rows, tile, lines, split);
   if (SPLITS > 1) meet_cluster();
 }
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.backends.cuda_c.launch import CudaKernel
+from quire.backends.cuda_c.launch import Argument, CudaKernel
 from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
 from quire.backends.quantised.fragments import FragmentMatrix
 
 MOST_ROWS = 32  # with more, the vendor's library is faster with the plain weight
+LINES = 128  # that products with more on the way than a sum come in multiples of
+Way = Literal["plain", "normed", "gated", "adds"]
 _CORES = 132
 _STAGES = 6  # more are of no use
 _SHARED = 227 << 10  # bytes that the blocks of a core have together
@@ -91,10 +93,10 @@ def packed_splits(shape: tuple[int, int], tile: PackedTile) -> int:
 
 
 @cache
-def kernel_of(kind: PackedKind, tile: PackedTile, splits: int) -> CudaKernel:
+def kernel_of(kind: PackedKind, tile: PackedTile, splits: int, way: Way = "plain") -> CudaKernel:
     """There is one for all shapes."""
     return CudaKernel(
-        *("packed.cu", "multiply", kernel_constants(kind, tile, splits)),
+        *("packed.cu", "multiply", kernel_constants(kind, tile, splits, way)),
         threads=32 * tile.along * tile.parts,
         shared=kind.shared_bytes(tile),
         cluster=splits,
@@ -102,7 +104,7 @@ def kernel_of(kind: PackedKind, tile: PackedTile, splits: int) -> CudaKernel:
     )
 
 
-def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int) -> dict[str, int]:
+def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int, way: Way) -> dict[str, int]:
     """The macros of packed.cu."""
     return {
         "ROWS": tile.rows,
@@ -117,13 +119,16 @@ def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int) -> dict[st
         "SCALES_HALF": int(kind.scales_half),
         "SECOND": kind.second,
         "ZERO": kind.zero,
+        "NORMED": int(way in ("normed", "gated")),
+        "GATED": int(way == "gated"),
+        "ADDS": int(way == "adds"),
     }
 
 
 @cache
 def spread_kernel(kind: PackedKind) -> CudaKernel:
     """Makes weights plain."""
-    wanted = kernel_constants(kind, PackedTile(8, 2, 4, 4, 2, 1), 1)
+    wanted = kernel_constants(kind, PackedTile(8, 2, 4, 4, 2, 1), 1, "plain")
     return CudaKernel("packed.cu", "spread", wanted, threads=128)
 
 
@@ -155,23 +160,59 @@ def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NormedRows:
+    """What sums are normed by: parts of the squares of the rows, float32 [rows, parts]."""
+
+    eps: float
+    squares: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What sums are added to, where that times the weight of a norm goes, and parts of its
+    squares."""
+
+    stream: Tensor
+    scaled: Tensor
+    norm: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def to(stream: Tensor, scaled: Tensor, norm: Tensor) -> AddedRows:
+        rows, width = stream.shape
+        return AddedRows(
+            stream, scaled, norm, stream.new_empty(rows, width // 64, dtype=torch.float32)
+        )
+
+
 def multiply_packed(
     matrix: FragmentMatrix,
     x: Tensor,
     bias: Tensor | None,
     *,
+    norm: NormedRows | None = None,
+    gated: bool = False,
+    added: AddedRows | None = None,
     tile: PackedTile | None = None,
     splits: int = 1,
 ) -> Tensor:
-    """x weight^T + bias; columns of x are in the order of the codes."""
+    """x weight^T + bias; columns of x are in the order of the codes. With `norm`, these sums
+    normed; `gated`: silu of the first half of the lines, times the second half; or `added`."""
+    way: Way = "adds" if added else "plain" if norm is None else "gated" if gated else "normed"
     kind, (lines, columns) = kind_of(matrix, x.dtype), matrix.shape
     if tile is None:
         tile, splits = packed_tile(kind, x.shape[0], matrix.shape)
     x, second = x.contiguous(), matrix.zeros if matrix.minima is None else matrix.minima
-    out = x.new_empty(x.shape[0], lines)
-    kernel_of(kind, tile, splits)(
+    out = added.stream if added else x.new_empty(x.shape[0], lines // 2 if gated else lines)
+    more: tuple[Argument, ...] = (None, 0, 0.0, None, None, None)
+    if norm is not None:
+        more = (norm.squares, norm.squares.shape[1], norm.eps, None, None, None)
+    elif added is not None:
+        more = (None, 0, 0.0, added.norm, added.scaled, added.squares)
+    kernel_of(kind, tile, splits, way)(
         (-(-lines // tile.lines) * splits, -(-x.shape[0] // tile.rows), 1),
         *(matrix.codes, matrix.scales, second, x, bias, out),
-        *(x.shape[0], lines, columns, matrix.group),
+        *(x.shape[0], lines, columns, matrix.group, *more),
     )
     return out

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.backends.cuda_c.linear import PackedLinear
 from quire.backends.linear import LinearOp
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
 from quire.backends.quantised.grouped import GroupedMatrix
@@ -17,14 +16,10 @@ from quire.backends.triton.grouped import GroupedLinear, Scratch
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A quantised weight [N, K] and the memory that its product shares with those of the model.
-    `packed`: few rows are multiplied with by the kernels of cuda_c; `keeps_plain`: beside these the
-    plain weight is kept for many."""
+    """A quantised weight [N, K] and the memory that its product shares with those of the model."""
 
     matrix: GroupedMatrix | Fp8Matrix
     scratch: Scratch
-    packed: bool = False
-    keeps_plain: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -37,6 +32,4 @@ class DeviceMatrix:
     def linear(self, bias: Tensor | None) -> LinearOp:
         if isinstance(self.matrix, Fp8Matrix):
             return Fp8Linear(self.matrix, bias, self.scratch)
-        if self.packed:
-            return PackedLinear(self.matrix, bias, self.scratch, keeps_plain=self.keeps_plain)
         return GroupedLinear(self.matrix, bias, self.scratch)

@@ -7,16 +7,20 @@ weights and launching kernels costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from quire.backends.cuda_c.linear import CodesMatrix, load_kernels
+from quire.backends.cuda_c.packed import LINES, AddedRows, NormedRows, Way, multiply_packed
 from quire.backends.ops import AttentionStep, HeadNorms
-from quire.backends.triton.small_batch import MOST_ROWS, Norm, ThinProducts, products_of
+from quire.backends.triton.small_batch import MOST_ROWS, Norm, Stream, ThinProducts, products_of
 from quire.layers.attention import Attention, Pass
+from quire.layers.linear import Linear
+from quire.layers.mlp import GatedMLP
 from quire.models.decoder import Decoder
 from quire.models.model import KVCache
 from quire.spec import ModelSpec
@@ -39,24 +43,62 @@ class PackedStep(AttentionStep, Protocol):
         [rows, (heads + 2 kv_heads) * D], in fewer launches where that is built."""
 
 
+class _Product(Protocol):
+    """A product of few rows, and what is done on the way (see backends/triton/small_batch.py)."""
+
+    def normed(self, stream: Stream) -> Tensor: ...
+    def gated(self, stream: Stream) -> Tensor: ...
+    def add(self, stream: Stream, x: Tensor, norm: Norm) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class _Matrix:
-    """A weight and its bias as they came."""
+class _Plain:
+    """With a weight and its bias as they came."""
 
     weight: Tensor
     bias: Tensor | None
+    products: ThinProducts
+
+    def normed(self, stream: Stream) -> Tensor:
+        return self.products.normed(stream, self.weight, self.bias)
+
+    def gated(self, stream: Stream) -> Tensor:
+        return self.products.gated(stream, self.weight, self.bias)
+
+    def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
+        self.products.add(stream, x, self.weight, self.bias, norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """With a weight in codes of 4 bits."""
+
+    matrix: CodesMatrix
+    bias: Tensor | None
+
+    def normed(self, stream: Stream, *, gated: bool = False) -> Tensor:
+        rows, x = NormedRows(stream.eps, stream.squares), self.matrix.ordered(stream.scaled)
+        return multiply_packed(self.matrix.codes, x, self.bias, norm=rows, gated=gated)
+
+    def gated(self, stream: Stream) -> Tensor:
+        return self.normed(stream, gated=True)
+
+    def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
+        added = AddedRows.to(stream.residual, stream.scaled, norm.weight)
+        multiply_packed(self.matrix.codes, self.matrix.ordered(x), self.bias, added=added)
+        stream.squares, stream.eps = added.squares, norm.eps
 
 
 @dataclass(frozen=True, slots=True)
 class _ThinLayer:
-    """The tensors of one layer, as the products want them."""
+    """The products of one layer, and the norms that read what they add to the stream."""
 
     attention: Attention
-    qkv: _Matrix
-    out: _Matrix
+    qkv: _Product
+    out: _Product
     mlp_norm: Norm
-    gate_up: _Matrix
-    down: _Matrix
+    gate_up: _Product
+    down: _Product
     next_norm: Norm
 
 
@@ -66,65 +108,97 @@ class SmallBatchPass:
     most_rows = MOST_ROWS
 
     def __init__(
-        self, table: Tensor, first_norm: Norm, layers: Sequence[_ThinLayer], head: Tensor
+        self, table: Tensor, first_norm: Norm, layers: Sequence[_ThinLayer], head: _Plain
     ) -> None:
         self._table, self._first_norm = table, first_norm
         self._layers, self._head = tuple(layers), head
-        self._products = ThinProducts()
 
     @staticmethod
     def of(model: Decoder, spec: ModelSpec, dtype: torch.dtype) -> SmallBatchPass | None:
         """The same model, by the plans of its layers; None where they say something that this does
-        not know, or where weights do not lie as they came."""
-        tensors = _plain_tensors(model, spec)
-        if not products_of(spec, dtype) or tensors is None or model.tp.size > 1:
+        not know, or where weights lie neither as they came nor in codes that it knows."""
+        if not products_of(spec, dtype) or model.tp.size > 1:
             return None
+        linears = _linears(model)
+        codes = {name: _codes(linear) for name, linear in linears.items()}
+        known = {name: found for name, found in codes.items() if found is not None}
+        tensors = _plain_tensors(model, spec, but={f"{name}.weight" for name in known})
+        if tensors is None:
+            return None
+        load_kernels(((found.matrix.codes, _way(name)) for name, found in known.items()), dtype)
+        products = ThinProducts()
 
         def norm(name: str) -> Norm:
             return Norm(tensors[f"{name}.weight"], spec.norm_eps)
 
-        def matrix(name: str) -> _Matrix:
-            return _Matrix(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+        def product(name: str) -> _Product:
+            plain, bias = tensors.get(f"{name}.weight"), linears[name].bias
+            return known[name] if plain is None else _Plain(plain, bias, products)
 
         norms = [norm(f"layers.{i}.attn_norm") for i in range(spec.num_layers)] + [norm("norm")]
         layers = [
             _ThinLayer(
                 attention=cast(Attention, layer.attention),  # of a plain model
-                qkv=matrix(f"layers.{i}.attn.qkv"),
-                out=matrix(f"layers.{i}.attn.o"),
+                qkv=product(f"layers.{i}.attn.qkv"),
+                out=product(f"layers.{i}.attn.o"),
                 mlp_norm=norm(f"layers.{i}.mlp_norm"),
-                gate_up=matrix(f"layers.{i}.mlp.gate_up"),
-                down=matrix(f"layers.{i}.mlp.down"),
+                gate_up=product(f"layers.{i}.mlp.gate_up"),
+                down=product(f"layers.{i}.mlp.down"),
                 next_norm=norms[i + 1],
             )
             for i, layer in enumerate(model.layers)
         ]
         table = tensors["embed.weight"]
         head = table if spec.tied_embeddings else tensors["head.weight"]
-        return SmallBatchPass(table, norms[0], layers, head)
+        return SmallBatchPass(table, norms[0], layers, _Plain(head, None, products))
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
-        products = self._products
-        stream = products.embed(token_ids, self._table, self._first_norm)
+        stream = self._head.products.embed(token_ids, self._table, self._first_norm)
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
-            attention, out, down = layer.attention, layer.out, layer.down
-            qkv = products.normed(stream, layer.qkv.weight, layer.qkv.bias)
+            attention = layer.attention
+            qkv = layer.qkv.normed(stream)
             # Whatever attention reads but `qkv` and the cache was made before the stream's tokens
             # were embedded, by a kernel that begins when all before it is done; see jit.waiting.
             step = cast(PackedStep, shared.attention[attention.kind])
             turn = shared.turns[attention.rope]
             attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
-            products.add(stream, attended, out.weight, out.bias, layer.mlp_norm)
-            opened = products.gated(stream, layer.gate_up.weight, layer.gate_up.bias)
-            products.add(stream, opened, down.weight, down.bias, layer.next_norm)
-        return products.normed(stream, self._head)
+            layer.out.add(stream, attended, layer.mlp_norm)
+            layer.down.add(stream, layer.gate_up.gated(stream), layer.next_norm)
+        return self._head.normed(stream)
 
 
-def _plain_tensors(model: Decoder, spec: ModelSpec) -> dict[str, Tensor] | None:
-    """Every weight by its name, if all of them lie as they came."""
+def _linears(model: Decoder) -> dict[str, Linear]:
+    """The products of a plain model's layers, by the names of their weights."""
+    found: dict[str, Linear] = {}
+    for i, layer in enumerate(model.layers):
+        attention, mlp = cast(Attention, layer.attention), cast(GatedMLP, layer.mlp)
+        found |= {f"layers.{i}.attn.qkv": attention.qkv, f"layers.{i}.attn.o": attention.out}
+        found |= {f"layers.{i}.mlp.gate_up": mlp.gate_up, f"layers.{i}.mlp.down": mlp.down}
+    return found
+
+
+def _codes(linear: Linear) -> _Codes | None:
+    """Its weight, where that is kept in codes and its lines can be multiplied with so here."""
+    weight = linear.packed
+    if not isinstance(weight, CodesMatrix) or weight.shape[0] % LINES:
+        return None
+    return _Codes(weight, linear.bias)
+
+
+def _way(name: str) -> Way:
+    """What is done on the way of a product of this name."""
+    return "normed" if name.endswith("qkv") else "gated" if name.endswith("gate_up") else "adds"
+
+
+def _plain_tensors(
+    model: Decoder, spec: ModelSpec, but: Collection[str]
+) -> dict[str, Tensor] | None:
+    """Every weight by its name but some, if all of them lie as they came."""
     found = {}
     for weight in weights_of(spec):
+        if weight.name in but:
+            continue
         tensors = model.places[weight.name][0].tensors()
         if len(tensors) != 1 or tuple(tensors[0].shape) != weight.shape:
             return None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from quire.backends.cuda_c.linear import PackedLinear, is_packed
+from quire.backends.cuda_c.linear import CodesMatrix, is_packed, load_kernels
 from quire.backends.cuda_c.packed import (
     MOST_ROWS,
+    AddedRows,
+    NormedRows,
     kind_of,
     multiply_packed,
     with_stages,
@@ -70,6 +74,43 @@ def test_a_row_of_nan_stays_alone() -> None:
     assert torch.equal(found[kept], alone[kept])
 
 
+def near(found: Tensor, expected: Tensor) -> None:
+    """The same but for sums that lie between two numbers."""
+    apart = (found.double() - expected.double()).norm() / expected.double().norm()
+    assert apart < 1e-3, float(apart)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [32, 64, 128, 0])
+def test_steps_of_few_rows_norm_gate_and_add_on_the_way(kind: str, group: int) -> None:
+    """Each step is rounded where a pass of several kernels would round it."""
+    torch.manual_seed(group)
+    dtype, device, width, inner = torch.bfloat16, torch.device("cuda"), 1024, 1536
+    first = matrices(2 * inner, width, group or width, torch.float16, device)[kind]
+    last = matrices(width, inner, group or inner, torch.float16, device)[kind]
+    one, two = fragments(first, dtype), fragments(last, dtype)
+    load_kernels([(one, "normed"), (one, "gated"), (two, "adds")], dtype)
+    up_bias = torch.randn(2 * inner, device=device).to(dtype)
+    bias = torch.randn(width, device=device).to(dtype)
+    for rows in (1, 3, 8, 9, 16, 17, 31, 32):
+        stream = torch.randn(rows, width, device=device).to(dtype)
+        normed = NormedRows(1e-5, stream.float().square().view(rows, 4, -1).sum(2))
+        scale = torch.rsqrt(stream.double().square().mean(1, keepdim=True) + 1e-5)
+        product = stream.double() @ first.dequantised().double().t() * scale
+        expected = (product + up_bias.double()).to(dtype)
+        near(multiply_packed(one, stream, up_bias, norm=normed), expected)
+        gate, up = expected.float().chunk(2, dim=1)
+        opened = multiply_packed(one, stream, up_bias, norm=normed, gated=True)
+        near(opened, (F.silu(gate).to(dtype).float() * up).to(dtype))
+        more = opened.double() @ last.dequantised().double().t() + bias.double()
+        total = (stream.float() + more.to(dtype).float()).to(dtype)
+        added = AddedRows.to(stream, torch.empty_like(stream), torch.rand_like(stream[0]))
+        multiply_packed(two, opened, bias, added=added)
+        near(stream, total)
+        assert torch.allclose(added.squares.sum(1), stream.float().square().sum(1), rtol=1e-4)
+        assert torch.equal(added.scaled, stream * added.norm)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [*KINDS, "4 bits, order"])
 def test_many_rows_take_the_plain_weight(kind: str, dtype: torch.dtype) -> None:
@@ -79,7 +120,7 @@ def test_many_rows_take_the_plain_weight(kind: str, dtype: torch.dtype) -> None:
     expected = matrix.dequantised(dtype)
     bias = torch.randn(264, device="cuda").to(dtype)
     kept, made = (
-        PackedLinear(matrix, bias, Scratch(matrix.device, dtype), keeps_plain=keeps)
+        CodesMatrix.of(matrix, Scratch(matrix.device, dtype), keeps_plain=keeps)
         for keeps in (True, False)
     )
     ordered = expected if matrix.order is None else expected[:, matrix.order]
@@ -87,6 +128,6 @@ def test_many_rows_take_the_plain_weight(kind: str, dtype: torch.dtype) -> None:
     for rows in (MOST_ROWS, MOST_ROWS + 1):
         x = torch.randn(rows, 512, device="cuda").to(dtype)
         wanted = x.double() @ matrix.dequantised().double().t() + bias.double()
-        for linear in (kept, made):
-            found = linear(x)
+        for one in (kept, made):
+            found = one.linear(bias)(x)
             assert (found.double() - wanted).norm() / wanted.norm() < 5e-3
