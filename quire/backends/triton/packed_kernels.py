@@ -142,7 +142,8 @@ def attend_packed(
     row, begin, end, first, count, owner, slot = _item_at(items, spans, slots, item)
     table = tables + owner * table_stride
     c, s = _turn_of(cos, sin, row, WIDTH, PADDED)
-    if OVERLAPS:
+    if OVERLAPS:  # what comes next may begin with its weights, and waits then
+        gdc_launch_dependents()
         gdc_wait()
     at, heads = tl.arange(0, PADDED)[None, :], head * GROUP + tl.arange(0, QUERIES)[:, None]
     inside = (heads < (head + 1) * GROUP) & (at < WIDTH)
@@ -156,8 +157,6 @@ def attend_packed(
             *(mine, keys, values, table, begin, end, head, scale),
             *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
-        if OVERLAPS:
-            gdc_launch_dependents()
         leave(
             *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),
             *(KV_HEADS, GROUP, QUERIES, WIDTH, PADDED, True, MERGED, GROUP_ROWS),
