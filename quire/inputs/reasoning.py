@@ -29,12 +29,12 @@ def split_reasoning(
     `began_in_prompt`, a text without a closing tag is all reasoning. White space around both
     parts is dropped where there is reasoning. With `tag`, only the pair that it opens counts.
     """
-    body, pairs = text.lstrip(), _pairs(tag)
-    for opening, closing in pairs:
+    body = text.lstrip()
+    for opening, closing in pairs(tag):
         if body.startswith(opening):
             thought, closed, rest = body[len(opening) :].partition(closing)
             return thought.strip(), rest.strip() if closed else ""
-    for opening, closing in pairs:
+    for opening, closing in pairs(tag):
         thought, closed, rest = body.partition(closing)
         if closed and opening not in thought:
             return thought.strip(), rest.strip()
@@ -43,14 +43,15 @@ def split_reasoning(
 
 def opens_reasoning(prompt: str, tag: str = "") -> bool:
     """Whether a prompt ends inside reasoning that it opened itself, as some templates do."""
-    return prompt.rstrip().endswith(tuple(opening for opening, _ in _pairs(tag)))
+    return prompt.rstrip().endswith(tuple(opening for opening, _ in pairs(tag)))
 
 
 def closings(tag: str = "") -> tuple[str, ...]:
     """What may end reasoning."""
     channels = AFTER_REASONING if tag in ("", CHANNEL) else ()
-    return (*(closing for _, closing in _pairs(tag)), *channels)
+    return (*(closing for _, closing in pairs(tag)), *channels)
 
 
-def _pairs(tag: str) -> tuple[tuple[str, str], ...]:
+def pairs(tag: str) -> tuple[tuple[str, str], ...]:
+    """Of the tags that may open and close reasoning, those that count."""
     return tuple(pair for pair in TAGS if not tag or pair[0] == tag)

@@ -21,13 +21,19 @@ class AnswerParts:
 
     def feed(self, answer: Answer) -> Iterator[Parts]:
         is_over = answer.finish_reason is not None
-        if self._asked.tools.constrained:
-            self._constrained.append(answer.text)
-            if is_over:
-                text = "".join(self._constrained)
-                calls = constrained_calls(self._asked, text)
-                yield Parts(calls=calls) if calls else Parts(content=text)
-            return
+        for parts in self._split(answer, is_over=is_over):
+            if not self._asked.tools.constrained:
+                yield parts
+                continue
+            self._constrained.append(parts.content)
+            if parts.reasoning:
+                yield Parts(reasoning=parts.reasoning)
+        if is_over and self._asked.tools.constrained:
+            text = "".join(self._constrained)
+            calls = constrained_calls(self._asked, text)
+            yield Parts(calls=calls) if calls else Parts(content=text)
+
+    def _split(self, answer: Answer, *, is_over: bool) -> Iterator[Parts]:
         yield self._stream.feed(answer.text)
         if is_over:
             yield self._stream.end(answer, self._asked.tools.at_most)

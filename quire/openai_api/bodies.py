@@ -95,10 +95,10 @@ def finish_reason(answer: Answer, calls: Sequence[Call]) -> str:
 
 def parts_of(asked: Asked, answer: Answer) -> tuple[str, str | None, tuple[Call, ...]]:
     """(content, reasoning, calls) of a finished answer."""
-    if asked.tools.constrained:
-        calls = constrained_calls(asked, answer.text)
-        return ("" if calls else answer.text), None, calls
     content = answer.text if answer.content is None else answer.content
+    if asked.tools.constrained:
+        calls = constrained_calls(asked, content)
+        return ("" if calls else content), answer.reasoning, calls
     return content, answer.reasoning, answer.calls[: asked.tools.at_most]
 
 

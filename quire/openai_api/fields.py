@@ -68,7 +68,8 @@ _FIELDS = [
         (
             "response_format",
             "an object",
-            "Always enforced, `strict` or not; beside tools an answer is in it, or is calls.",
+            "Always enforced, `strict` or not, behind the thoughts of a model that thinks; beside "
+            "tools an answer is in it, or is calls.",
         ),
         ("structured_outputs", "an object", "One of json, regex, choice, grammar, json_object."),
         ("guided_json", "anything", "The older form of structured_outputs."),
@@ -204,6 +205,7 @@ _FIELDS = [
     *table(
         "moot",
         _RESPONSES,
+        ("client_metadata", "an object", "Not stored."),
         ("truncation", "text", "Nothing is left out in silence."),
         ("include", "a list", ""),
     ),

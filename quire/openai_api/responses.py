@@ -15,6 +15,7 @@ from quire.openai_api.errors import bad, not_supported
 from quire.openai_api.fields import RESPONSES
 from quire.openai_api.outputs import Answer, Call, Output
 from quire.openai_api.params import MOST_LOGPROBS, limited
+from quire.openai_api.tool_choice import no_function
 from quire.params.rules import show
 
 Event = dict[str, Any]
@@ -112,7 +113,7 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 def _tool(tool: Any, i: int) -> Any:
     """A function as a chat has it: its fields one level deeper."""
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise not_supported(f"tools[{i}] is of type function; no other is built", param="tools")
+        raise no_function(tool, i)
     inner = {name: value for name, value in tool.items() if name != "type" and value is not None}
     return {"type": "function", "function": inner}
 

@@ -67,7 +67,7 @@ def _checked(tool: Any, i: int) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise bad(f"{where} is an object, not {show(tool)}", param="tools")
     if tool.get("type") != "function":
-        raise not_supported(f"{where} is of type function; no other is built", param="tools")
+        raise no_function(tool, i)
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad(f"{where}.function is an object with a name", param="tools")
@@ -75,6 +75,15 @@ def _checked(tool: Any, i: int) -> dict[str, Any]:
     if parameters is not None and not isinstance(parameters, dict):
         raise bad(f"{where}.function.parameters is a JSON schema", param="tools")
     return tool
+
+
+def no_function(tool: Any, i: int) -> ApiError:
+    kind = tool.get("type") if isinstance(tool, Mapping) else tool
+    return not_supported(
+        f"tools[{i}] is of type {show(kind)}, and functions alone are built; leave it out, or turn "
+        "it off in the client's settings",
+        param="tools",
+    )
 
 
 def _named(choice: Mapping[str, Any]) -> str | None:

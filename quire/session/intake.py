@@ -18,6 +18,7 @@ from quire.errors import InvalidParams, NotSupported, QuireError
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.chat import render_conversations
 from quire.inputs.prompt import RequestMaker, split_prompts
+from quire.inputs.thoughts import begins_in_format
 from quire.inputs.tokenizer import Tokenizer
 from quire.outputs import AnswerReading
 from quire.request import Request
@@ -318,12 +319,14 @@ def _with_reading(
     made: list[Request | QuireError], reading: Callable[[str | None], AnswerReading | None]
 ) -> list[Request | QuireError]:
     """The requests, each with how its answer is taken apart, which its prompt may decide."""
-    return [
-        replace(item, reading=how)
-        if isinstance(item, Request) and (how := reading(item.prompt)) is not None
-        else item
-        for item in made
-    ]
+    read = list[Request | QuireError]()
+    for item in made:
+        if isinstance(item, Request) and (how := reading(item.prompt)) is not None:
+            if how.began_in_prompt and begins_in_format(item.params.structured_outputs):
+                how = replace(how, began_in_prompt=False)
+            item = replace(item, reading=how)
+        read.append(item)
+    return read
 
 
 def cut_windows(items: Window) -> Iterator[Window]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import InvalidPrompt, NotSupported, QuireError
 from quire.inputs.chat import render_conversation
 from quire.inputs.quoting import ChatText
+from quire.inputs.thoughts import after_thoughts
 from quire.inputs.tokenizer import Tokenizer, check_text
 from quire.jobs.child.requests import refuse_far_too_long, sampling_params
 from quire.outputs import RequestOutput
@@ -71,6 +72,11 @@ class Preparing:
         prompt = self.prompt_of(row, may_be_cut=may_be_cut)
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
+        if "messages" in row and params.structured_outputs is not None:
+            tag = self._session.model.config.reasoning_parser
+            params.structured_outputs = after_thoughts(
+                params.structured_outputs, prompt["prompt"], self.tokenizer, tag
+            )
         return Prepared(prompt, params, search=search)
 
     def _searching(

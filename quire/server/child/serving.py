@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequest, QuireError
 from quire.inputs.reasoning import opens_reasoning
+from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
 from quire.outputs import RequestOutput
 from quire.params.lora import LoRARequest
@@ -135,7 +136,10 @@ class ServingEngine:
         text = made.prompt.get("prompt") if isinstance(made.prompt, dict) else None
         if asked.chat and isinstance(text, str):
             tag = self._session.model.config.reasoning_parser
-            asked.reader.began_reasoning = opens_reasoning(text, tag)
+            asked.reader.began_reasoning = opens_reasoning(text, tag) and not (
+                isinstance(made.params, SamplingParams)
+                and begins_in_format(made.params.structured_outputs)
+            )
         self._engine.ask(asked)
 
     def _refuse(self, asked: Asked, error: QuireError) -> None:
