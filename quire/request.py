@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -67,15 +67,13 @@ class Span:
     item: MediaItem
     places: Ints
     two_way: bool = False
+    start: int = field(init=False)
+    end: int = field(init=False)  # behind its last token
 
-    @property
-    def start(self) -> int:
-        return int(self.places[0])
-
-    @property
-    def end(self) -> int:
-        """Behind its last token."""
-        return int(self.places[-1]) + 1
+    def __post_init__(self) -> None:
+        """Looked at in every plan, so worked out once."""
+        object.__setattr__(self, "start", int(self.places[0]))
+        object.__setattr__(self, "end", int(self.places[-1]) + 1)
 
     @property
     def runs(self) -> Ints:

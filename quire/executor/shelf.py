@@ -106,11 +106,12 @@ class Shelf:
         places, rows = [], []
         for one, first in zip(prefill, query_starts, strict=False):
             for part in one.media:
-                count = len(part.offsets)
-                places.append(part.offsets.astype(np.int64) + first)
-                rows.append(self._rows[part.serial][part.first : part.first + count])
+                held, count = self._rows[part.serial], len(part.offsets)
+                places.append(part.offsets + first)
+                whole = count == len(held)  # as mostly: a view of it would take as long as the rest
+                rows.append(held if whole else held[part.first : part.first + count])
         found = torch.cat(rows)
-        at = on_device(np.concatenate(places), found.device)
+        at = on_device(np.concatenate(places).astype(np.int64), found.device)
         width = self.tower.hidden_size
         if found.shape[1] == width:
             return Overlay(at, found)

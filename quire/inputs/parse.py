@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
 
@@ -134,9 +134,9 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
             _checked_text(given.text), None, literal=given.literal, media=given.media
         )
     if isinstance(given, Mapping):
-        media = _media_of(given) if with_media else None
-        rest = {k: v for k, v in given.items() if k not in _MEDIA_KEYS} if with_media else given
-        return replace(_from_mapping(rest, vocab_size), media=media)
+        return _from_mapping(
+            given, vocab_size, _media_of(given) if with_media else None, with_media
+        )
     if isinstance(given, np.ndarray | list | tuple) or (
         isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
     ):
@@ -150,8 +150,12 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
     )
 
 
-def _from_mapping(given: Mapping[Any, Any], vocab_size: int) -> ParsedPrompt:
+def _from_mapping(
+    given: Mapping[Any, Any], vocab_size: int, media: GivenMedia | None, with_media: bool
+) -> ParsedPrompt:
     for key, value in given.items():
+        if with_media and key in _MEDIA_KEYS:
+            continue
         if key in _REFUSED and value is not None and not _is_empty(value):
             raise NotSupported(f"prompt has {key!r}: {_REFUSED[key]}")
         if key not in _KEYS and key not in _REFUSED:
@@ -179,8 +183,8 @@ def _from_mapping(given: Mapping[Any, Any], vocab_size: int) -> ParsedPrompt:
     if text is not None:
         check_text(text)
     if token_ids is not None:
-        return ParsedPrompt(text, _checked_ids(token_ids, vocab_size), salt or "")
-    return ParsedPrompt(_checked_text(text), None, salt or "")
+        return ParsedPrompt(text, _checked_ids(token_ids, vocab_size), salt or "", media=media)
+    return ParsedPrompt(_checked_text(text), None, salt or "", media=media)
 
 
 def _media_of(given: Mapping[Any, Any]) -> GivenMedia | None:
@@ -192,7 +196,7 @@ def _media_of(given: Mapping[Any, Any]) -> GivenMedia | None:
                 '{"image": ...}',
                 parameter=key,
             )
-    if not data or all(_is_empty(value) or value is None for value in data.values()):
+    if not data or all(value is None or _is_empty(value) for value in data.values()):
         return None
     return GivenMedia(data, uuids, dict(options or {}))
 

@@ -24,10 +24,10 @@ from quire.errors import (
 )
 from quire.inputs.bad_words import bad_word_ids
 from quire.inputs.choices import ChoiceReader
-from quire.inputs.encoder_prompts import NO_SOUND, as_one_prompt
+from quire.inputs.encoder_prompts import as_one_prompt
 from quire.inputs.lengths import check_encoded, check_length
 from quire.inputs.media.expanding import Grown, PlacedItem
-from quire.inputs.media.reader import MediaReader
+from quire.inputs.media.reader import CallMedia, MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
 from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
@@ -130,10 +130,9 @@ class RequestMaker:
         A prompt that is an error already (a chat that could not be rendered) is passed on.
         """
         encoding = read_tokenization(tokenization_kwargs)
+        media = None if self._media is None else self._media.for_call(media_options or {})
         parsed = [
-            given
-            if isinstance(given, QuireError)
-            else self._attempt(self._parse, given, media_options or {})
+            given if isinstance(given, QuireError) else self._attempt(self._parse, given, media)
             for given in prompts
         ]
         resolved: dict[int, _Resolved | QuireError] = {}
@@ -162,15 +161,17 @@ class RequestMaker:
         except (InvalidRequest, NotSupported) as error:
             return error
 
-    def _parse(self, given: Any, options: Mapping[str, Any]) -> ParsedPrompt:
+    def _parse(self, given: Any, call: CallMedia | None) -> ParsedPrompt:
         media = self._media
         given = as_one_prompt(given) if media is not None and media.crossed else given
         prompt = parse_prompt(given, self._vocab_size, with_media=media is not None)
-        if media is None or prompt.media is None:
-            if media is not None and media.crossed:
-                raise InvalidPrompt(NO_SOUND, parameter="multi_modal_data")
+        if media is None or call is None:
             return prompt
-        items = tuple(media.read(prompt.media, options))
+        if prompt.media is None:
+            ids = prompt.token_ids
+            media.check_no_media(prompt.chat_text if ids is None else ids)
+            return prompt
+        items = tuple(call.read(prompt.media))
         text = prompt.chat_text
         if prompt.token_ids is None:
             text = media.grow_text(text, items)

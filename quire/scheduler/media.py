@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
 from quire.request import Ints, MediaItem, Request, Span
 from quire.scheduler.rows import Rows
-from quire.step import Encode, MediaPart, Slice
+from quire.step import Encode, MediaPart
+
+# Of a slice: its parts of media, coordinates, and which of its tokens see each other.
+Shown = tuple[tuple[MediaPart, ...], Ints | None, Ints | None]
+_NOTHING: Shown = ((), None, None)
 
 
 class MediaPlans:
@@ -77,23 +80,23 @@ class MediaPlans:
                 return False
         return True
 
-    def shown_in(self, one: Slice, request: Request) -> Slice:
-        """The slice with what it has of its request's media."""
+    def shown(self, request: Request, start: int, end: int) -> Shown:
+        """What a slice from `start` to `end` has of its request's media."""
         if not request.media:
-            return one
-        start, end = one.start, one.start + len(one.token_ids)
+            return _NOTHING
         parts = []
         for span in _entered(request, start, end):
-            first, last = np.searchsorted(span.places, (start, end)).tolist()
-            offsets = span.places[first:last] - np.int32(start)
-            parts.append(MediaPart(span.item.serial, first, offsets))
+            places, first = span.places, 0
+            if span.start < start or end < span.end:
+                first, last = np.searchsorted(places, (start, end)).tolist()
+                places = places[first:last]
+            parts.append(MediaPart(span.item.serial, first, places - np.int32(start)))
         coordinates = None
         if request.coordinates is not None:
             behind = np.arange(request.num_prompt, end, dtype=np.int32) + request.delta
             known = request.coordinates[:, start:end]
             coordinates = np.concatenate([known, np.tile(behind[-(end - start) :], (3, 1))], 1)
-        two_way = _two_way(request, start, end)
-        return replace(one, media=tuple(parts), coordinates=coordinates, two_way=two_way)
+        return tuple(parts), coordinates, _two_way(request, start, end)
 
     def take(self) -> tuple[Ints, tuple[Encode, ...]]:
         """What the plan forgets, and what it encodes."""
@@ -165,7 +168,9 @@ def _two_way(request: Request, start: int, end: int) -> Ints | None:
 def _entered(request: Request, start: int, end: int) -> Iterable[Span]:
     """The spans of which a slice has tokens, in order."""
     for span in request.media:
-        if span.start < end and start < span.end:
+        if start <= span.start < end:
+            yield span
+        elif span.start < end and start < span.end:
             first = int(np.searchsorted(span.places, start))
             if span.places[first] < end:
                 yield span

@@ -262,7 +262,7 @@ class Scheduler:
     def _with_media(self, row: int, chunk: int) -> int:
         """As many of these tokens as have the media that stand among them."""
         request, start = self.rows.sequence(row).request, int(self.rows.computed[row])
-        if not request.items:
+        if not request.media and request.heard is None:
             return chunk
         try:
             return self.media.reach(request, start, start + chunk) - start
@@ -297,8 +297,8 @@ class Scheduler:
         targets = targets_of(sequence, start, end)
         hidden = hidden_of(sequence.request, start, end)
         fed = rows.fed_ids[row][start:end]
-        one = Slice(row, start, fed, drawing, targets, hidden=hidden)
-        draft.prefill.append(self.media.shown_in(one, sequence.request))
+        shown = self.media.shown(sequence.request, start, end)
+        draft.prefill.append(Slice(row, start, fed, drawing, targets, 0, hidden, *shown))
         draft.budget -= end - start
         draft.spare = min(draft.spare - (end - start) * int(rows.background[row]), draft.budget)
 

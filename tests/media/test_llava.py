@@ -221,13 +221,15 @@ def test_beams_and_choices_see_images(llm: LLM) -> None:
         (
             {"prompt": "no place", "multi_modal_data": {"image": IMAGES[0]}},
             InvalidPrompt,
-            "1 images and 0 places",
+            "1 image and 0 places for them",
         ),
         (
             {"prompt": "<image>", "multi_modal_data": {"image": IMAGES[:2]}},
             InvalidPrompt,
-            "2 images and 1 places",
+            "2 images and 1 place for them",
         ),
+        ("where is <image>?", InvalidPrompt, "0 images and 1 place.*leave '<image>' out"),
+        ([5, FIRST_ADDED, 6], InvalidPrompt, "0 images and 1 place.*multi_modal_data"),
         ({"prompt": "<image>", "multi_modal_data": {"image": "cat.jpg"}}, InvalidPrompt, "is text"),
         (
             {"prompt": "<image>", "multi_modal_data": {"picture": IMAGES[0]}},

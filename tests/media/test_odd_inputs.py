@@ -17,7 +17,7 @@ from PIL import Image
 from quire.errors import InvalidPrompt
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
-from quire.inputs.media.given import read_image, read_images
+from quire.inputs.media.given import listed, read_image, read_source
 from quire.inputs.media.sounds import read_sound
 from quire.inputs.media.videos import read_video
 from quire.jobs.input.media import MediaCells
@@ -104,8 +104,9 @@ def test_images_that_are_refused_say_the_way_out(
     given: Any, said: str, children: MediaChildren
 ) -> None:
     with pytest.raises(InvalidPrompt, match=said):
-        for one in read_images({"image": given}, None, ANY, children):
-            one.source.open()
+        for one in listed("image", given, ANY):
+            source: Any = read_source("image", one, ANY, children)
+            source.open()
 
 
 def sound(samples: Any, rate: int = 16_000, **how: Any) -> bytes:

@@ -68,14 +68,32 @@ def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> Chat
         if len(places) != len(mine):
             raise _mismatch(kind, holder, len(places), len(mine))
         found += [(at, holder, one) for at, one in zip(places, mine, strict=True)]
+    found.sort(key=lambda each: each[0])
     pieces, literal, at, shift = [], set(), 0, 0
-    for start, holder, one in sorted(found, key=lambda each: each[0]):
+    for start, holder, one in found:
         literal |= {place + shift for place in chat.literal if at <= place < start}
         pieces += [chat.text[at:start], one.placed.text]
         at = start + len(holder)
         shift += len(one.placed.text) - len(holder)
     literal |= {place + shift for place in chat.literal if at <= place}
     return ChatText("".join([*pieces, chat.text[at:]]), frozenset(literal))
+
+
+def check_no_places(
+    given: ChatText | Ints, rules: Rules, token_id: Callable[[str], int | None]
+) -> None:
+    """InvalidPrompt where a prompt without media has a place for some: the model would read the
+    embedding of a token that no text has. What is no token of its tokenizer is text."""
+    for kind, mine in rules.items():
+        for sign in {mine.placeholder, mine.pad}:
+            if isinstance(given, ChatText):
+                if sign not in given.text or token_id(sign) is None:
+                    continue
+                count = len(_places_of(sign, given))
+            else:
+                count = int((given == token_id(sign)).sum()) if token_id(sign) is not None else 0
+            if count:
+                raise _mismatch(kind, sign, count, 0)
 
 
 def grow_ids(
@@ -87,29 +105,33 @@ def grow_ids(
 ) -> Grown:
     """Ids of a text that has grown, with one pad for a run of rows. Or, where `encode` gives ids of
     texts, ids as a caller has them: with one placeholder for an item, or with all pads."""
-    pads: dict[str, int | None] = {}
+    pads: dict[str, int] = {}
     for kind, mine in _by_kind(rules, items):
-        pad, holder = token_id(rules[kind].pad), token_id(rules[kind].placeholder)
-        if pad is None and mine:
+        holder, pad = rules[kind].placeholder, token_id(rules[kind].pad)
+        if not mine:
+            check_no_places(ids, {kind: rules[kind]}, token_id)
+            continue
+        if pad is None:
             raise InvalidPrompt(
                 f"the tokenizer has no token {rules[kind].pad!r}", parameter="prompt"
             )
         pads[kind] = pad
         runs = [run for one in mine for run in one.placed.runs]
-        num_pads = int((ids == pad).sum())
+        places = (ids == pad).nonzero()[0]
         if encode is not None:
-            if num_pads == sum(runs) and (num_pads > len(mine) or not mine):
+            if len(places) == sum(runs) and len(places) > len(mine):
                 continue  # all of them are there
-            num_holders = int((ids == holder).sum()) if holder is not None else 0
+            num_holders = int((ids == token_id(holder)).sum())
             if num_holders != len(mine):
-                raise _mismatch(kind, rules[kind].placeholder, num_holders, len(mine))
-            ids = _with_texts(ids, int(holder or 0), [one.placed.text for one in mine], encode)
-        elif num_pads != len(runs):  # the text has some of its own
-            places = num_pads - len(runs) + len(mine)
-            raise _mismatch(kind, rules[kind].placeholder, places, len(mine))
+                raise _mismatch(kind, holder, num_holders, len(mine))
+            texts = [one.placed.text for one in mine]
+            ids = _with_texts(ids, int(token_id(holder) or 0), texts, encode)
+            places = (ids == pad).nonzero()[0]
+        if len(places) != len(runs):  # the text has some of its own
+            raise _mismatch(kind, holder, len(places) - len(runs) + len(mine), len(mine))
         times = np.ones(len(ids), np.int64)
-        times[ids == pad] = runs
-        ids = np.repeat(ids, times)
+        times[places] = runs
+        ids = ids.repeat(times)
     return _spans(ids, pads, rules, items)
 
 
@@ -150,18 +172,18 @@ def _joined(
     return [*before[:first], *encode("\n" * count).tolist(), *behind[last:]]
 
 
-def _spans(
-    ids: Ints, pads: Mapping[str, int | None], rules: Rules, items: Sequence[PlacedItem]
-) -> Grown:
+def _spans(ids: Ints, pads: Mapping[str, int], rules: Rules, items: Sequence[PlacedItem]) -> Grown:
     compared, spans = ids.copy(), []
-    for kind, mine in _by_kind(rules, items):
-        places, first = np.flatnonzero(ids == pads[kind]).astype(np.int32), 0
-        for one in mine:
-            at = places[first : first + one.item.count]
-            compared[at] = -one.item.serial
-            spans.append(Span(one.item, at, rules[kind].two_way))
-            first += one.item.count
-    return Grown(compared, ids, tuple(sorted(spans, key=lambda span: span.start)))
+    for kind, pad in pads.items():
+        places, first = (ids == pad).nonzero()[0].astype(np.int32), 0
+        for one in items:
+            if one.item.kind == kind:
+                at = places[first : first + one.item.count]
+                compared[at] = -one.item.serial
+                spans.append(Span(one.item, at, rules[kind].two_way))
+                first += one.item.count
+    spans.sort(key=lambda span: span.start)
+    return Grown(compared, ids, tuple(spans))
 
 
 def _places_of(placeholder: str, chat: ChatText) -> list[int]:
@@ -176,9 +198,15 @@ def _places_of(placeholder: str, chat: ChatText) -> list[int]:
 
 def _mismatch(kind: str, placeholder: str, places: int, given: int) -> InvalidPrompt:
     one, several = WORDS[kind]
+    way_out = f"write {placeholder!r} once for each {one}, where it belongs"
+    if not given:
+        way_out = (
+            f"pass what belongs there, as multi_modal_data={{{kind!r}: ...}} or as a part of a "
+            f"chat's message, or leave {placeholder!r} out"
+        )
     return InvalidPrompt(
-        f"the prompt has {given} {several} and {places} places for them; write {placeholder!r} "
-        f"once for each {one}, where it belongs",
+        f"the prompt has {given} {one if given == 1 else several} and {places} "
+        f"{'place' if places == 1 else 'places'} for them; {way_out}",
         parameter="prompt",
         value=places,
     )

@@ -8,10 +8,8 @@ videos.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,15 +30,8 @@ from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
 from quire.inputs.media.urls import MediaUrl
 from quire.inputs.media.videos import FileVideo, FrameVideo, listed_videos, read_video
 
-Source = TypeVar("Source", bound=ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo)
-
-
-@dataclass(frozen=True, slots=True)
-class Given(Generic[Source]):
-    """One item, and the name that the caller has for it."""
-
-    source: Source
-    uuid: str | None = None
+Source = ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo
+Made = TypeVar("Made")
 
 
 def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
@@ -57,45 +48,37 @@ def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
             raise NotSupported(f"multi_modal_data has {kind!r}: this model reads {read} alone.")
 
 
-def read_images(
-    data: Mapping[str, Any], uuids: Any, options: MediaOptions, children: MediaChildren
-) -> Sequence[Given[Any]]:
-    """The images of a prompt, each checked by its header; or rows that their tower would make."""
-    given = [] if data.get("image") is None else _listed(data["image"])
-    if are_embeddings(data.get("image")):
-        rows = read_embedded(data["image"], allowed=options.embeddings)
-        return _read("image", rows, uuids, options, lambda one: one)
-    return _read(
-        "image", given, uuids, options, partial(read_image, options=options, children=children)
-    )
+def listed(kind: str, value: Any, options: MediaOptions) -> list[Any]:
+    """What the caller wrote under a kind, one by one; rows that a tower would make are read
+    already."""
+    if kind == "audio":
+        return listed_sounds(value)
+    if kind == "video":
+        return listed_videos(value)
+    if are_embeddings(value):
+        return list(read_embedded(value, allowed=options.embeddings))
+    return _listed(value)
 
 
-def read_sounds(
-    data: Mapping[str, Any],
+def read_source(
+    kind: str, given: Any, options: MediaOptions, children: MediaChildren, rate: int = 0
+) -> Source:
+    """One of them, checked by its header; `rate` is what a model takes of sounds in a second."""
+    if kind == "audio":
+        return read_sound(given, options, rate, children)
+    if kind == "video":
+        return read_video(given, options, children)
+    return given if isinstance(given, EmbeddedImage) else read_image(given, options, children)
+
+
+def read_each(
+    kind: str,
+    given: list[Any],
     uuids: Any,
     options: MediaOptions,
-    rate: int,
-    children: MediaChildren,
-) -> list[Given[SoundSource]]:
-    """The sounds of a prompt, for a model that takes `rate` samples in a second."""
-    given = [] if data.get("audio") is None else listed_sounds(data["audio"])
-    read = partial(read_sound, options=options, rate=rate, children=children)
-    return _read("audio", given, uuids, options, read)
-
-
-def read_videos(
-    data: Mapping[str, Any], uuids: Any, options: MediaOptions, children: MediaChildren
-) -> list[Given[FrameVideo | FileVideo]]:
-    """The videos of a prompt."""
-    given = [] if data.get("video") is None else listed_videos(data["video"])
-    return _read(
-        "video", given, uuids, options, partial(read_video, options=options, children=children)
-    )
-
-
-def _read(
-    kind: str, given: list[Any], uuids: Any, options: MediaOptions, read: Callable[[Any], Source]
-) -> list[Given[Source]]:
+    read: Callable[[Any, str | None], Made],
+) -> list[Made]:
+    """What is made of each, with the name that the caller has for it; an error says which it is."""
     most, (word, several) = options.most.get(kind, UNLIMITED), WORDS[kind]
     if len(given) > most:
         raise InvalidPrompt(
@@ -103,14 +86,12 @@ def _read(
             parameter="multi_modal_data",
             value=len(given),
         )
-    made = []
-    for number, (one, name) in enumerate(
-        zip(given, _names(uuids, kind, len(given)), strict=True), 1
-    ):
+    made: list[Made] = []
+    for one, name in zip(given, _names(uuids, kind, len(given)), strict=True):
         try:
-            made.append(Given(read(one), name))
+            made.append(read(one, name))
         except InvalidPrompt as error:
-            which = f"{word} {number} of {len(given)}: " if len(given) > 1 else ""
+            which = f"{word} {len(made) + 1} of {len(given)}: " if len(given) > 1 else ""
             message = which + error.message
             raise InvalidPrompt(message, parameter=error.parameter, value=error.value) from None
     return made

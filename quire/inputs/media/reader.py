@@ -10,11 +10,20 @@ from typing import Any, cast
 
 from quire.errors import InvalidPrompt
 from quire.families.media.rules import MediaRules, Placed, SoundRules
+from quire.inputs.encoder_prompts import NO_SOUND
 from quire.inputs.media.allowed import WORDS, MediaOptions
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.embedded import EmbeddedImage
-from quire.inputs.media.expanding import Grown, PlacedItem, Rules, grow_ids, grow_text, heard_by
-from quire.inputs.media.given import Given, check_kinds, read_images, read_sounds, read_videos
+from quire.inputs.media.expanding import (
+    Grown,
+    PlacedItem,
+    Rules,
+    check_no_places,
+    grow_ids,
+    grow_text,
+    heard_by,
+)
+from quire.inputs.media.given import check_kinds, listed, read_each, read_source
 from quire.inputs.media.identity import MOST_KNOWN, Serials
 from quire.inputs.media.images import MOST_BYTES
 from quire.inputs.media.preparing import MediaPool, PreparedMedium
@@ -51,24 +60,23 @@ class MediaReader:
         self._tokenizer, self._serials = tokenizer, Serials()
         self._uuids: OrderedDict[str, bytes] = OrderedDict()
 
-    def read(self, given: GivenMedia, options: Mapping[str, Any]) -> list[PlacedItem]:
-        """The items of a prompt, with what stands for each; nothing is decoded yet. `options` of
-        the processor are for all prompts, and the prompt's own go before them."""
-        changed = {**options, **given.options}
-        rules = self._make_rules(changed) if changed else self.rules
-        check_kinds(given.data, rules)
-        items: list[PlacedItem] = []
-        for kind, mine in rules.items():
-            found = self._sources(kind, given, mine)
-            items += [self._item(kind, one, len(found), mine) for one in found]
-        return items
+    def for_call(self, options: Mapping[str, Any]) -> CallMedia:
+        """For the prompts of one call, with these options of the processor for all of them."""
+        return CallMedia(self, options)
 
-    def _sources(self, kind: str, given: GivenMedia, rules: MediaRules) -> Sequence[Given[Any]]:
-        if kind == "audio":
-            rate = cast(SoundRules, rules).rate
-            return read_sounds(given.data, given.uuids, self._options, rate, self.pool.children)
-        read = read_videos if kind == "video" else read_images
-        return read(given.data, given.uuids, self._options, self.pool.children)
+    def rules_with(self, options: Mapping[str, Any]) -> Rules:
+        return self._make_rules(options) if options else self.rules
+
+    def read_each(
+        self, kind: str, given: GivenMedia, read: Callable[[Any, str | None, int], PlacedItem]
+    ) -> list[PlacedItem]:
+        """`read` makes an item of what a prompt has, of its name and of how many it has."""
+        value = given.data.get(kind)
+        several = [] if value is None else listed(kind, value, self._options)
+        together = len(several)
+        return read_each(
+            kind, several, given.uuids, self._options, lambda one, name: read(one, name, together)
+        )
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
         """The same with what URLs stand for read: bytes, or a file. May wait for a network, which
@@ -84,6 +92,12 @@ class MediaReader:
             for kind, several in given.data.items()
         }
         return replace(given, data=data)
+
+    def check_no_media(self, prompt: ChatText | Ints) -> None:
+        """Of a prompt without any: that it needs none."""
+        if self.crossed:
+            raise InvalidPrompt(NO_SOUND, parameter="multi_modal_data")
+        check_no_places(prompt, self.rules, self._tokenizer.backend.token_to_id)
 
     def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
         if self.crossed:
@@ -110,9 +124,13 @@ class MediaReader:
         coordinates, delta = coordinates_of(len(grown.plain_ids), grown.spans)
         return replace(grown, coordinates=coordinates, delta=delta)
 
-    def _item(self, kind: str, given: Given[Any], together: int, rules: MediaRules) -> PlacedItem:
-        source = given.source
-        self._check_name(kind, given.uuid, source.content)
+    def item(
+        self, kind: str, given: Any, name: str | None, together: int, rules: MediaRules
+    ) -> PlacedItem:
+        """One of so many that a prompt has, and what stands for it; nothing is decoded yet."""
+        rate = cast(SoundRules, rules).rate if kind == "audio" else 0
+        source = read_source(kind, given, self._options, self.pool.children, rate)
+        self._check_name(kind, name, source.content)
         if isinstance(source, EmbeddedImage):
             return self._embedded(source, rules)
         placed = rules.place(*source.size, together=together)
@@ -158,6 +176,41 @@ class MediaReader:
                 parameter="multi_modal_uuids",
                 value=uuid,
             )
+
+
+class CallMedia:
+    """The media of the prompts of one call. An object that stands in many of them is read once:
+    hashing an image takes as long as all else that is done for a prompt."""
+
+    def __init__(self, reader: MediaReader, options: Mapping[str, Any]) -> None:
+        self._reader, self._options = reader, options
+        self._rules: tuple[Mapping[str, Any], Rules] | None = (
+            None  # the last ones, of which options
+        )
+        # What was made of an object under some rules; both are held, or others had their ids.
+        self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
+
+    def read(self, given: GivenMedia) -> list[PlacedItem]:
+        """The items of a prompt, with what stands for each. Its own options of the processor go
+        before those of the call."""
+        changed = {**self._options, **given.options}
+        if self._rules is None or self._rules[0] != changed:
+            self._rules = changed, self._reader.rules_with(changed)
+        rules = self._rules[1]
+        check_kinds(given.data, rules)
+        items: list[PlacedItem] = []
+        for kind, mine in rules.items():
+            items += self._reader.read_each(kind, given, partial(self._item, kind, mine))
+        return items
+
+    def _item(
+        self, kind: str, rules: MediaRules, given: Any, name: str | None, together: int
+    ) -> PlacedItem:
+        key = (id(given), id(rules), together, name)
+        if key not in self._known:
+            made = self._reader.item(kind, given, name, together, rules)
+            self._known[key] = made, given, rules
+        return self._known[key][0]
 
 
 def _prepare(rules: MediaRules, source: Any, together: int) -> Arrays:
