@@ -13,6 +13,8 @@ from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported, PromptTooLong
 from quire.families.media.family import MediaConfig
 from quire.families.media.llava import read
+from quire.inputs.media import images
+from quire.inputs.media.identity import content_hash
 from quire.plan.plan import MediaCounts
 from tests.media.tiny import FIRST_ADDED, TEXT, TinyModel, picture, save_tiny
 
@@ -276,3 +278,20 @@ def test_pixels_are_those_of_transformers() -> None:
             np.array(x)[:, None, None] for x in (rules.normalised.mean, rules.normalised.std)
         )
         assert np.allclose((ours / 255 - mean) / std, theirs.numpy(), atol=1e-5)
+
+
+def test_an_image_of_many_prompts_is_read_once_in_a_call(llm: LLM, monkeypatch: Any) -> None:
+    seen: list[bytes] = []
+
+    def counted(about: bytes, data: bytes) -> bytes:
+        seen.append(about)
+        return content_hash(about, data)
+
+    monkeypatch.setattr(images, "content_hash", counted)
+    image = IMAGES[0].copy()
+    many = [{"prompt": f"{i} <image>", "multi_modal_data": {"image": image}} for i in range(5)]
+    before = tokens(llm, many)
+    assert len(seen) == 1
+    image.paste((255, 0, 0), (0, 0, 60, 60))
+    assert tokens(llm, many) != before, "what a caller changes between calls is seen"
+    assert len(seen) == 2
