@@ -36,8 +36,7 @@ PROMPTS: list[Any] = [
 SEEN = [[IMAGES[0]], [IMAGES[3]], IMAGES[1:3], [IMAGES[0]] * 2, []]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: Any) -> TinyModel:
+def make(path: Path) -> TinyModel:
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
     from transformers import LlavaForConditionalGeneration as Llava
 
@@ -54,8 +53,12 @@ def model(tmp_path_factory: Any) -> TinyModel:
         text_config=LlamaConfig(**TEXT).to_dict(),
         image_token_index=FIRST_ADDED,
     )
-    path: Path = tmp_path_factory.mktemp("llava")
     return save_tiny(path, Llava(config), ["<image>"], PROCESSOR)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: Any) -> TinyModel:
+    return make(tmp_path_factory.mktemp("llava"))
 
 
 def pixel_values(images: list[Image.Image]) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from quire import SamplingParams
 from tests.media import test_families as seeing
 from tests.media import test_foreign as foreign
 from tests.media import test_hearing as hearing
+from tests.media import test_llava as llava
+from tests.media import test_videos as videos
 from tests.media import test_whisper as whisper
 from tests.media import tiny
 from tests.media.families import SEEING
@@ -85,7 +87,26 @@ def seen_by_others(make: Callable[[Path], TinyModel], path: Path) -> Case:
     return Case(model, prompts, inputs)
 
 
+def filmed_for(name: str, path: Path) -> Case:
+    given = videos.asked()
+    return Case(
+        videos.saved(name, path),
+        videos.prompts(),
+        lambda ids, i: videos.inputs_of(given[i][1], given[i][2], list(ids), name),
+    )
+
+
+def seen_by_llava(path: Path) -> Case:
+    return Case(
+        llava.make(path),
+        llava.PROMPTS,
+        lambda ids, i: llava.pixel_values(llava.SEEN[i]) if llava.SEEN[i] else {},
+    )
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
+    "llava": seen_by_llava,
+    **{f"{family.name}, videos": partial(filmed_for, family.name) for family in videos.FAMILIES},
     **{name: partial(seen_by, name) for name in SEEING},
     **{name: partial(heard_by, name) for name in HEARING},
     "VipLlava": partial(seen_by_others, foreign.vip_llava),

@@ -28,28 +28,37 @@ class PreparedMedium:
         self._pool, self._prepare, self.num_bytes = pool, prepare, num_bytes
         self._made: Future[Arrays] | None = None
         self._held: weakref.finalize[..., PreparedMedium] | None = None
-        self._was_made = False
+        self._was_encoded = False
 
     @property
     def is_needed(self) -> bool:
-        """Whether it is to be prepared before its request begins: one that was encoded once is
-        likely to be there still, and otherwise prepared when it is missed."""
-        return not self._was_made
+        """Whether a request is to wait for it: one that was encoded once is likely to be there
+        still, and otherwise prepared when it is missed. One that is only on its way would have the
+        engine wait that missed it, with all the others."""
+        return not self._was_encoded and (self._made is None or not self._made.done())
 
-    def start(self, threads: ThreadPoolExecutor) -> Future[Arrays]:
-        if self._made is None:
-            self._was_made = True
+    @property
+    def num_more_bytes(self) -> int:
+        """That it will take, and has not yet."""
+        return self.num_bytes if self._made is None and not self._was_encoded else 0
+
+    def start(self, threads: ThreadPoolExecutor) -> None:
+        """Once; nothing is done for one that was encoded meanwhile, for another request."""
+        if self._made is None and not self._was_encoded:
             self._made = threads.submit(self._prepare)
             self._held = weakref.finalize(self, self._pool.drop, self.num_bytes)
             self._held.atexit = False
             self._pool.hold(self.num_bytes)
-        return self._made
+
+    def wait(self) -> None:
+        if self._made is not None:
+            self._made.result()
 
     def arrays(self) -> Arrays:
         return self._prepare() if self._made is None else self._made.result()
 
     def encoded(self) -> None:
-        self._made = None
+        self._made, self._was_encoded = None, True
         if self._held is not None:
             self._held()
             self._held = None
@@ -59,25 +68,26 @@ class Preparing:
     """The media of one request on their way."""
 
     def __init__(self, pool: MediaPool, media: Sequence[PreparedMedium]) -> None:
-        self._pool, self._media = pool, list(media)
-        self._begun: list[Future[Arrays]] | None = None
+        self._pool, self._media, self._is_begun = pool, list(media), False
 
     @property
-    def num_bytes(self) -> int:
-        return sum(one.num_bytes for one in self._media)
+    def num_more_bytes(self) -> int:
+        return sum(one.num_more_bytes for one in self._media)
 
     def begin(self, threads: ThreadPoolExecutor) -> None:
-        self._begun = [one.start(threads) for one in self._media]
+        self._is_begun = True
+        for one in self._media:
+            one.start(threads)
 
     def done(self) -> bool:
         self._pool.begin_more()
-        return self._begun is not None and all(one.done() for one in self._begun)
+        return self._is_begun and not any(one.is_needed for one in self._media)
 
     def result(self) -> None:
         """Wait; InvalidPrompt where a medium cannot be read."""
         self._pool.begin_more(self)
-        for one in self._begun or ():
-            one.result()
+        for one in self._media:
+            one.wait()
 
 
 class MediaPool:
@@ -108,7 +118,7 @@ class MediaPool:
     def begin_more(self, wanted: Preparing | None = None) -> None:
         """Begin what fits; all that comes before one that is waited for, however much it is."""
         while self._waiting:
-            fits = self.num_bytes + self._waiting[0].num_bytes <= self._most
+            fits = self.num_bytes + self._waiting[0].num_more_bytes <= self._most
             if not (fits or not self.num_bytes or wanted in self._waiting):
                 return
             self._waiting.popleft().begin(self._workers())

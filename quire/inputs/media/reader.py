@@ -189,10 +189,19 @@ class CallMedia:
         )
         # What was made of an object under some rules; both are held, or others had their ids.
         self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
+        self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # all of a prompt
 
     def read(self, given: GivenMedia) -> list[PlacedItem]:
         """The items of a prompt, with what stands for each. Its own options of the processor go
         before those of the call."""
+        if len(given.data) > 1 or given.uuids is not None or given.options:
+            return self._read(given)
+        [(kind, value)] = given.data.items()
+        if (kind, id(value)) not in self._alone:
+            self._alone[kind, id(value)] = self._read(given), value
+        return self._alone[kind, id(value)][0]
+
+    def _read(self, given: GivenMedia) -> list[PlacedItem]:
         changed = {**self._options, **given.options}
         if self._rules is None or self._rules[0] != changed:
             self._rules = changed, self._reader.rules_with(changed)

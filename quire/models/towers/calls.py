@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quire.models.towers.tower import MOST_TOGETHER, EncodeItems, ModuleTower
 from quire.step import Encode
+
+MOST_ROWS = 4096  # of images of any shape that are encoded at once: what a large one has
 
 
 def _features(made: Any) -> Any:
@@ -90,25 +92,39 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     """Images of any shape, and videos, as patches, those that become one row together; what the
-    tower makes for deeper layers stands beside the rows. An image is a video of one frame, and the
-    last frame is repeated until they are as many as become one in time."""
+    tower makes for deeper layers stands beside the rows. Several go through the module at once, as
+    each patch attends to those of its own frame; a large one by itself."""
     module: Any = tower.module
-    about = module.config.vision_config
-    size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
     rows: list[Tensor] = []
-    for item in items:
-        pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
-        frames = pixels.view(-1, *pixels.shape[-3:])
-        missing = -len(frames) % times
-        frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
-        long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
-        cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
-        cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
-        grid = torch.tensor([[long, high, wide]], device=tower.device)
-        made = module.get_image_features(pixel_values=cut, image_grid_thw=grid)
+    while some := _first_rows(items[len(rows) :]):
+        cut, grids = zip(*(_cut(tower, item) for item in some), strict=True)
+        grid = torch.tensor(grids, device=tower.device)
+        made = module.get_image_features(pixel_values=torch.cat(cut), image_grid_thw=grid)
         deeper = getattr(made, "deepstack_features", None) or ()
-        rows.append(torch.cat([_joined(one) for one in (_features(made), *deeper)], 1))
+        beside = torch.cat([_joined(one) for one in (_features(made), *deeper)], 1)
+        rows += torch.split(beside, [item.count for item in some])
     return rows
+
+
+def _first_rows(items: Sequence[Encode]) -> Sequence[Encode]:
+    """The first of them that are encoded at once, one at least."""
+    ends = np.cumsum([item.count for item in items])
+    return items[: max(1, int((ends <= MOST_ROWS).sum()))]
+
+
+def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]]:
+    """The patches of an item, and how many there are in time, height and width. An image is a video
+    of one frame, and the last frame is repeated until they are as many as become one in time."""
+    about = cast(Any, tower.module).config.vision_config
+    size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
+    pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
+    frames = pixels.view(-1, *pixels.shape[-3:])
+    missing = -len(frames) % times
+    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+    long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
+    cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
+    cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
+    return cut, (long, high, wide)
 
 
 def _clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
