@@ -11,6 +11,7 @@ the longest unused first.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,12 @@ class BlockPool:
         self.windows, self.num_groups = windows, len(windows)
         self.num_full = windows.count(None)
         self.windowed = window_groups(windows)
-        self.holders = np.zeros(num_blocks, np.int32)
+        self._holders = np.zeros(num_blocks, np.int32)
+        # What was shared last, if nothing was released since, its blocks, and how often since they
+        # were counted: rows with a long prefix in common come one after the other.
+        self._shared: Ints | None = None
+        self._shared_blocks = np.empty(0, np.int32)
+        self._times_shared = 0
         self.peak_used = 0
         self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
@@ -69,6 +75,14 @@ class BlockPool:
             caching=self.caching,
             windows=self.windows,
         )
+
+    @property
+    def holders(self) -> Ints:
+        """How many hold each block."""
+        if self._times_shared:
+            self._holders[self._shared_blocks] += self._times_shared
+            self._times_shared = 0
+        return self._holders
 
     @property
     def num_free(self) -> int:
@@ -88,7 +102,7 @@ class BlockPool:
             self._empty.append(block)
         taken = np.array(self._empty[len(self._empty) - count :][::-1], np.int32)
         del self._empty[len(self._empty) - count :]
-        self.holders[taken] = 1
+        self._holders[taken] = 1
         self.peak_used = max(self.peak_used, self.num_used)
         return taken
 
@@ -112,27 +126,40 @@ class BlockPool:
         """One more holder for each of `blocks`; -1 is none."""
         if not blocks.size:  # of most prompts nothing is there
             return
-        blocks = blocks[blocks >= 0]
-        for block in blocks[self.holders[blocks] == 0].tolist():
-            del self._idle[block]
-        self.holders[blocks] += 1
-        self.peak_used = max(self.peak_used, self.num_used)
+        if blocks is not self._shared:
+            holders, real = self.holders, self._real(blocks)
+            if self._idle:
+                for block in real[holders[real] == 0].tolist():
+                    del self._idle[block]
+                self.peak_used = max(self.peak_used, self.num_used)
+            self._shared, self._shared_blocks = blocks, real
+        self._times_shared += 1
 
     def release(self, blocks: Ints) -> None:
         """One holder fewer for each of `blocks` [count] or [groups, count], given in the order of
         their tokens; -1 is none."""
-        blocks = blocks.ravel(order="F")
-        self._release(blocks[blocks >= 0], 1)
+        self._release(self._real(blocks.ravel(order="F")), 1)
 
     def release_all(self, blocks: Ints) -> None:
         """The same of several rows at once, which may have had the same blocks."""
         self._release(*np.unique(blocks, return_counts=True))
 
+    def release_each(self, rows: Sequence[Ints]) -> None:
+        """The same of several rows one after the other."""
+        if len(rows) == 1:
+            return self.release(rows[0])
+        # Each from its end on; a block goes where its last holder has it.
+        held = np.concatenate([self._real(blocks.ravel(order="F"))[::-1] for blocks in rows])
+        blocks, from_the_end, times = np.unique(held[::-1], return_index=True, return_counts=True)
+        order = np.argsort(from_the_end)
+        self._release(blocks[order], times[order])
+
     def _release(self, blocks: Ints, times: int | npt.NDArray[np.intp]) -> None:
-        self.holders[blocks] -= times
+        left = (self.holders[blocks] - times).astype(np.int32)
+        self._holders[blocks], self._shared = left, None
         # The end of a sequence goes first into the queue for eviction: what is left of it then
         # still begins at its beginning, where others can use it.
-        for block in blocks[self.holders[blocks] == 0][::-1].tolist():
+        for block in blocks[left == 0][::-1].tolist():
             if block in self._index:
                 self._idle[block] = None
             else:
@@ -145,7 +172,9 @@ class BlockPool:
         """
         nodes = self._chain(token_ids, salt, most)
         nodes = nodes[: self._index.longest_hit(nodes, self.block_size)]
-        blocks = np.array([node.blocks for node in nodes], np.int32).reshape(-1, self.num_groups).T
+        blocks = self._index.table(nodes)
+        if self.windowed:
+            blocks = blocks.copy()
         for groups in self.windowed:
             unseen = groups.first_seen(len(nodes), self.block_size)
             blocks[groups.first : groups.last, :unseen] = -1
@@ -177,8 +206,13 @@ class BlockPool:
 
     def num_idle_in(self, cached: Cached) -> int:
         """How many of these blocks sharing would take out of the free ones."""
-        blocks = cached.blocks
-        return blocks.size and int(((self.holders[blocks] == 0) & (blocks >= 0)).sum())
+        if not self._idle or not len(cached) or cached.blocks is self._shared:
+            return 0
+        return int(np.count_nonzero(self.holders[self._real(cached.blocks)] == 0))
+
+    def _real(self, blocks: Ints) -> Ints:
+        """Those that are not -1, which there are where a group has a window alone."""
+        return blocks[blocks >= 0] if self.windowed else blocks
 
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
         """Let others find `blocks` [groups, count], which hold `token_ids` after `past`; see

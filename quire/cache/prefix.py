@@ -21,7 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from quire.cache.groups import ONE_GROUP, WindowGroups, Windows, window_groups
+from quire.request import Ints
 
 # The serial of a published node, or, before the first, what the prompt's cache is salted with.
 Past = int | str
@@ -41,7 +44,7 @@ class Node:
     @property
     def is_bare(self) -> bool:
         """Nothing is left of it, and nothing comes after it."""
-        return not self.num_children and all(block < 0 for block in self.blocks)
+        return not self.num_children and max(self.blocks) < 0
 
 
 class PrefixIndex:
@@ -58,6 +61,8 @@ class PrefixIndex:
         # What the last match found, with its root and the bytes of all of it: prompts that
         # share a preamble come one after the other, and it is long.
         self._last_match: tuple[str, bytes, list[Node]] = ("", b"", [])
+        # The last node of some, which names all before it, and the blocks of these.
+        self._last_table: tuple[Node, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -93,6 +98,17 @@ class PrefixIndex:
                 count = next((i for i in seen if nodes[i].blocks[group] < 0), count)
         return count
 
+    def table(self, nodes: Sequence[Node]) -> Ints:
+        """The blocks of nodes that follow each other from the first on, [groups, nodes], -1 where
+        a group has none. Not to be written."""
+        if not nodes:
+            return np.empty((self._num_groups, 0), np.int32)
+        if self._last_table is None or self._last_table[0] is not nodes[-1]:
+            blocks = np.array([node.blocks for node in nodes], np.int32).T
+            blocks.flags.writeable = False
+            self._last_table = nodes[-1], blocks
+        return self._last_table[1]
+
     def publish(self, blocks: Sequence[Sequence[int]], past: Past, tokens: bytes) -> Past:
         """Make blocks findable that follow each other after `past` and hold equal shares of
         `tokens`: blocks[g] are those of group g, -1 where it has none. Returns the serial of the
@@ -101,44 +117,50 @@ class PrefixIndex:
         Where an equal block is already there ours stays private, and what follows ours is
         published behind the other one: the same tokens after the same past.
         """
-        count = len(blocks[0])
-        size = len(tokens) // max(count, 1)
-        made: list[Node] = []
+        size = len(tokens) // max(len(blocks[0]), 1)
+        parent, made = self._by_serial.get(past), None
         for i, mine in enumerate(zip(*blocks, strict=True)):
             key = (past, tokens[i * size : (i + 1) * size])
             node = self._node_of.get(key)
             if node is None:
-                node = self._make(key)
-                made.append(node)
-            for group, block in enumerate(mine):
-                if block >= 0 and node.blocks[group] < 0:
-                    node.blocks[group] = block
-                    self._by_block[block] = node
-            past = node.serial
-        if made and made[-1].is_bare:  # nothing is left of it that could be found
-            self._drop(made[-1])
+                made = node = self._make(key, mine, parent)
+            elif NO_BLOCK in node.blocks:
+                self._fill(node, mine)
+            parent, past = node, node.serial
+        if made is not None and made.is_bare:  # nothing is left of it that could be found
+            self._drop(made)
         return past
 
-    def _make(self, key: tuple[Past, bytes]) -> Node:
+    def _make(self, key: tuple[Past, bytes], blocks: Sequence[int], parent: Node | None) -> Node:
         self._last_serial += 1
-        node = Node(key, self._last_serial, [NO_BLOCK] * self._num_groups)
+        node = Node(key, self._last_serial, list(blocks))
         self._node_of[key] = self._by_serial[node.serial] = node
-        parent = self._by_serial.get(key[0])
+        for block in blocks:
+            if block >= 0:
+                self._by_block[block] = node
         if parent is not None:
             parent.num_children += 1
         return node
+
+    def _fill(self, node: Node, blocks: Sequence[int]) -> None:
+        """Give a node those of these blocks that it lacks."""
+        self._last_table = None
+        for group, block in enumerate(blocks):
+            if block >= 0 and node.blocks[group] < 0:
+                node.blocks[group] = block
+                self._by_block[block] = node
 
     def forget(self, block: int) -> list[Node]:
         """The block holds something else from now on. Returns the nodes that went with it; what
         is left of their blocks can no longer be found."""
         node = self._by_block.pop(block)
-        group = node.blocks.index(block)
+        group, self._last_table = node.blocks.index(block), None
         node.blocks[group] = NO_BLOCK
         return self._drop(node) if group < self._num_full or node.is_bare else []
 
     def _drop(self, node: Node) -> list[Node]:
         """Take a node out, and those before it that were kept for its sake alone."""
-        self._last_match = ("", b"", [])
+        self._last_match, self._last_table = ("", b"", []), None
         dropped = [node]
         while True:
             gone = dropped[-1]

@@ -27,6 +27,8 @@ def check_encoded(ids: Ints, vocab_size: int) -> Ints | QuireError:
 
 def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: int) -> None:
     """PromptTooLong where so many tokens, some of them of media, find no room."""
+    if count < max_model_len and count <= pool_tokens:
+        return
     has = f"the prompt has {count} tokens"
     has += f" ({num_media} of them of media)" if num_media else ""
     if count >= max_model_len:
@@ -37,10 +39,9 @@ def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: in
             parameter="prompt",
             value=count,
         )
-    if count > pool_tokens:
-        raise PromptTooLong(
-            f"{has}; the KV cache has room for {pool_tokens} in "
-            "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
-            parameter="prompt",
-            value=count,
-        )
+    raise PromptTooLong(
+        f"{has}; the KV cache has room for {pool_tokens} in "
+        "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
+        parameter="prompt",
+        value=count,
+    )

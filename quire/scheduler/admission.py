@@ -62,10 +62,10 @@ def peak_blocks(
 @dataclass(frozen=True, slots=True)
 class _Joining:
     """A sequence that wants to begin, for `count` rows: blocks of one group that it lacks for
-    what it has to compute, and of each window how many it takes at most. Arrays of one."""
+    what it has to compute, and of each window how many it takes at most."""
 
     count: float
-    whole: Blocks
+    whole: int
     rooms: list[Blocks]
 
 
@@ -84,7 +84,7 @@ class Admission:
 
     def num_unclaimed_rows(self) -> int:
         """Free rows, less those that prompts in progress will fork into."""
-        return self.rows.num_free - int(self.rows.num_siblings.sum())
+        return self.rows.num_free - self.rows.num_claimed
 
     def has_rows(self, sequence: Sequence) -> bool:
         """A free row for it; for a search, one for every beam, or all that there are."""
@@ -122,10 +122,10 @@ class Admission:
             count = float(sequence.group.width)
             # Beams that come back have outputs to compute, beside those of the first.
             whole += len(sequence.output_ids) * (sequence.group.num_beams - 1) // size
-        held = [(cached.blocks[kind.first] >= 0).sum(keepdims=True) for kind in pool.windowed]
-        joining = _Joining(count, np.array([whole]), self._rooms(held))
-        longest = joining.whole - (-sequence.request.max_tokens // size) + 2
-        if self._is_plenty(count * float(self._in_all(longest, joining.rooms)[0]) + woken):
+        held = [(cached.blocks[kind.first] >= 0).sum() for kind in pool.windowed]
+        joining = _Joining(count, whole, self._rooms(held))
+        longest = whole - (-sequence.request.max_tokens // size) + 2
+        if self._is_plenty(count * float(self._in_all(longest, joining.rooms)) + woken):
             return True
         self._most = math.inf  # whoever joins now is not in it
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
@@ -151,7 +151,7 @@ class Admission:
             for kind, room, own_room in zip(pool.windowed, rooms, joining.rooms, strict=True)
         ]
         return peak_blocks(
-            pool.num_used + woken + int(mine[0]) + int(self._in_all(unfilled, rooms).sum()),
+            pool.num_used + woken + int(mine) + int(self._in_all(unfilled, rooms).sum()),
             np.append(own, mine).astype(np.float64),
             np.append(rows.remaining(at), expected),
             np.append(1.0 + rows.num_siblings[at], joining.count),
@@ -169,10 +169,10 @@ class Admission:
             for kind, blocks in zip(pool.windowed, held, strict=True)
         ]
 
-    def _in_all(self, blocks: Blocks, rooms: Many[Blocks]) -> Blocks:
+    def _in_all(self, blocks: Blocks | int, rooms: Many[Blocks]) -> Any:
         """Of all groups together: each row `blocks` more, those with a window as far as there is
         room in it."""
-        total: Blocks = self.pool.num_full * blocks
+        total: Any = self.pool.num_full * blocks
         for kind, room in zip(self.pool.windowed, rooms, strict=True):
             total = total + kind.count * np.minimum(blocks, room)
         return total
@@ -198,7 +198,7 @@ class Admission:
         return pool.num_used + grown + pool.num_groups * (2 * int(counts.sum()) + 2)
 
 
-def _beyond(room: Blocks, taken: Blocks) -> Blocks:
+def _beyond(room: Blocks, taken: Blocks | int) -> Blocks:
     """What is left of it."""
     left: Blocks = np.maximum(room - taken, 0)
     return left

@@ -28,7 +28,8 @@ from quire.errors import InvalidLogits
 from quire.request import Ints, Request
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
-from quire.scheduler.placements import Draft, Placements, SavedRow
+from quire.scheduler.draft import Draft
+from quire.scheduler.placements import Placements, SavedRow
 from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.stopping import UNFINISHED
 from quire.step import Chosen, Floats, Scores

@@ -183,8 +183,7 @@ class Committer:
                 ended[at == row] = True
         for row in at[rows.watched[at] & ~ended & (kept > 0)].tolist():
             self.grown.append(Grown(rows.sequence(row), rows.output_ids(row)))
-        for row in at[ended].tolist():
-            self._finish(row, now)
+        self._finish(at[ended].tolist(), now)
         for i in failed:
             row = int(sent.rows[i])
             # It may have gone with its search, or ended by what it drew before.
@@ -237,7 +236,7 @@ class Committer:
                 self.fail(self._placements.end(row), error)
             elif self._scoring.commit(row, placement, scores):
                 self.rows.sequence(row).finish_reason = "length"
-                self._finish(row, now)
+                self._finish([row], now)
 
     def _keep_hidden(self, sent: SentPlan, result: StepResult, now: float) -> None:
         """Give each slice's row its hidden states; one whose prompt is computed ends with them."""
@@ -253,7 +252,7 @@ class Committer:
             elif end == sequence.request.num_prompt:
                 sequence.finish_reason = "stop"
                 sequence.timings.first_token = now
-                self._finish(row, now)
+                self._finish([row], now)
 
     def _visit(self, row: int, tokens: list[int]) -> tuple[int, bool]:
         """Judge one row's new tokens in Python: text, grammar, many stop ids."""
@@ -291,10 +290,13 @@ class Committer:
         self._placements.force(row, forced[:kept])
         return sequence.finish_reason is not None
 
-    def _finish(self, row: int, now: float) -> None:
-        sequence = self._placements.end(row)
-        if sequence.finish_reason is None:
-            sequence.finish_reason, sequence.stop_reason = ending(sequence)
-        sequence.timings.last_token = now
-        self.service_times.append(now - sequence.timings.scheduled)
-        self.ended.append(sequence)
+    def _finish(self, some: list[int], now: float) -> None:
+        """These rows end, in this order."""
+        if not some:
+            return
+        for sequence in self._placements.end_all(some):
+            if sequence.finish_reason is None:
+                sequence.finish_reason, sequence.stop_reason = ending(sequence)
+            sequence.timings.last_token = now
+            self.service_times.append(now - sequence.timings.scheduled)
+            self.ended.append(sequence)

@@ -16,9 +16,10 @@ import numpy as np
 
 from quire.config import Speculation
 from quire.request import Ints
+from quire.scheduler.draft import Draft
 from quire.scheduler.guesses import LAST, Guesses, can_guess, continuation, look_up
 from quire.scheduler.pass_times import PassTimes
-from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.placements import Placements
 from quire.scheduler.waiting import Waiting
 from quire.step import (
     MOST_GUESSES,

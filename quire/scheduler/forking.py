@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.request import Request
-from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.draft import Draft
+from quire.scheduler.placements import Placements
 from quire.scheduler.scoring import Scoring, unfold
 from quire.scheduler.waiting import Waiting
 
@@ -44,7 +45,9 @@ class Forking:
 
     def fork_all(self, lead: int, draft: Draft) -> list[int]:
         """Rows for the siblings that leave here; those that find none queue by themselves."""
-        forked = []
+        forked: list[int] = []
+        if not self._rows.sequence(lead).siblings:
+            return forked
         while self.leaves_here(lead) and self._rows.num_free:
             forked.append(self.fork(lead, draft))
         # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
@@ -64,4 +67,4 @@ class Forking:
         self._count_siblings(lead)
 
     def _count_siblings(self, lead: int) -> None:
-        self._rows.num_siblings[lead] = len(self._rows.sequence(lead).siblings)
+        self._rows.claim(lead, len(self._rows.sequence(lead).siblings))

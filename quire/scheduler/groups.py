@@ -29,20 +29,22 @@ def prefix_groups(
     A group never holds a block that a member still writes into.
     """
     first = rows.blocks[0, decode, 0]
-    _, group_of, sizes = np.unique(first, return_inverse=True, return_counts=True)
+    members = decode[np.argsort(first, kind="stable")]
+    first = rows.blocks[0, members, 0]
+    starts = np.flatnonzero(np.diff(first, prepend=first[0] - 1))
+    sizes = np.diff(starts, append=len(members))
+    whole = np.minimum.reduceat(rows.computed[members] // block_size, starts)
     groups = []
-    for g in np.flatnonzero(sizes >= LEAST_MEMBERS):
-        members = decode[group_of == g]
-        whole = int((rows.computed[members] // block_size).min())
-        if whole < LEAST_BLOCKS:
-            continue
+    worth = (sizes >= LEAST_MEMBERS) & (whole >= LEAST_BLOCKS)
+    for start, size, count in zip(starts[worth], sizes[worth], whole[worth], strict=True):
+        mine = members[start : start + size]
         # Rows that have a block of one group in common have it of all.
-        tables = rows.blocks[0, members, :whole]
+        tables = rows.blocks[0, mine, :count]
         same = (tables == tables[0]).all(axis=0)
-        shared = whole if same.all() else int(same.argmin())
+        shared = int(count) if same.all() else int(same.argmin())
         if shared >= LEAST_BLOCKS:
-            blocks = rows.blocks[:num_full, members[0], :shared].reshape(-1)
-            groups.append(PrefixGroup(blocks, rows=members))
+            blocks = rows.blocks[:num_full, mine[0], :shared].reshape(-1)
+            groups.append(PrefixGroup(blocks, rows=mine))
     return tuple(groups)
 
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from quire.config import Speculation
 from quire.request import Ints
+from quire.scheduler.draft import Draft
 from quire.scheduler.pass_times import PassTimes
-from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.placements import Placements
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from quire.request import Ints
-from quire.scheduler.placements import Draft
+from quire.scheduler.draft import Draft
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide
 from quire.step import Masks

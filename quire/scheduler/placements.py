@@ -11,7 +11,7 @@ or whose guesses were wrong, finds all it needs to go on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,51 +19,17 @@ import numpy.typing as npt
 from quire.cache.pool import BlockPool, Cached
 from quire.cache.prefix import Past
 from quire.params.row_sampling import RowSampling
-from quire.request import Ints
+from quire.request import Ints, Request
 from quire.sampling_params import SamplingParams
+from quire.scheduler.draft import Draft
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.scheduler.sequence import Sequence
-from quire.step import Assigned, RowStart, Slice, no_ints
+from quire.step import RowStart, no_ints
 
 UNLIMITED = NEVER = np.iinfo(np.int32).max  # NEVER: as if so many blocks were published, all
 
 # How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
 _IN_VAIN = RowSampling(temperature=0.0)
-
-
-@dataclass(slots=True)
-class Draft:
-    """A StepPlan while it is being made. Of the `budget` of tokens the background may have what
-    is `spare`."""
-
-    budget: int
-    spare: int
-    starts: list[RowStart] = field(default_factory=list)
-    changes: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    prefill: list[Slice] = field(default_factory=list)
-
-    def assigned(self) -> Assigned:
-        """The block-table changes so far, each entry once.
-
-        A row that forks and writes in one plan changes its last entry twice; a device writes
-        entries in any order, so only the last change is told.
-        """
-        if not self.changes:
-            return Assigned()
-        rows, indices, blocks = (
-            np.concatenate(c, axis=-1) for c in zip(*self.changes, strict=True)
-        )
-        entries = rows.astype(np.int64) << 32 | indices
-        _, from_the_end = np.unique(entries[::-1], return_index=True)
-        if len(from_the_end) < len(entries):
-            last = np.sort(len(entries) - 1 - from_the_end)
-            rows, indices, blocks = rows[last], indices[last], blocks[:, last]
-        return Assigned(rows, indices, blocks.reshape(-1))
-
-    def assign(self, row: int, indices: Ints, blocks: Ints) -> None:
-        """These entries of a row's tables are now blocks [groups, entries]."""
-        self.changes.append((np.full(len(indices), row, np.int32), indices, blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +51,7 @@ class Placements:
         self.pool, self.rows = pool, rows
         self.ended: list[int] = []  # rows left since the last plan
         self._known: tuple[SamplingParams, RowSampling] | None = None
+        self._stops: tuple[frozenset[int], frozenset[int], Ints] | None = None
 
     def begin(self, sequence: Sequence, cached: Cached, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row, over the cached blocks that begin it."""
@@ -186,7 +153,7 @@ class Placements:
         """Let a parked row go on as a saved beam. The device keeps the row, and hears of its table
         and its last token when it is next fed."""
         rows = self.rows
-        rows.append_blocks(row, saved.blocks)
+        self._lay(row, saved.blocks)
         rows.num_shared[row] = saved.blocks.shape[1]
         rows.num_published[row], rows.pasts[row] = saved.num_published, saved.past
         rows.forked[row], rows.stale[row] = True, 0
@@ -196,8 +163,8 @@ class Placements:
         """Tell the device the tables of decode rows that follow others since they were fed."""
         rows = self.rows
         for row in at[rows.stale[at] < rows.num_blocks[at]].tolist():
-            indices = np.arange(rows.stale[row], rows.num_blocks[row], dtype=np.int32)
-            draft.assign(row, indices, rows.blocks[:, row, indices])
+            first = int(rows.stale[row])
+            draft.assign(row, first, rows.block_ids(row)[:, first:].copy())
         rows.stale[at] = NOT_STALE
 
     def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
@@ -217,14 +184,19 @@ class Placements:
         """Start the row again on the device, where it ended, with its tokens and blocks."""
         self.rows.renewed[row] = False
         draft.starts.append(self._row_start(row, self.rows.sequence(row)))
-        blocks = self.rows.block_ids(row).copy()
-        draft.assign(row, np.arange(blocks.shape[1], dtype=np.int32), blocks)
+        draft.assign(row, 0, self.rows.block_ids(row).copy())
 
     def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
-        have, count = int(self.rows.num_blocks[row]), blocks.shape[1]
-        if count:
-            self.rows.append_blocks(row, blocks)
-            draft.assign(row, np.arange(have, have + count, dtype=np.int32), blocks)
+        if blocks.shape[1]:
+            draft.assign(row, self._lay(row, blocks), blocks)
+
+    def _lay(self, row: int, blocks: Ints) -> int:
+        """Put blocks [groups, count] at the end of a row's tables, which may begin with blocks
+        that were given back. Their first place."""
+        first = self.rows.append_blocks(row, blocks)
+        if self.pool.windowed and not first:
+            self.rows.given_back[:, row] = (blocks < 0).sum(axis=1)
+        return first
 
     def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:
         """Blocks for the first `num_tokens` tokens of one row."""
@@ -254,7 +226,7 @@ class Placements:
         rows.widen_blocks(int(indices.max()) + 1)
         rows.blocks[:, repeated, indices] = blocks
         rows.num_blocks[at] += lacking
-        draft.changes.append((repeated, indices, blocks))
+        draft.assign_each(repeated, indices, blocks)
 
     def shared_tails(self, at: Ints) -> npt.NDArray[np.bool_]:
         """Which decode rows would write into a block that others hold too."""
@@ -289,7 +261,7 @@ class Placements:
         self.pool.release(old)
         rows.blocks[:, row, index] = new[:, 0]
         draft.copies += zip(old[:, 0].tolist(), new[:, 0].tolist(), strict=True)
-        draft.assign(row, np.array([index], np.int32), new)
+        draft.assign(row, index, new)
 
     def publish(self, row: int, token_ids: Ints, num_computed: int) -> None:
         """Let others find the row's blocks that hold nothing but known, computed tokens."""
@@ -304,6 +276,21 @@ class Placements:
 
     def end(self, row: int) -> Sequence:
         """Take the sequence out of its row: tokens home, whole blocks published, all released."""
+        return self.end_all([row])[0]
+
+    def end_all(self, some: list[int]) -> list[Sequence]:
+        """The same of several rows, in this order."""
+        sequences, blocks = [self._bring_home(row) for row in some], []
+        for row in some:
+            blocks.append(self.rows.block_ids(row).copy())
+            if not self.rows.renewed[row]:
+                self.ended.append(row)
+            self.rows.leave(row)
+        self.pool.release_each(blocks)
+        return sequences
+
+    def _bring_home(self, row: int) -> Sequence:
+        """The sequence of a row, with its tokens; its whole blocks can be found by others."""
         rows = self.rows
         sequence = rows.sequence(row)
         sequence.output_ids = rows.output_ids(row)
@@ -313,15 +300,12 @@ class Placements:
         fed = num_known - 1 if num_known > rows.num_prompt[row] else num_known
         num_computed = min(fed, int(rows.computed[row]))
         self.publish(row, sequence.token_ids, num_computed)
-        self.pool.release(rows.block_ids(row).copy())
-        if not rows.renewed[row]:
-            self.ended.append(row)
-        rows.leave(row)
         return sequence
 
     def _row_start(self, row: int, sequence: Sequence) -> RowStart:
-        request = sequence.request
-        about = {**request.for_rows(), **self.rows.walk_of(row)}
+        request, rows = sequence.request, self.rows
+        walk = {"automaton": int(rows.automaton[row]), "state": int(rows.state[row])}
+        about = {**request.for_rows(), **walk}
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or there is nothing to draw.
             ids = request.plain_ids, sequence.output_ids, no_ints()
@@ -333,11 +317,11 @@ class Placements:
             sample=sequence.sample,
             prompt_ids=request.plain_ids,
             output_ids=sequence.output_ids,
-            stop_ids=np.array(sorted(request.eos_ids | request.stop_ids), np.int32),
+            stop_ids=self._stop_ids(request),
             max_tokens=request.max_tokens,
             request=request.number,
             has_processors=bool(request.processors),
-            paced=bool(self.rows.paced[row]),
+            paced=bool(rows.paced[row]),
             **about,
         )
 
@@ -347,3 +331,10 @@ class Placements:
         if self._known is None or self._known[0] is not params:
             self._known = params, RowSampling.of(params)
         return self._known[1]
+
+    def _stop_ids(self, request: Request) -> Ints:
+        """All that stops it; likewise."""
+        eos, more = request.eos_ids, request.stop_ids
+        if self._stops is None or self._stops[0] is not eos or self._stops[1] is not more:
+            self._stops = eos, more, np.array(sorted(eos | more), np.int32)
+        return self._stops[2]

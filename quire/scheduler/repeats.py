@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire.request import Ints
-from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.draft import Draft
+from quire.scheduler.placements import Placements
 from quire.scheduler.trials import Trials
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from quire.cache.prefix import Past
 from quire.request import Ints
-from quire.scheduler.pacing import Pacing, brings_much, walkable_of
+from quire.scheduler.pacing import Pacing, walkable_of
+from quire.scheduler.row_kinds import PlainKind, RowKind
 from quire.scheduler.sequence import Sequence
 from quire.steps.automata import AutomatonRoom
 from quire.steps.row_schema import STOP_COLUMNS
@@ -45,6 +46,7 @@ class Rows:
             return np.zeros(capacity, np.int32)
 
         self.capacity, self._pacing = capacity, pacing or Pacing()
+        self._plain_kind = PlainKind(self._pacing)
         self.sequences: list[Sequence | None] = [None] * capacity
         self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
         self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary
@@ -57,6 +59,7 @@ class Rows:
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
         self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
+        self.num_claimed = 0  # all of these
         self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
         self.guided = np.zeros(capacity, bool)  # masks say what it may draw
         # The grammar that the device follows for it, 0 = none, and where in it the row is.
@@ -114,14 +117,13 @@ class Rows:
         row = self._free.pop()
         self._last_placement += 1
         request = sequence.request
-        stops = sorted(request.eos_ids | request.stop_ids)
         self.sequences[row], self.placement[row] = sequence, self._last_placement
         self.num_prompt[row] = request.num_prompt
         self.known[row] = self.planned[row] = sequence.num_tokens
         self._keep_ids(row, sequence)
         self.computed[row] = 0
         self.drawn[row] = False
-        self.num_siblings[row] = len(sequence.siblings)
+        self.claim(row, len(sequence.siblings))
         self.limit[row] = request.num_prompt + request.max_tokens
         self.least[row] = request.num_prompt + request.params.min_tokens
         self.expected[row] = request.num_prompt + expected
@@ -130,33 +132,36 @@ class Rows:
         self.forked[row] = self.renewed[row] = False
         self.stale[row] = NOT_STALE
         self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
-        is_paced = self._pacing.of(sequence)
-        walks = not is_paced and self._walk(row, sequence)
-        self.guided[row] = guided = sequence.guide is not None and not walks
         self.watched[row] = request.watched
         self.background[row] = request.background
         self.adapter[row] = request.adapter_number
-        self.paced[row] = is_paced or guided
-        self.visited[row] = sequence.watch is not None or guided or len(stops) > STOP_COLUMNS
-        may_force = sequence.guide is not None and sequence.guide.may_force
-        self.jumps[row] = guided and may_force
-        self.follows[row] = guided and sequence.watch is None
-        self.scored[row] = request.params.num_logprobs is not None
-        must_step = request.watched or brings_much(request.params)
-        self.stepwise[row] = self.paced[row] or must_step
-        # Of one that Python judges the device does not know where it ends, and its processors
-        # would see tokens behind that.
-        may_try = not (must_step or self.visited[row])
-        self.tries[row] = may_try and self._pacing.may_try(sequence)
-        self.pauses[row] = self.paced[row] and not (must_step or self.tries[row])
-        self.may_stop[row] = bool(stops) or sequence.watch is not None or walks
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : len(stops)] = stops[:STOP_COLUMNS]
-        self.outputs = widened(self.outputs, len(sequence.output_ids))
-        self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
+        self.automaton[row] = 0
+        self._be(row, self._plain_kind.of(sequence) or self._kind(row, sequence))
+        if len(sequence.output_ids):
+            self.outputs = widened(self.outputs, len(sequence.output_ids))
+            self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
         self._entered[self._num_entered] = row
         self._num_entered += 1
         return row
+
+    def _kind(self, row: int, sequence: Sequence) -> RowKind:
+        """Of a row that is not plain."""
+        is_paced = self._pacing.of(sequence)
+        walks = not is_paced and self._walk(row, sequence)
+        return RowKind.of(sequence, self._pacing, is_paced=is_paced, walks=walks)
+
+    def _be(self, row: int, kind: RowKind) -> None:
+        self.stop_ids[row] = kind.stop_ids
+        self.guided[row], self.follows[row] = kind.guided, kind.follows
+        self.jumps[row], self.paced[row] = kind.jumps, kind.paced
+        self.stepwise[row], self.pauses[row] = kind.stepwise, kind.pauses
+        self.tries[row], self.may_stop[row] = kind.tries, kind.may_stop
+        self.visited[row], self.scored[row] = kind.visited, kind.scored
+
+    def claim(self, row: int, count: int) -> None:
+        """So many samples will fork off the row."""
+        self.num_claimed += count - self.num_siblings.item(row)
+        self.num_siblings[row] = count
 
     def _keep_ids(self, row: int, sequence: Sequence) -> None:
         self.token_ids[row] = self.fed_ids[row] = sequence.token_ids
@@ -165,7 +170,6 @@ class Rows:
 
     def _walk(self, row: int, sequence: Sequence) -> bool:
         """Have the device follow the sequence's grammar, where it can and has room for it."""
-        self.automaton[row] = 0
         grammar = None if self.automata is None else walkable_of(sequence)
         if self.automata is None or grammar is None or sequence.guide is None:
             return False
@@ -175,10 +179,6 @@ class Rows:
         self.automaton[row] = place.number
         self.state[row] = place.first + sequence.guide.state
         return True
-
-    def walk_of(self, row: int) -> dict[str, int]:
-        """What a device is told of the grammar it follows for this row (step.RowStart)."""
-        return {"automaton": int(self.automaton[row]), "state": int(self.state[row])}
 
     def _end_walk(self, row: int) -> None:
         """The host follows on: the guide is given what the device's row has drawn."""
@@ -196,7 +196,7 @@ class Rows:
         if self.automaton[row]:
             self._end_walk(row)
         self.sequences[row], self.placement[row] = None, 0
-        self.num_siblings[row] = 0  # so that those of all rows are what is claimed
+        self.claim(row, 0)
         self.token_ids[row] = self.fed_ids[row] = np.empty(0, np.int32)
         self.clear_blocks(row)
         self._free.append(row)
@@ -231,14 +231,13 @@ class Rows:
     def widen_blocks(self, columns: int) -> None:
         self.blocks = widened(self.blocks, columns)
 
-    def append_blocks(self, row: int, blocks: Ints) -> None:
-        """blocks [groups, count]; a table may begin with blocks that were given back."""
-        have, count = int(self.num_blocks[row]), blocks.shape[1]
+    def append_blocks(self, row: int, blocks: Ints) -> int:
+        """blocks [groups, count]; the place of the first."""
+        have, count = self.num_blocks.item(row), blocks.shape[1]
         self.widen_blocks(have + count)
         self.blocks[:, row, have : have + count] = blocks
         self.num_blocks[row] = have + count
-        if not have:
-            self.given_back[:, row] = (blocks < 0).sum(axis=1)
+        return have
 
     def clear_blocks(self, row: int) -> None:
         """The row has none; who holds them is another matter."""

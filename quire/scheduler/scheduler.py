@@ -26,6 +26,7 @@ from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.commit import Committer, SentPlan, StepReport
 from quire.scheduler.device_guesses import guesses_of
+from quire.scheduler.draft import Draft
 from quire.scheduler.forking import Forking
 from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.hidden import hidden_of
@@ -34,7 +35,7 @@ from quire.scheduler.limits import Limits
 from quire.scheduler.masking import MakeMasks, masks_of
 from quire.scheduler.media import MediaPlans
 from quire.scheduler.pass_times import PassTimes
-from quire.scheduler.placements import Draft, Placements
+from quire.scheduler.placements import Placements
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.rows import Rows
@@ -282,9 +283,8 @@ class Scheduler:
             self._placements.copy_tail(row, draft)
         rows.forked[row] = False
         self._placements.grow_to(row, end, draft)
-        known = rows.token_ids[row]
         rows.computed[row] = end
-        self._placements.publish(row, known, end)
+        self._placements.publish(row, rows.token_ids[row], end)
         self._scoring.promise(row, published)
         drawing: tuple[int, ...] = ()
         if sequence.tree is not None:
@@ -292,8 +292,9 @@ class Scheduler:
                 self._forking.fork_all(row, draft)  # each goes on by itself
         elif end == rows.planned[row] and sequence.request.hidden is None:
             drawing = (row, *self._forking.fork_all(row, draft))
-            rows.planned[list(drawing)] += 1
-            rows.drawn[list(drawing)] = True
+            for one in drawing:
+                rows.planned[one] += 1
+                rows.drawn[one] = True
         targets = targets_of(sequence, start, end)
         hidden = hidden_of(sequence.request, start, end)
         fed = rows.fed_ids[row][start:end]

@@ -188,3 +188,49 @@ def test_without_caching_nothing_is_found() -> None:
     pool = BlockPool(4, block_size=1, caching=False)
     published(pool, [1, 2])
     assert len(pool.match(np.array([1, 2, 0], np.int32))) == 0
+
+
+def _with_a_prefix_in_common(rows: int) -> tuple[BlockPool, list[np.ndarray]]:
+    """A pool, and the tables of rows that share two blocks and have two of their own, of which
+    one is published."""
+    pool, tables = BlockPool(40, block_size=SIZE), []
+    for row in range(rows):
+        tokens = np.array([1, 2, 3, 4, 10 + row, 5, 9], np.int32)
+        found = pool.match(tokens)
+        pool.share(found.blocks)
+        own = pool.take_columns(4 - len(found))
+        first = len(found) * SIZE
+        pool.publish(own[:, :-1], found.past, tokens[first:6])
+        tables.append(np.concatenate([found.blocks, own], axis=1))
+    return pool, tables
+
+
+def test_rows_that_end_together_leave_what_they_would_one_by_one() -> None:
+    """The same is evicted, in the same order."""
+    (pool, tables), (other, same) = (_with_a_prefix_in_common(5) for _ in range(2))
+    ending = [2, 0, 4]
+    pool.release_each([tables[row] for row in ending])
+    for row in ending:
+        other.release(same[row])
+    assert (pool.holders == other.holders).all()
+    pool.release_each([tables[row] for row in (3, 1)])
+    for row in (3, 1):
+        other.release(same[row])
+    assert not pool.num_used
+    assert pool.take(40).tolist() == other.take(40).tolist()
+
+
+def test_a_prefix_that_many_share_has_as_many_holders() -> None:
+    pool, tables = _with_a_prefix_in_common(5)
+    assert pool.holders[tables[0]].tolist() == [[5, 5, 1, 1]]
+    for table in tables:
+        pool.release(table)
+    found = pool.match(np.array([1, 2, 3, 4, 9], np.int32))
+    assert len(found) == 2 and pool.num_idle_in(found) == 2
+    pool.share(found.blocks)
+    assert pool.num_idle_in(found) == 0
+    pool.release(found.blocks)
+    assert pool.num_idle_in(found) == 2
+    pool.share(found.blocks)
+    assert pool.take(38).size == 38  # all but the two that are held
+    assert pool.holders[found.blocks].tolist() == [[1, 1]]

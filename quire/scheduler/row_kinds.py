@@ -1,0 +1,79 @@
+"""How a row is drawn for and judged, by what its sequence asks for. Rows that begin together are
+mostly of one kind, so the last one is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_not
+
+import numpy as np
+
+from quire.request import Ints
+from quire.scheduler.pacing import Pacing, brings_much
+from quire.scheduler.sequence import Sequence
+from quire.steps.row_schema import STOP_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class RowKind:
+    """Columns of rows.py that a row begins with; there stands what they say."""
+
+    stop_ids: Ints  # all columns, -1 behind the last
+    guided: bool
+    follows: bool
+    jumps: bool
+    paced: bool
+    stepwise: bool
+    pauses: bool
+    tries: bool
+    may_stop: bool
+    visited: bool
+    scored: bool
+
+    @staticmethod
+    def of(sequence: Sequence, pacing: Pacing, *, is_paced: bool, walks: bool) -> RowKind:
+        """`is_paced`: the host has a hand in each draw; `walks`: the device follows its grammar."""
+        request, guide, watch = sequence.request, sequence.guide, sequence.watch
+        stops = sorted(request.eos_ids | request.stop_ids)
+        stop_ids = np.full(STOP_COLUMNS, -1, np.int32)
+        stop_ids[: len(stops)] = stops[:STOP_COLUMNS]
+        guided = guide is not None and not walks
+        paced = is_paced or guided
+        visited = watch is not None or guided or len(stops) > STOP_COLUMNS
+        must_step = request.watched or brings_much(request.params)
+        # Of one that Python judges the device does not know where it ends, and its processors
+        # would see tokens behind that.
+        tries = not (must_step or visited) and pacing.may_try(sequence)
+        return RowKind(
+            stop_ids=stop_ids,
+            guided=guided,
+            follows=guided and watch is None,
+            jumps=guided and guide is not None and guide.may_force,
+            paced=paced,
+            stepwise=paced or must_step,
+            pauses=paced and not (must_step or tries),
+            tries=tries,
+            may_stop=bool(stops) or watch is not None or walks,
+            visited=visited,
+            scored=request.params.num_logprobs is not None,
+        )
+
+
+class PlainKind:
+    """The kind of rows without grammar, stop strings or search, as it was asked for last."""
+
+    def __init__(self, pacing: Pacing) -> None:
+        self._pacing = pacing
+        self._known: tuple[tuple[object, ...], bool, RowKind] | None = None
+
+    def of(self, sequence: Sequence) -> RowKind | None:
+        """None where the sequence has one of these."""
+        if not (sequence.guide is None and sequence.watch is None and sequence.group is None):
+            return None
+        request, known = sequence.request, self._known
+        about = request.params, request.eos_ids, request.stop_ids, request.processors
+        if known is None or known[1] != request.watched or any(map(is_not, about, known[0])):
+            is_paced = self._pacing.of(sequence)
+            kind = RowKind.of(sequence, self._pacing, is_paced=is_paced, walks=False)
+            self._known = known = about, request.watched, kind
+        return known[2]
