@@ -169,7 +169,7 @@ class Request:
     def items(self) -> tuple[MediaItem, ...]:
         """All its media: those of its prompt, or what it hears."""
         heard = () if self.heard is None else (self.heard,)
-        return (*(span.item for span in self.media), *heard)
+        return (*(span.item for span in self.media), *heard) if self.media else heard
 
     @property
     def heard_serial(self) -> int:

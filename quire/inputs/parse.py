@@ -232,7 +232,9 @@ def _checked_ids(given: Any, vocab_size: int) -> Ints:
         raise InvalidPrompt(
             "the prompt has no tokens; give it at least one", parameter="prompt_token_ids"
         )
-    if ids.min() < 0 or ids.max() >= vocab_size:
+    # Read as unsigned, what is below 0 is far above.
+    highest = ids.max() if packed is None else packed.view(np.uint32).max()
+    if highest >= vocab_size or (packed is None and ids.min() < 0):
         bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
         raise _bad_id(bad, int(ids[bad]), f"not in 0 .. {vocab_size - 1}")
     return np.array(ids, np.int32) if packed is None else packed

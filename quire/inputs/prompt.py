@@ -46,6 +46,7 @@ __all__ = [
     "split_prompts",
 ]
 
+_reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
@@ -156,7 +157,7 @@ class RequestMaker:
         """What the function gives, or what is wrong. A prompt may be any object, with methods
         that raise whatever they like."""
         try:
-            with refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}")):
+            with _reading:
                 return function(*args)
         except (InvalidRequest, NotSupported) as error:
             return error
