@@ -138,9 +138,9 @@ def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: i
         count += len(tokenizer.encode(text[first : first + size]))
         if count >= 2 * max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} tokens; the "
-                f"model takes {max_model_len} with the answer (max_model_len). Shorten it, or set "
-                "truncate_prompt_tokens to keep its end",
+                f"the prompt has {len(text):,} characters and far more than {2 * max_model_len} "
+                f"tokens; the model takes {max_model_len} with the answer (max_model_len). Shorten "
+                "it, or set truncate_prompt_tokens to keep its end",
                 parameter="prompt",
             )
 
