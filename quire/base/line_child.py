@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -34,6 +34,9 @@ class LineChild:
             bufsize=0,
             env={**os.environ, "PYTHONPATH": import_paths(), **environment},
         )
+        if self._process.stdin is not None:
+            # A child that has stopped reading costs its time, not ours.
+            os.set_blocking(self._process.stdin.fileno(), False)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -43,18 +46,17 @@ class LineChild:
         child, deadline = self._process, time.monotonic() + seconds
         if child.stdin is None or child.stdout is None:
             return None
-        try:
-            # A pipe takes what fits and says how much that was.
-            rest = memoryview(line.encode() + b"\n")
-            while rest:
+        rest = memoryview(line.encode() + b"\n")
+        while rest:  # the pipe takes what fits
+            if not _is_ready(child.stdin, select.POLLOUT, deadline):
+                return None
+            try:
                 rest = rest[child.stdin.write(rest) or 0 :]
-        except BrokenPipeError:
-            return None
-        poll = select.poll()
-        poll.register(child.stdout, select.POLLIN)
+            except BrokenPipeError:
+                return None
         answer = b""
         while not answer.endswith(b"\n"):
-            ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+            ready = _is_ready(child.stdout, select.POLLIN, deadline)
             piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
             if not piece:
                 return None
@@ -76,3 +78,9 @@ class LineChild:
                 with suppress(BrokenPipeError):  # what was still to be written has no reader
                     pipe.close()
         self._process.wait()
+
+
+def _is_ready(pipe: IO[bytes], event: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(pipe, event)
+    return bool(poll.poll(max(deadline - time.monotonic(), 0) * 1000))
