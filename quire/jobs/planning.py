@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.jobs import job_setup as beginning
-from quire.jobs.input.work import WorkRow
+from quire.jobs.input.work import Work, WorkRow
 from quire.jobs.job_run import make_work, opening_message
 from quire.jobs.options import JobOptions
 from quire.jobs.supervise.ahead import Ahead
@@ -24,20 +24,12 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
     with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
         files = beginning.input_files(options, Path(aside))
         manifest = beginning.manifest_of(options, files, ())
-        engine = EngineProcess(
-            opening_message(manifest, options), command=engine_command, hear=lambda line: None
-        )
+        opening = opening_message(manifest, options)
+        engine = EngineProcess(opening, command=engine_command, hear=lambda line: None)
         try:
             beginning.check_columns(files, manifest.columns)
             work = make_work(options, manifest, files, ())
-            rows: list[WorkRow] = []
-            num_bad = 0
-            with closing(Ahead(work.rows(), work.patience)) as ahead:
-                for row in ahead.wait():
-                    if row.error is not None:
-                        num_bad += 1
-                    elif len(rows) < PLANNED_ROWS:
-                        rows.append(row)
+            rows, num_bad = _read(work)
             lines = [f"Job\n  rows       {work.num_rows:,} in {len(files)} file(s)"]
             if num_bad:
                 lines.append(f"  bad rows   {num_bad:,}, each of which costs itself")
@@ -46,6 +38,18 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
             return "\n".join([*lines, _planned(engine, rows)])
         finally:
             engine.end()
+
+
+def _read(work: Work) -> tuple[list[WorkRow], int]:
+    """The rows to plan, and how many of all cannot be asked."""
+    rows, num_bad = list[WorkRow](), 0
+    with closing(Ahead(work.rows(), work.patience)) as ahead:
+        for row in ahead.wait():
+            if row.error is not None:
+                num_bad += 1
+            elif len(rows) < PLANNED_ROWS:
+                rows.append(row)
+    return rows, num_bad
 
 
 def _planned(engine: EngineProcess, rows: list[WorkRow]) -> str:
