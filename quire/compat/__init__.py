@@ -67,10 +67,6 @@ MODULES = {
 }
 
 
-# The release whose names these are: what a library is told that asks for the version of `vllm`.
-SPOKEN_VERSION = "0.25.0"
-
-
 class ScriptNames:
     """Finds and makes `quire.NAME` for the modules above and the packages that they are in.
 
@@ -109,7 +105,7 @@ class ScriptNames:
     def find_distributions(self, context: Any) -> Iterator[Any]:
         """What importlib.metadata says of `vllm` where that is a name of quire."""
         if context.name in (None, "vllm") and is_vllm():
-            from quire.compat.as_vllm import Spoken
+            from quire.compat.spoken import Spoken
 
             yield Spoken()
 

@@ -11,29 +11,14 @@ from __future__ import annotations
 import runpy
 import sys
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import quire
-from quire.compat import SPOKEN_VERSION, is_vllm
+from quire.compat import is_vllm
+from quire.compat.spoken import SPOKEN_VERSION
 from quire.errors import InvalidOption
-
-_TEXTS = {
-    "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {SPOKEN_VERSION}\n",
-    "top_level.txt": "vllm\n",
-}
-
-
-class Spoken(Distribution):
-    """A distribution `vllm` with a name and a version, and no files."""
-
-    def read_text(self, filename: str) -> str | None:
-        return _TEXTS.get(filename)
-
-    def locate_file(self, path: Any) -> Any:
-        return Path(quire.__path__[0]) / path
 
 
 class QuireAsVllm(ModuleType):

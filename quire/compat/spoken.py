@@ -1,0 +1,24 @@
+"""What importlib.metadata finds of `vllm` where that is another name of quire."""
+
+from __future__ import annotations
+
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+# The release whose names quire has: what a library hears that asks for the version of `vllm`.
+SPOKEN_VERSION = "0.25.0"
+_TEXTS = {
+    "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {SPOKEN_VERSION}\n",
+    "top_level.txt": "vllm\n",
+}
+
+
+class Spoken(Distribution):
+    """A distribution `vllm` with a name and a version, and no files."""
+
+    def read_text(self, filename: str) -> str | None:
+        return _TEXTS.get(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return Path(__file__).parents[1] / path
