@@ -33,6 +33,7 @@ HAVE_THEIR_OWN_TEST = {
     *("shared_prefix.py", "demo.py", "images.py", "charts.py"),
     *("sounds.py", "transcribe.py", "video.py"),
 }
+PAGES = {"outputs": 5, "clients": 5}  # blocks of Python, which are one script together
 # One process for all, each as a program of its own in a folder of its own: importing torch takes
 # longer than most of them.
 RUN_EACH = """
@@ -61,7 +62,7 @@ def run(*command: object, cwd: Path) -> str:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -80,6 +81,11 @@ def readme() -> str:
     return (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def python_of(page: str) -> list[str]:
+    [path] = [*ROOT.glob(f"{page}.md"), *(ROOT / "docs").glob(f"{page}.md")]
+    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
 def test_every_example_has_a_test_and_is_named_in_the_readme() -> None:
     names = {path.name for path in (ROOT / "examples").glob("*.py")}
     assert names == EXPECTED.keys() | HAVE_THEIR_OWN_TEST
@@ -88,9 +94,17 @@ def test_every_example_has_a_test_and_is_named_in_the_readme() -> None:
 
 @pytest.fixture(scope="module")
 def printed(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """By the example's name: what it printed, and how it failed if it did."""
+    """By the name of an example or a page: what it printed, and how it failed if it did."""
+    folder = tmp_path_factory.mktemp("examples")
     scripts = [example(name) for name in (*EXPECTED, "shared_prefix.py")]
-    told = run("-c", RUN_EACH, default_model, *scripts, cwd=tmp_path_factory.mktemp("examples"))
+    written = {"README": python_of("README")[0]}
+    for name in PAGES:
+        written[name] = "\n".join(python_of(name)).replace('"smollm2"', repr(str(default_model)))
+    for name, code in written.items():
+        scripts.append(folder / f"{name}.md")
+        scripts[-1].write_text(code, "utf-8")
+    (folder / "cwd").mkdir()
+    told = run("-c", RUN_EACH, default_model, *scripts, cwd=folder / "cwd")
     return {name: rest for name, *rest in map(json.loads, told.splitlines())}
 
 
@@ -122,21 +136,17 @@ def test_the_demo_answers_every_prompt(default_model: Path, tmp_path: Path) -> N
     assert int(share) > 40
 
 
-def test_the_readme_runs_and_prints_what_it_says(default_model: Path, tmp_path: Path) -> None:
-    script = tmp_path / "readme.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", readme(), re.S)[0], encoding="utf-8")
-    claimed = readme().split("It prints:")[1].split("```")[1]
-    assert run(script, cwd=tmp_path).strip() == claimed.strip()
+def test_the_readme_runs_and_prints_what_it_says(printed: dict[str, list[str]]) -> None:
+    text, failed = printed["README.md"]
+    assert failed is None, failed
+    assert text.strip() == readme().split("It prints:")[1].split("```")[1].strip()
 
 
-@pytest.mark.parametrize(("name", "count"), [("outputs", 5), ("clients", 5)])
-def test_the_page_runs(name: str, count: int, default_model: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == count
-    script = tmp_path / f"{name}.py"
-    script.write_text("\n".join(blocks).replace('"smollm2"', repr(str(default_model))), "utf-8")
-    run(script, cwd=tmp_path)
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_runs(name: str, printed: dict[str, list[str]]) -> None:
+    assert len(python_of(name)) == PAGES[name]
+    _, failed = printed[f"{name}.md"]
+    assert failed is None, failed
 
 
 def test_the_prompts_are_as_many_and_as_varied_as_promised() -> None:
