@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Self
 
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import NotSupported
 from quire.inputs.chat import is_conversation, read_template
 from quire.inputs.prompt import merge_prompts
 from quire.options import Options, parse_options
@@ -320,13 +320,6 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
 def _open(model: str, parsed: Options, given: dict[str, Any]) -> Session:
     if parsed.data_parallel_size == 1:
         return Session.open(model, parsed)
-    if parsed.distributed_executor_backend == "uni":
-        raise InvalidOption(
-            f'distributed_executor_backend="uni" is one process, and data_parallel_size='
-            f"{parsed.data_parallel_size} needs as many. Leave one of them out.",
-            parameter="distributed_executor_backend",
-            value="uni",
-        )
     if parsed.enable_lora:
         raise NotSupported(
             f"enable_lora=True with data_parallel_size={parsed.data_parallel_size} is not built. "

@@ -111,7 +111,11 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "device": [("cpu", "cpu"), ("cuda", "cuda"), ("auto", None)],
     "batch_invariant": [(True, True)],
     **dict.fromkeys(("data_parallel_size", "tensor_parallel_size"), [(1, 1), (4, 4)]),
-    "distributed_executor_backend": [("mp", "mp"), ("uni", "uni")],
+    "distributed_executor_backend": [
+        ("mp", "mp"),
+        ("uni", "uni"),
+        ("external_launcher", "external_launcher"),
+    ],
     **options.TAKEN,
     "enable_lora": [(True, True)],
     **{f"max_{what}": [(1, 1), (32, 32)] for what in ("loras", "lora_rank", "cpu_loras")},
@@ -321,6 +325,14 @@ def test_any_value_of_any_option_is_taken_or_refused_by_type(name: str, value: A
         if options.device is None and (options.max_model_len or 1) <= 2048:
             config = resolve(options, spec(), cpu())
             assert 1 <= config.max_num_seqs <= config.max_num_batched_tokens
+
+
+@pytest.mark.parametrize("size", ["data_parallel_size", "tensor_parallel_size"])
+@pytest.mark.parametrize("backend", ["uni", "external_launcher"])
+def test_one_process_is_no_home_for_two(backend: str, size: str) -> None:
+    parse_options({"distributed_executor_backend": backend, size: 1})
+    with pytest.raises(InvalidOption, match=f"{backend}' is one process, and {size}=2"):
+        parse_options({"distributed_executor_backend": backend, size: 2})
 
 
 def test_a_dict_option_is_copied() -> None:

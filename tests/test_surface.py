@@ -106,6 +106,10 @@ def test_asyncllm_has_the_module_name_scripts_import() -> None:
 def test_the_other_unbuilt_names_say_so_too() -> None:
     with pytest.raises(NotSupported, match="Ray"):
         quire.initialize_ray_cluster()
+    from quire.distributed.weight_transfer.nccl_engine import NCCLTrainerSendWeightsArgs
+
+    with pytest.raises(NotSupported, match="load_weights takes named tensors"):
+        NCCLTrainerSendWeightsArgs(packed=True)
 
 
 def test_requests_for_adapters_and_poolers_can_be_made() -> None:
@@ -325,4 +329,7 @@ def test_scripts_ask_for_the_device_before_they_make_an_llm() -> None:
 
     assert current_platform.is_cuda() is torch.cuda.is_available()
     assert current_platform.is_cuda() is not current_platform.is_cpu()
+    from quire.utils.network_utils import get_ip, get_open_port
+
+    assert get_ip().count(".") == 3 and 1024 <= get_open_port() < 65536
     assert current_platform.is_rocm() is False and current_platform.device_count() >= 1

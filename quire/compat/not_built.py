@@ -30,6 +30,16 @@ class LLMEngine(_NotBuilt):
     way_out = "Use LLM.stream(prompts, params, tokens=True), or AsyncLLM."
 
 
+class NCCLWeightTransferEngine(_NotBuilt):
+    """Weights sent to a server's ranks by NCCL."""
+
+    way_out = "Train beside the LLM (colocate): load_weights takes named tensors (docs/clients.md)."
+
+
+class NCCLTrainerSendWeightsArgs(NCCLWeightTransferEngine):
+    """What that engine sends."""
+
+
 def initialize_ray_cluster(*args: Any, **kwargs: Any) -> NoReturn:
     """Many machines behind one LLM."""
     raise NotSupported("Ray clusters are not built. Run one LLM per machine on its own prompts.")

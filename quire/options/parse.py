@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.base.notes import warn
 from quire.config import Speculation
-from quire.errors import NotSupported, UnknownOption
+from quire.errors import InvalidOption, NotSupported, UnknownOption
 from quire.options.adapters import MAX_LORAS, MAX_RANK
 from quire.options.table import OPTIONS
 from quire.params.rules import PARAMS_STATUS, show
@@ -111,7 +111,25 @@ def parse_options(given: Mapping[str, Any]) -> Options:
             if option.kind == "refused":
                 raise NotSupported(f"{name}={show(value)} is not built. {option.why}")
             warn(f"{name}={show(value)} has no effect. {option.why}")
-    return Options(**{name: value for name, value in honoured.items() if value is not None})
+    options = Options(**{name: value for name, value in honoured.items() if value is not None})
+    _check_processes(options)
+    return options
+
+
+def _check_processes(options: Options) -> None:
+    backend = options.distributed_executor_backend
+    sizes = {
+        "data_parallel_size": options.data_parallel_size,
+        "tensor_parallel_size": options.tensor_parallel_size,
+    }
+    for name, size in sizes.items():
+        if size > 1 and backend in ("uni", "external_launcher"):
+            raise InvalidOption(
+                f"distributed_executor_backend={backend!r} is one process, and {name}={size} needs "
+                "as many. Leave one of them out: quire starts its processes itself.",
+                parameter="distributed_executor_backend",
+                value=backend,
+            )
 
 
 def _unknown(name: str, value: Any) -> UnknownOption:

@@ -292,11 +292,12 @@ HONOURED: tuple[Option, ...] = (
         checks.choice(
             "mp",
             "uni",
-            others=("ray", "external_launcher"),
-            instead="On a Ray cluster use `quire run --ray`; quire starts its own processes, so "
-            "no launcher such as torchrun is needed.",
+            "external_launcher",
+            others=("ray",),
+            instead="On a Ray cluster use `quire run --ray`.",
         ),
-        '"mp" (the default) starts processes where there are replicas or ranks; "uni" allows none.',
+        '"mp" (the default) starts processes where there are replicas or ranks; "uni" allows none, '
+        'nor does "external_launcher" (torchrun, a trainer): each process has an LLM of its own.',
     ),
     *(_honoured(name, *facts) for name, facts in MEDIA.items()),
     *(_honoured(*option) for option in ADAPTER_OPTIONS),

@@ -50,13 +50,6 @@ def ranks_executor(
     from quire.executor.ranks.processes import SILENCE
 
     size = options.tensor_parallel_size
-    if options.distributed_executor_backend == "uni":
-        raise InvalidOption(
-            f'distributed_executor_backend="uni" is one process, and {OPTION}={size} needs as '
-            "many. Leave one of them out.",
-            parameter="distributed_executor_backend",
-            value="uni",
-        )
     shares, transformers = [RankShare(rank, size) for rank in range(size)], ""
     if isinstance(planned, ModelSpec):
         spec = planned

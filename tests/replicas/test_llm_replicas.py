@@ -121,8 +121,6 @@ def test_what_cannot_be_done_is_said(two: LLM, tmp_path: Path) -> None:
         LLM(str(tmp_path / "nowhere"), data_parallel_size=2, enable_lora=True)
     with pytest.raises(NotSupported, match="quire run --ray"):
         tiny_llm(tmp_path, distributed_executor_backend="ray")
-    with pytest.raises(NotSupported, match="launcher"):
-        tiny_llm(tmp_path, distributed_executor_backend="external_launcher")
     with pytest.raises(NotSupported, match="pipeline_parallel_size"):
         tiny_llm(tmp_path, pipeline_parallel_size=2)
 

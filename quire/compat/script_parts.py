@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import uuid
 from argparse import ArgumentParser, Namespace
@@ -85,3 +86,19 @@ def init_logger(name: str) -> logging.Logger:
 
 def random_uuid() -> str:
     return uuid.uuid4().hex
+
+
+def get_ip() -> str:
+    """An address of this machine; the loopback's where its name has none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def get_open_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as found:
+        found.bind(("", 0))
+        port: int = found.getsockname()[1]
+        return port
