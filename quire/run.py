@@ -246,14 +246,13 @@ class Run:
         """Queue the requests whose grammar and media are ready; those of which one is refused are
         done.
 
-        `wait`: the engine has nothing else to do, so wait for the oldest.
+        `wait`: the engine has nothing else to do, so where none is ready wait for the oldest.
         """
         # Both are made in this order: further back there is little to be found.
-        for pending in list(islice(self._not_ready, LOOKED_AT)):
-            known = self._pending.get(pending.number) is pending  # or cancelled meanwhile
-            if not known or not (wait or pending.is_ready):
+        looked_at = list(islice(self._not_ready, LOOKED_AT))
+        for pending in [p for p in looked_at if p.is_ready] or looked_at[: int(wait)]:
+            if self._pending.get(pending.number) is not pending:  # cancelled meanwhile
                 continue
-            wait = False
             self._not_ready.remove(pending)
             try:
                 pending.finish_waiting()

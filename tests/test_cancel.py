@@ -152,6 +152,35 @@ def test_a_request_whose_grammar_is_being_compiled_can_be_cancelled() -> None:
     assert tokens(outputs[1]) == [expected_output(free, 0)]
 
 
+class ReadyAfter:
+    """A grammar that allows all, compiled once so many others have ended."""
+
+    def __init__(self, count: int, ended: list[int]) -> None:
+        self._count, self._ended = count, ended
+
+    def done(self) -> bool:
+        return len(self._ended) >= self._count
+
+    def result(self) -> Any:
+        assert self.done(), "waited for while another was ready"
+        return self
+
+    def matcher(self) -> Any:
+        return None
+
+
+def test_what_is_ready_does_not_wait_for_what_is_older() -> None:
+    ended: list[int] = []
+    older, ready = make_request(0, [1], 4, stop_token_ids=[7]), make_request(1, [2], 4)
+    run = run_on(
+        SETTING.engine(),
+        compile_grammar=lambda params: ReadyAfter(len(params.stop_token_ids or ()), ended),
+    )
+    for index, _ in run.outputs([[older, ready]]):
+        ended.append(index)
+    assert ended == [1, 0]
+
+
 def test_cancelling_what_ended_or_never_was_does_nothing() -> None:
     run = run_on(SETTING.engine())
     asked: Window = [make_request(0, [1], 2), Refused(1, InvalidRequest("no"))]

@@ -32,10 +32,12 @@ def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: in
     has = f"the prompt has {count} tokens"
     has += f" ({num_media} of them of media)" if num_media else ""
     if count >= max_model_len:
+        way_out = f"Shorten it, or set truncate_prompt_tokens={max_model_len - 1} to keep its end"
+        if num_media:
+            way_out = "Shorten the text, or pass fewer or smaller media, which are not cut"
         raise PromptTooLong(
             f"{has}; the model takes {max_model_len} with the "
-            f"answer (max_model_len), so at most {max_model_len - 1} here. Shorten it, "
-            f"or set truncate_prompt_tokens={max_model_len - 1} to keep its end",
+            f"answer (max_model_len), so at most {max_model_len - 1} here. {way_out}",
             parameter="prompt",
             value=count,
         )

@@ -93,6 +93,7 @@ def test_images_as_people_bring_them(name: str, children: MediaChildren) -> None
         (np.zeros((9, 9, 3), np.uint16), r"pass array.astype\('uint8'\)"),
         (torch.rand(3, 9, 9), "tensor of torch.*numpy array of bytes"),
         ("a.png", "pathlib.Path"),
+        (np.zeros((9, 9, 3), bool), r"pass \(255 \* array\).astype"),
         ({"bytes": None, "path": None}, "without bytes or path"),
         ({"bytes": None, "path": "a.png"}, "allowed_local_media_path"),
         (Image.new("F", (9, 9)), "mode 'F'.*convert it to RGB"),

@@ -111,7 +111,9 @@ class ArrayImage:
     @classmethod
     def of(cls, given: npt.NDArray[Any]) -> ArrayImage:
         if given.dtype != np.uint8:
-            how = "(255 * array).round()" if given.dtype.kind == "f" else "array"
+            how = {"f": "(255 * array).round()", "b": "(255 * array)"}.get(
+                given.dtype.kind, "array"
+            )
             raise bad(
                 f"is an array of {given.dtype}; pixels are bytes from 0 to 255: "
                 f"pass {how}.astype('uint8')"
