@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
+from typing import TextIO
 
 from quire.errors import QuireWarning
 from quire.safe_text import one_line, without_secrets
@@ -26,7 +28,15 @@ def note(line: str) -> None:
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         logger.info("%s", text)
     elif os.environ.get("QUIRE_LOG", "").strip().lower() not in _SILENT:
-        print(f"quire: {text}", file=sys.stderr, flush=True)
+        tell(f"quire: {text}", sys.stderr)
+
+
+def tell(text: str, stream: TextIO | None) -> None:
+    """A line on stderr, or none where that has no room any more or no reader: a log on a full disk
+    or a terminal that was closed must not end the work that the line is about."""
+    if stream is not None:  # as stderr is in a process that was started without one
+        with suppress(OSError, ValueError):
+            print(text, file=stream, flush=True)
 
 
 def warn(line: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from quire.cli.terminal import say
+from quire.cli.terminal import leave_nothing_unsaid, say
 from quire.errors import EngineError, JobLocked, JobStopped, ModelError, QuireError
 from quire.safe_text import without_secrets
 
@@ -75,3 +75,5 @@ def reported() -> Iterator[None]:
             f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",
             BUG,
         )
+    finally:
+        leave_nothing_unsaid()

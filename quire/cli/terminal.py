@@ -7,17 +7,31 @@ one of them is written out instead of acted on. Nothing else in this room prints
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
 import typer
 
+from quire.base.notes import tell
 from quire.safe_text import shown, shown_json, without_secrets
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Lines for a person; on stderr, where they may end in a log, without secrets."""
-    typer.echo(shown(without_secrets(text) if err else text), err=err)
+    if err:
+        tell(shown(without_secrets(text)), sys.stderr)
+    else:
+        typer.echo(shown(text))
+
+
+def leave_nothing_unsaid() -> None:
+    """What stderr has not taken is dropped, or Python would leave with a code of its own."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def say_coloured(text: str) -> None:

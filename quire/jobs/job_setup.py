@@ -123,6 +123,8 @@ def input_files(
         return find_files([str(spool_rows(options.rows, job_dir, keep=keep))])
     if options.input != (STDIN,):
         raise InvalidOption("stdin is the only input or none of them", parameter="input")
+    if stdin is None and sys.stdin is None:  # as in a process that was started without one
+        raise InvalidOption("stdin is closed; pipe the rows in, or name a file", parameter="input")
     stream = sys.stdin.buffer if stdin is None else stdin
     path = spool_stream(stream, job_dir, options.format or "jsonl", keep=keep)
     return find_files([str(path)], options.format)

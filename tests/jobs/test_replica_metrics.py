@@ -15,7 +15,7 @@ def line(replica: int, time: float, began: float, finished: int, running: int) -
 
 
 def test_counters_add_up_and_never_fall() -> None:
-    metrics = ReplicaMetrics()
+    metrics = ReplicaMetrics(iter([10.0, 10.2, 11.1, 12.2]).__next__)
     first = metrics.add(line(0, 10.0, 9.0, 3, 4))
     assert first is not None and (first["finished"], first["running"]) == (3, 4)
     assert metrics.add(line(1, 10.2, 9.1, 5, 2)) is None  # one line a second
@@ -25,3 +25,9 @@ def test_counters_add_up_and_never_fall() -> None:
     third = metrics.add(line(1, 12.2, 12.0, 1, 1))  # replica 1 was started anew
     assert third is not None and (third["finished"], third["running"]) == (12, 5)
     assert third["began"] == 9.0
+
+
+def test_a_clock_that_goes_back_silences_nothing() -> None:
+    metrics = ReplicaMetrics(iter([50.0, 51.0, 51.5]).__next__)
+    told = [metrics.add(line(0, time, 9.0, 3, 4)) for time in (5000.0, 1400.0, 9000.0)]
+    assert [each and each["time"] for each in told] == [5000.0, 1400.0, None]

@@ -4,6 +4,7 @@ it in order."""
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from quire.jobs.supervise.stopping import StopSignals
 from tests.jobs.driving import (
+    ENVIRONMENT,
     ROOT,
     journal_bytes,
     run,
@@ -86,3 +88,28 @@ def test_tests_do_not_depend_on_how_the_shell_was_started(ignored: None) -> None
         timeout=240,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("kind", ["full disk", "pipe", "terminal", "none"])
+def test_a_job_goes_on_where_nobody_hears_it(tmp_path: Path, kind: str) -> None:
+    """Its log is on a full disk, its reader is gone, its terminal was closed, or it has none."""
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    arguments = [word for word in run_command(source, output) if word != "--quiet"]
+    if kind == "full disk":
+        told = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, told = pty.openpty() if kind == "terminal" else os.pipe()
+        os.close(reader)
+    command = ["sh", "-c", 'exec 2>&-; exec "$@"', "sh"] if kind == "none" else []
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, env=ENVIRONMENT, stderr=told, check=False, timeout=200
+    )
+    os.close(told)
+    assert done.returncode == 0
+    assert len(output.read_text().splitlines()) == 3
+
+
+def test_a_closed_stdin_is_no_input(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec 0<&-; exec "$@"', "sh", *run_command("-", tmp_path / "o.jsonl")]
+    done = run(command)
+    assert done.returncode == 2 and "stdin is closed" in done.stderr

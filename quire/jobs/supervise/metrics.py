@@ -4,6 +4,9 @@ journal beside it tells what that means."""
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -48,13 +51,15 @@ _SECONDS = 1.0
 
 class ReplicaMetrics:
     """The lines of several replicas as those of one engine that never began anew: sums of what
-    they counted, means of their shares, once a second."""
+    they counted, means of their shares, once a second by a clock that no one sets: those of
+    machines differ, and go back."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._last: dict[int, Message] = {}
         self._ended: dict[str, float] = dict.fromkeys(_COUNTERS, 0)  # of engines that are gone
         self._began: float | None = None
-        self._told = 0.0
+        self._told = -math.inf
 
     def add(self, message: Message) -> Message | None:
         """A line of one replica; the line of all, if it is time for one."""
@@ -66,9 +71,10 @@ class ReplicaMetrics:
         self._last[replica] = message
         if self._began is None:
             self._began = message["began"]
-        if message["time"] - self._told < _SECONDS:
+        now = self._clock()
+        if now - self._told < _SECONDS:
             return None
-        self._told = message["time"]
+        self._told = now
         return self._line(message["time"])
 
     def last(self) -> Message | None:

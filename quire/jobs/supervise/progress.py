@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import IO, Any
+from contextlib import suppress
+from typing import Any, TextIO
 
-from quire.base.notes import note
+from quire.base.notes import note, tell
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.replicas.wire import Message
@@ -21,7 +22,7 @@ class Progress:
     """Counts results and shows them; the engine's metrics go to their file."""
 
     def __init__(
-        self, metrics: MetricsFile, *, show: bool = True, stream: IO[str] | None = None
+        self, metrics: MetricsFile, *, show: bool = True, stream: TextIO | None = None
     ) -> None:
         self._metrics, self._show = metrics, show
         self._stream = sys.stderr if stream is None else stream
@@ -30,7 +31,7 @@ class Progress:
         self.before = 0  # of these, done by earlier runs
         self.num_ok = self.num_failed = self.prompt_tokens = self.output_tokens = 0
         self._began = self._shown_at = time.monotonic()
-        if show and self._stream.isatty():
+        if show and self._stream is not None and self._stream.isatty():
             self._live = _Live(self._stream)
 
     def note(self, line: str) -> None:
@@ -41,7 +42,7 @@ class Progress:
         elif line.startswith(_OURS):
             note(line.removeprefix(_OURS))  # to the program's own logging, if it has one
         elif line:
-            print(line, file=self._stream, flush=True)
+            tell(line, self._stream)
 
     def result(self, record: ResultRecord) -> None:
         if record.failed:
@@ -68,7 +69,7 @@ class Progress:
             self._live.show(self.line(now), self._share())
             self._shown_at = now
         elif self._live is None and now - self._shown_at >= PLAIN_SECONDS:
-            print(self.line(now), file=self._stream, flush=True)
+            tell(self.line(now), self._stream)
             self._shown_at = now
 
     def line(self, now: float) -> str:
@@ -101,9 +102,9 @@ class Progress:
 
 
 class _Live:
-    """One line that is written again and again, by rich."""
+    """One line that is written again and again, by rich, as long as there is a terminal."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -112,7 +113,8 @@ class _Live:
         self._live.start()
 
     def print(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        with suppress(OSError):
+            self._console.print(line, markup=False)
 
     def show(self, line: str, share: float | None) -> None:
         from rich.columns import Columns
@@ -122,10 +124,12 @@ class _Live:
         parts: list[Any] = [Text(line)]
         if share is not None:
             parts.insert(0, ProgressBar(total=1.0, completed=share, width=24))
-        self._live.update(Columns(parts), refresh=True)
+        with suppress(OSError):
+            self._live.update(Columns(parts), refresh=True)
 
     def close(self) -> None:
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
 
 def _clock(seconds: float) -> str:
