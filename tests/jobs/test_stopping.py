@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.errors import JobStopped
 from quire.jobs.supervise.stopping import StopSignals
 from tests.jobs.driving import (
     ENVIRONMENT,
@@ -52,6 +53,18 @@ def test_both_are_caught_and_put_back() -> None:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_that_is_read_takes_a_stop_for_its_own_fault(number: signal.Signals) -> None:
+    with StopSignals() as signals:
+        with pytest.raises(JobStopped, match="stopped cleanly"), signals.at_once():
+            try:
+                signal.raise_signal(number)
+            except Exception:  # as around a value of Arrow's
+                pytest.fail("the stop was taken for an error")
+        with pytest.raises(JobStopped), signals.at_once():
+            pytest.fail("asked before, and begun all the same")
 
 
 def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(

@@ -14,6 +14,11 @@ from quire.errors import JobStopped
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class _StopHere(KeyboardInterrupt):
+    """Raised wherever the program happens to be. No Exception: what reads a value and takes every
+    one for the value's fault would take this one, and the output would have another row."""
+
+
 class StopSignals:
     """Catches both while the block runs; `asked` once one came. A SIGINT that is ignored stays so:
     a shell does that for what it runs in the background, whose terminal's Ctrl-C is meant for
@@ -37,7 +42,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = number
         if self._at_once:
-            raise _stopped()
+            raise _StopHere
 
     def asked(self) -> bool:
         return self.received is not None
@@ -48,8 +53,10 @@ class StopSignals:
         self._at_once = True
         try:
             if self.asked():
-                raise _stopped()
+                raise _StopHere
             yield
+        except _StopHere:
+            raise JobStopped("stopped cleanly") from None
         finally:
             self._at_once = False
 
@@ -61,7 +68,3 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-def _stopped() -> JobStopped:
-    return JobStopped("stopped cleanly")
