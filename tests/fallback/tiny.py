@@ -117,14 +117,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _MAMBA | {"layer_types": ["mamba", "attention"] * 2},
     "falcon_h1": _MAMBA | {"mamba_d_ssm": 64},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 8, "chunk_size": 16},
-    "nemotron_h": {
-        **{"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "chunk_size": 16},
-        **{"layers_block_type": ["mamba", "attention", "mlp", "mamba"], "n_groups": 1},
-    },
-    "jamba": {
-        **{"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
-        "mamba_d_state": 4,
-    },
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4}
+    | {"layers_block_type": ["mamba", "attention", "mlp", "mamba"], "n_groups": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4}
+    | {"mamba_d_state": 4},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "zamba": _SHARED | {"mamba_dt_rank": 4},
     "zamba2": _SHARED
