@@ -39,6 +39,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "ensure_weight_tying": ((False, None), MERGE),
     "use_bdlora": ((False, None), MERGE),
     "arrow_config": ((None,), MERGE),
+    "kasa_config": ((None,), MERGE),
     # These start from another base than the model's files hold.
     "init_lora_weights": (
         (True, False, None, "gaussian", "eva", "orthogonal"),
@@ -53,7 +54,7 @@ _WITHOUT_EFFECT = (
     *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "fan_in_fan_out", "megatron_config", "megatron_core", "peft_version"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
-    *("qalora_group_size", "monteclora_config"),
+    *("qalora_group_size", "monteclora_config", "velora_config"),
 )
 MOST_ALPHA = 1e9
 MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300

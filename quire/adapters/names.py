@@ -13,7 +13,7 @@ from typing import Literal
 
 from quire.weights.stored_names import own_name
 
-Kind = Literal["A", "B", "magnitude", "embedding_A", "embedding_B"]
+Kind = Literal["A", "B", "magnitude", "embedding_A", "embedding_B", "copy"]
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector)(\.weight|\.default|\.default\.weight)?"
@@ -25,6 +25,8 @@ _KINDS: dict[str, Kind] = {
     "lora_embedding_B": "embedding_B",
     "lora_magnitude_vector": "magnitude",
 }
+# PEFT stores the base's own embeddings beside an adapter that changes them.
+_COPY = re.compile(r"(?P<module>.+?)(\.base_layer)?\.weight")
 _PREFIXES = ("base_model.model.", "base_model.")
 
 
@@ -39,7 +41,7 @@ class TensorName:
 
 def tensor_name(stored: str) -> TensorName | None:
     """What a stored tensor is; None for one that is no part of a LoRA adapter."""
-    found = _NAME.fullmatch(stored)
+    found = _NAME.fullmatch(stored) or _COPY.fullmatch(stored)
     if found is None:
         return None
     module = found["module"]
@@ -47,4 +49,5 @@ def tensor_name(stored: str) -> TensorName | None:
         if module.startswith(prefix):
             module = module.removeprefix(prefix)
             break
-    return TensorName(module, own_name(module), _KINDS[found["kind"]])
+    kind = _KINDS[found["kind"]] if "kind" in found.re.groupindex else "copy"
+    return TensorName(module, own_name(module), kind)

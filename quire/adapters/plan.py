@@ -13,7 +13,7 @@ from pathlib import Path
 from quire.adapters.config import MERGE, AdapterConfig, read_adapter_config
 from quire.adapters.files import Stamp, stamps_of, tensor_file
 from quire.adapters.names import Kind, TensorName, tensor_name
-from quire.adapters.sites import EMBEDDING, SitePart, Sites
+from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites
 from quire.errors import InvalidAdapter
 from quire.weights.checkpoint import read_header
 from quire.weights.formats import StoredTensor
@@ -37,12 +37,22 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """A base's own embedding or head as it stands beside an adapter. The base has it under one of
+    these names: a head that is the embedding has no weight of its own."""
+
+    stored: StoredTensor
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterPlan:
     """A checked adapter: everything but its numbers."""
 
     directory: Path
     changes: tuple[Change, ...]
     stamps: tuple[Stamp, Stamp]  # of its files, when they were checked
+    copies: tuple[Copy, ...] = ()
 
     @property
     def uses_dora(self) -> bool:
@@ -70,8 +80,10 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
     if not by_module:
         raise InvalidAdapter(f"{path} holds no tensors", parameter="lora_path", value=str(path))
     matcher = _Matcher(path, config, sites, max_rank)
-    changes = [matcher.changes(names[own], found) for own, found in by_module.items()]
-    return AdapterPlan(directory, tuple(one for some in changes for one in some), stamps)
+    copied = {own: found.pop("copy") for own, found in by_module.items() if "copy" in found}
+    copies = tuple(matcher.copy(names[own], stored) for own, stored in copied.items())
+    changes = [matcher.changes(names[own], found) for own, found in by_module.items() if found]
+    return AdapterPlan(directory, tuple(one for some in changes for one in some), stamps, copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,17 @@ class _Matcher:
             raise self._other_shape(magnitude, (rows,))
         scale = self.config.scale(name.module, rank)
         return [Change(one, rank, scale, a, b, magnitude) for one in parts]
+
+    def copy(self, name: TensorName, stored: StoredTensor) -> Copy:
+        """What PEFT stores of the base beside an adapter: embeddings and heads alone."""
+        known = (self.sites.parts.get(module) for module in (name.own, f"model.{name.own}"))
+        part = next((parts[0] for parts in known if parts), None)
+        if part is None or part.site not in (EMBEDDING, HEAD):
+            raise _wrong(self.path, stored.name, "is no matrix of a LoRA adapter", MERGE)
+        self._check_shape(stored, (part.rows, part.columns))
+        modules = self.sites.parts.items()
+        embedding = (module for module, parts in modules if parts[0].site == EMBEDDING)
+        return Copy(stored, tuple(f"{module}.weight" for module in (part.module, *embedding)))
 
     def _parts(self, name: TensorName) -> tuple[SitePart, ...]:
         """The module of the model; a bare model's adapter leaves `model.` out."""

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.adapters.config import MERGE
 from quire.adapters.plan import AdapterPlan, Change
 from quire.adapters.sites import EMBEDDING
 from quire.backends.adapter_ops import Added
 from quire.errors import InvalidAdapter
 from quire.weights.read_rows import in_order, read_tensor
 
+# How far a number is from itself where one of two files has it in 16 bits.
+ROUNDED, TINY = 2.0**-8, 1e-7
 # (weights of these names, as stored) -> name and float32 tensor of each
 ReadBase = Callable[[Collection[str]], Iterable[tuple[str, Tensor]]]
 
@@ -37,12 +40,28 @@ class AdapterWeights:
 @torch.no_grad()
 def read_adapter(plan: AdapterPlan, dtype: torch.dtype, read_base: ReadBase) -> AdapterWeights:
     """Everything a plan names, in `dtype`."""
+    _check_copies(plan, read_base)
     factors = _factors(plan, read_base)
     added: dict[str, list[Added]] = {}
     for change in plan.changes:
         factor = factors.get(change.part.module)
         added.setdefault(change.part.site, []).append(_added(change, factor, dtype))
     return AdapterWeights({site: tuple(some) for site, some in added.items()})
+
+
+def _check_copies(plan: AdapterPlan, read_base: ReadBase) -> None:
+    """Embeddings of the base that stand beside the adapter must be the model's own: it was trained
+    with them."""
+    wanted = {name for copy in plan.copies for name in copy.names}
+    own = dict(read_base(wanted)) if wanted else {}
+    for copy in plan.copies:
+        weight = next((own[name] for name in copy.names if name in own), None)
+        if weight is None or not torch.allclose(read_tensor(copy.stored), weight, ROUNDED, TINY):
+            raise InvalidAdapter(
+                f"{copy.stored.path}: {copy.stored.name} is another matrix than the base's own. "
+                f"{MERGE}",
+                parameter=copy.stored.name,
+            )
 
 
 def _added(change: Change, factor: Tensor | None, dtype: torch.dtype) -> Added:

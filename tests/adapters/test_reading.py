@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, LoRARequest, NotSupported, QuireWarning, SamplingParams
+from quire import LLM, BatchError, LoRARequest, NotSupported, QuireWarning, SamplingParams
 from quire.adapters.names import tensor_name
 from quire.errors import AdapterFailed, InvalidAdapter, InvalidRequest
 from tests.adapters.conftest import TARGETS, Shelf
@@ -44,6 +44,7 @@ def change(path: Path, **fields: Any) -> None:
         ({"lora_bias": True}, "lora_bias"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens.*aLoRA"),
         ({"use_qalora": True}, "use_qalora"),
+        ({"kasa_config": {"beta": 1e-3}}, "kasa_config"),
         ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
         ({"trainable_token_indices": [4]}, "trainable_token_indices"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
@@ -121,6 +122,28 @@ def test_tensors_of_another_model_are_refused_by_name(
         ask(llm, path)
 
 
+def test_embeddings_of_the_base_beside_an_adapter_are_its_own_or_refused(
+    llm: LLM, shelf: Shelf, tmp_path: Path
+) -> None:
+    """As PEFT stores them by default; the base's head is its embedding."""
+    path = make_peft(shelf.model, ("embed_tokens", "lm_head")).save(tmp_path / "a")
+    before, start = ask(llm, path), "base_model.model."
+    table = shelf.model.get_input_embeddings().weight.detach()
+    for name in ("model.embed_tokens", "lm_head"):
+        copy = {f"{start}{name}.base_layer.weight": table.to(torch.bfloat16)}
+        rewrite(path, lambda tensors, copy=copy: tensors.update(copy))
+        assert ask(llm, path) == before
+    other = table.clone()
+    other[7] += 0.01
+    rewrite(path, lambda tensors: tensors.update({f"{start}lm_head.base_layer.weight": other}))
+    with pytest.raises(BatchError, match=r"lm_head.* is another matrix than the base's own"):
+        ask(llm, path)
+    norm = {f"{start}model.norm.weight": torch.ones(48)}
+    rewrite(path, lambda tensors: tensors.update(norm))
+    with pytest.raises(InvalidAdapter, match=r"norm\.weight is no matrix of a LoRA adapter"):
+        ask(llm, path)
+
+
 def test_a_rank_above_the_limit_is_refused_with_the_way_out(
     llm: LLM, shelf: Shelf, tmp_path: Path
 ) -> None:
@@ -191,7 +214,9 @@ def test_names_of_tensors() -> None:
     found = tensor_name("base_model.model.model.language_model.layers.3.mlp.up_proj.lora_A.weight")
     assert found is not None
     assert (found.own, found.kind) == ("model.layers.3.mlp.up_proj", "A")
-    assert tensor_name("base_model.model.model.embed_tokens.weight") is None
+    copy = tensor_name("base_model.model.model.embed_tokens.base_layer.weight")
+    assert copy is not None and (copy.own, copy.kind) == ("model.embed_tokens", "copy")
+    assert tensor_name("base_model.model.model.embed_tokens.bias") is None
     magnitude = tensor_name("base_model.model.lm_head.lora_magnitude_vector.weight")
     assert magnitude is not None and magnitude.kind == "magnitude"
 
