@@ -13,6 +13,7 @@ from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, Nor
 from quire.spec import ModelSpec
 
 MAX_LAYERS = 10_000
+UNSAID_DTYPE = "float32"
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER_KINDS = {"attention": "full_attention"}  # what older files call them
 
@@ -165,7 +166,8 @@ def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
 
 def read_dtype(fields: Fields) -> str:
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
-    name = fields.word(key, "float32").removeprefix("torch.")
+    name = fields.word(key, UNSAID_DTYPE).removeprefix("torch.")
+    name = UNSAID_DTYPE if name == "auto" else name
     if name not in _DTYPES:
         raise UnsupportedModel(
             f"{fields.source}: weights in {name[:40]!r}; quire reads {', '.join(_DTYPES)}"

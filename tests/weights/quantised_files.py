@@ -276,6 +276,24 @@ CASES = {
     ),
     "gptq 8 bits": Case(_gptq(8, 32, sym=False), gptq(32, 8, sym=False)),
     "gptq 8 bits by row": Case(_gptq(8, 64), gptq(64, 8, sym=True)),
+    "auto-round": Case(
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
+        | {"packing_format": "auto_round:auto_gptq", "autoround_version": "0.5.1"}
+        | {"extra_config": {f"model.layers.{i}.self_attn.v_proj": {"bits": 16} for i in range(8)}},
+        gptq(32, 4, sym=False),
+        skipped=NO_V,
+    ),
+    "auto-round, zeros as they are": Case(
+        {"quant_method": "intel/auto-round", "bits": 8, "group_size": 32, "sym": False}
+        | {"packing_format": "auto_round:gptqmodel"}
+        | {"extra_config": {".*q_proj": {"bits": 8, "group_size": 32}}},
+        gptq(32, 8, sym=False, v2=True),
+    ),
+    "auto-round as awq": Case(
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
+        | {"packing_format": "auto_round:auto_awq"},
+        awq(32),
+    ),
     "packed": Case(_compressed("pack-quantized", group_size=32), packed(32), skipped=NO_V),
     "packed by row": Case(
         _compressed("pack-quantized", strategy="channel"), packed(0), skipped=NO_V

@@ -320,3 +320,8 @@ def test_what_a_config_says_of_the_whole_ties_the_head_of_its_text(whole: bool) 
     }
     del config["text_config"]["architectures"]
     assert spec_from_hf(config).tied_embeddings is whole
+
+
+def test_a_dtype_that_says_nothing_is_as_if_it_were_not_there() -> None:
+    unsaid = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    assert spec_from_hf({**LLAMA, "torch_dtype": "auto"}) == spec_from_hf(unsaid)

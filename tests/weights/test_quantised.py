@@ -46,7 +46,7 @@ def test_an_option_has_a_name_for_every_layout() -> None:
 
 
 PACKED = CASES["packed"].config
-GPTQ = CASES["gptq"].config
+GPTQ, ROUND = CASES["gptq"].config, CASES["auto-round"].config
 
 
 def packed(**weights: Any) -> dict[str, Any]:
@@ -64,6 +64,10 @@ def packed(**weights: Any) -> dict[str, Any]:
         ({**AWQ, "bits": 3}, "bits '3'"),
         ({**AWQ, "zero_point": False}, "zero_point 'False'"),
         ({**GPTQ, "bits": 2}, "bits '2'"),
+        ({**ROUND, "packing_format": "auto_round:llm_compressor"}, "packing_format 'auto_round:ll"),
+        ({**ROUND, "data_type": "mx_fp"}, "data_type 'mx_fp'"),
+        ({**ROUND, "extra_config": {"lm_head": 4}}, "extra_config"),
+        ({**ROUND, "extra_config": {"lm_head": {"bits": 3}}}, "bits '3'"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({**GPTQ, "dynamic": {"+:.*q_proj": {"bits": 3}}}, "dynamic: bits '3'"),
         ({**GPTQ, "dynamic": {"-:(a+)+$": {}}}, "might take years"),

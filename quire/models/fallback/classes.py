@@ -96,7 +96,10 @@ def _class_of_transformers(
 
 def _config_of(made_by: type[Any], values: Mapping[str, Any], source: Path) -> Any:
     with refusing(lambda why: CorruptModel(f"{source}: {made_by.__name__} refuses it: {why}")):
-        return made_by.from_dict(_with_floats(dict(values)))
+        # "auto" as a dtype says nothing, and Transformers fails over it.
+        unsaid = [key for key in ("dtype", "torch_dtype") if values.get(key) == "auto"]
+        kept = {key: value for key, value in values.items() if key not in unsaid}
+        return made_by.from_dict(_with_floats(kept))
 
 
 def _with_floats(value: Any) -> Any:

@@ -32,10 +32,18 @@ SAME_METHOD = {
     "modelopt": "fp8",
     "compressed_tensors": "compressed-tensors",
 }
+# AutoRound packs as one of these: by `packing_format`, the method and what says its zero points.
+AUTO_ROUND = ("auto-round", "intel/auto-round")
+_PACKED: dict[str, dict[str, Any]] = {
+    "auto_round:auto_gptq": {"quant_method": "gptq"},
+    **dict.fromkeys(("auto_round", "auto_round:gptqmodel"), {"quant_method": "gptq_v2"}),
+    "auto_round:auto_awq": {"quant_method": "awq"},
+}
+PLAIN_BITS = 16
 _KEYS = ("quantization_config", "compression_config")
 LAYOUTS = (
-    "awq (gemm, 4 bits), gptq (4 or 8 bits), compressed-tensors (pack-quantized, int-quantized, "
-    "float-quantized), fp8, mxfp4 and bitsandbytes (nf4, fp4)"
+    "awq (gemm, 4 bits), gptq (4 or 8 bits), auto-round that packs as these, compressed-tensors "
+    "(pack-quantized, int-quantized, float-quantized), fp8, mxfp4 and bitsandbytes (nf4, fp4)"
 )
 
 
@@ -74,6 +82,8 @@ def from_fields(fields: Fields) -> Quantisation:
     said = fields.word("quant_method", "").lower()
     if not said and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
         said = "bitsandbytes"
+    if said in AUTO_ROUND:
+        return from_fields(_auto_round(fields))
     method = SAME_METHOD.get(said, said)
     reader = _READERS.get(method)
     if reader is None:
@@ -94,6 +104,32 @@ def refused(fields: Fields, key: str, why: str) -> UnsupportedModel:
 def _skipped(fields: Fields, *keys: str) -> tuple[Rule, ...]:
     found = (read_names(fields.values.get(key), fields.source, key) for key in keys)
     return tuple(Rule(names, None) for names in found if names != Names())
+
+
+def _auto_round(fields: Fields) -> Fields:
+    """What AutoRound says, in the words of the tool whose layout it packs in. `extra_config` has
+    modules with other numbers; those of 16 bits and more are plain."""
+    packing = fields.word("packing_format", "auto_round:auto_gptq").lower()
+    if packing not in _PACKED:
+        raise refused(fields, "packing_format", f"of AutoRound {', '.join(_PACKED)} are read")
+    if fields.word("data_type", "int").lower() != "int":
+        raise refused(fields, "data_type", "of AutoRound whole numbers (int) are read")
+    extra = fields.values.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
+        raise refused(fields, "extra_config", "it must be an object of modules")
+    plain = [
+        name for name, said in extra.items() if Fields(said, "").count("bits", 1) >= PLAIN_BITS
+    ]
+    others = {f"{name}$": said for name, said in extra.items() if name not in plain}
+    said = {
+        key: fields.values[key] for key in ("bits", "group_size", "sym") if key in fields.values
+    }
+    said |= _PACKED[packing]
+    if said["quant_method"] != "awq":
+        said["dynamic"] = {**{f"-:{name}$": {} for name in plain}, **others}
+    elif others:
+        raise refused(fields, "extra_config", "modules with other bits are read in GPTQ's layout")
+    return Fields({**said, "modules_to_not_convert": plain}, fields.source)
 
 
 def _awq(fields: Fields) -> tuple[Rule, ...]:
