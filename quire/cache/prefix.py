@@ -144,7 +144,6 @@ class PrefixIndex:
 
     def _fill(self, node: Node, blocks: Sequence[int]) -> None:
         """Give a node those of these blocks that it lacks."""
-        self._last_table = None
         for group, block in enumerate(blocks):
             if block >= 0 and node.blocks[group] < 0:
                 node.blocks[group] = block
@@ -160,7 +159,7 @@ class PrefixIndex:
 
     def _drop(self, node: Node) -> list[Node]:
         """Take a node out, and those before it that were kept for its sake alone."""
-        self._last_match, self._last_table = ("", b"", []), None
+        self._last_match = ("", b"", [])
         dropped = [node]
         while True:
             gone = dropped[-1]

@@ -18,8 +18,8 @@ class Draft:
     budget: int
     spare: int
     starts: list[RowStart] = field(default_factory=list)
-    # Changes of block tables, in order: rows and indices of their entries, and the blocks; those
-    # given as runs (row, first index, how many) are spread into entries many at a time.
+    # Changes of block tables, in order: rows and indices of entries, and the blocks; of those given
+    # as runs, each a row, a first index and how many, entries are made many at a time.
     entries: list[tuple[Ints, Ints]] = field(default_factory=list)
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     blocks: list[Ints] = field(default_factory=list)

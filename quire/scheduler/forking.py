@@ -45,9 +45,9 @@ class Forking:
 
     def fork_all(self, lead: int, draft: Draft) -> list[int]:
         """Rows for the siblings that leave here; those that find none queue by themselves."""
-        forked: list[int] = []
         if not self._rows.sequence(lead).siblings:
-            return forked
+            return []
+        forked = []
         while self.leaves_here(lead) and self._rows.num_free:
             forked.append(self.fork(lead, draft))
         # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.

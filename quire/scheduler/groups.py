@@ -28,8 +28,7 @@ def prefix_groups(
     Tables [3 4 9], [3 4 7], [3 4], [5] -> blocks [3 4] for the first three (were they enough).
     A group never holds a block that a member still writes into.
     """
-    first = rows.blocks[0, decode, 0]
-    members = decode[np.argsort(first, kind="stable")]
+    members = decode[np.argsort(rows.blocks[0, decode, 0], kind="stable")]
     first = rows.blocks[0, members, 0]
     starts = np.flatnonzero(np.diff(first, prepend=first[0] - 1))
     sizes = np.diff(starts, append=len(members))

@@ -1,5 +1,4 @@
-"""How a row is drawn for and judged, by what its sequence asks for. Rows that begin together are
-mostly of one kind, so the last one is kept."""
+"""How a row is drawn for and judged. Rows that begin together mostly are so alike."""
 
 from __future__ import annotations
 

@@ -293,8 +293,7 @@ class Scheduler:
         elif end == rows.planned[row] and sequence.request.hidden is None:
             drawing = (row, *self._forking.fork_all(row, draft))
             for one in drawing:
-                rows.planned[one] += 1
-                rows.drawn[one] = True
+                rows.planned[one], rows.drawn[one] = rows.planned[one] + 1, True
         targets = targets_of(sequence, start, end)
         hidden = hidden_of(sequence.request, start, end)
         fed = rows.fed_ids[row][start:end]

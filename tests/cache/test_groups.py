@@ -82,7 +82,6 @@ def test_without_a_block_of_a_full_group_nothing_behind_it_is_found() -> None:
     pool.release(blocks[0, 1:2])
     pool.release(blocks[1])
     pool.take(1)
-    assert len(pool.match(longer(tokens))) == 1
     # What went with the node can be taken at once, and was counted all along.
     assert pool.num_free == 5
     assert pool.take(5).size == 5
@@ -113,6 +112,17 @@ def test_blocks_fill_what_is_missing_of_others() -> None:
     hit = pool.match(longer(tokens[:4]))
     assert hit.blocks.tolist() == [[first[0, 0]], [second[1, 0]]]
     assert len(pool.match(longer(tokens))) == 2
+
+
+def test_a_block_that_took_the_place_of_an_evicted_one_is_found() -> None:
+    pool, tokens = BlockPool(5, block_size=SIZE, windows=(None, 4)), np.arange(8, dtype=np.int32)
+    blocks = pool.take_columns(2)
+    pool.publish(blocks, "", tokens)
+    assert pool.match(longer(tokens)).blocks[1].tolist() == [-1, blocks[1, 1]]
+    pool.release(blocks[1])  # both of the window, of which the last is the first to go
+    other = int(pool.take(2)[1])  # the empty one: the first is that one
+    pool.publish(np.array([blocks[0], [-1, other]], np.int32), "", tokens)
+    assert pool.match(longer(tokens)).blocks[1].tolist() == [-1, other]
 
 
 @pytest.mark.parametrize("windows", [(None, 5), (None, None, 3, 9), (6,), (4, 4, 11)])
