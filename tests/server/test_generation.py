@@ -11,7 +11,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from quire.logprobs import Logprob
 from quire.openai_api.bodies import call_id
+from quire.openai_api.outputs import TokenScore
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.server.child.outputs import Place
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving
 
@@ -108,3 +112,11 @@ def test_calls_of_two_turns_have_names_of_their_own() -> None:
     first, second = (call_id(name, 0, 0) for name in ("chatcmpl-1", "chatcmpl-2"))
     assert len({first, second, call_id("chatcmpl-1", 1, 0), call_id("chatcmpl-1", 0, 1)}) == 4
     assert first == call_id("chatcmpl-1", 0, 0)  # made again, a line of a batch is the same
+
+
+def test_a_prompt_given_up_half_read_has_the_scores_that_are_there() -> None:
+    answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
+    scores = [None, {5: Logprob(-1.0, 1, "b")}]
+    told = RequestOutput("1", "a b c", [4, 5, 6], scores, [answer], True)
+    made = Place(1, num_prompt_top=1).output(told)
+    assert made.prompt_logprobs == (None, TokenScore(5, "b", -1.0, ((5, "b", -1.0),)))

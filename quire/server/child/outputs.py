@@ -90,9 +90,10 @@ class Place:
         if listed is None:
             return None
         ids: Sequence[int] = output.prompt_token_ids or ()
+        # Of a prompt that was given up half read, some are not there.
         return tuple(
             _score(token, entries, self.num_prompt_top) if entries else None
-            for token, entries in zip(ids, listed, strict=True)
+            for token, entries in zip(ids, listed, strict=False)
         )
 
 
