@@ -56,6 +56,7 @@ class Serving:
             ws="none",
             loop="uvloop",
             log_config=None,
+            log_level="error",  # what is no HTTP is answered; a line for each could fill a disk
             access_log=False,
             server_header=False,
             proxy_headers=False,
