@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,14 @@ def differences(case: Case, dtype: str) -> tuple[list[float], list[float]]:
     return ours, theirs
 
 
+def older_than(package: str, *wanted: int) -> bool:
+    return tuple(int(part) for part in version(package).split(".")[: len(wanted)]) < wanted
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    if name == "qwen2_5_vl, videos" and older_than("transformers", 5, 22):
+        pytest.skip("before 5.22 Transformers cuts fractions of seconds between frames")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     case = CASES[name](tmp_path)
     ours, _ = differences(case, "float32")
