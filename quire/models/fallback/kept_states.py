@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from quire.backends.states import StateBlocks
 from quire.models.fallback.seen import StateShape
@@ -89,7 +88,9 @@ class KeptStates:
 
 
 def _keeps_state(layer: Any) -> bool:
-    return isinstance(layer, LinearAttentionCacheLayerMixin)
+    """By what it has: the class is newer than Transformers 5.3, states by number than 5.10. Of
+    what an older one keeps nothing is known here, and a model that asks for it is refused."""
+    return isinstance(getattr(layer, "recurrent_states", None), dict)
 
 
 def _states(layer: Any, *, recurs: bool) -> dict[int, Any]:
