@@ -123,16 +123,7 @@ class RankProcess:
             self._notes = ("GPUs cannot read each other's memory: NCCL between them, no graphs",)
         tp = TensorParallel(job.share, exchange)
         own = partial(load_gpu_weights, job.files, job.spec, config, job.share)
-        spec, read = self._share(tp, own)
-        return CudaExecutor(
-            config,
-            spec,
-            read(),
-            read_again=read,
-            tower=self._tower,
-            tp=tp,
-            make_sampler=self._make_sampler,
-        )
+        return self._of_share(CudaExecutor, config, tp, own)
 
     def _on_cores(self) -> ModelExecutor:
         from quire.executor.cpu.local import LocalExecutor
@@ -143,16 +134,18 @@ class RankProcess:
         exchange = GlooExchange(job.share, Path(job.meeting), self._begun)
         tp = TensorParallel(job.share, exchange)
         own = partial(load_cpu_weights, job.files, job.spec, job.config, share=job.share)
+        return self._of_share(LocalExecutor, job.config, tp, own)
+
+    def _of_share(
+        self,
+        make: Callable[..., ModelExecutor],
+        config: EngineConfig,
+        tp: TensorParallel,
+        own: Callable[[], Weights],
+    ) -> ModelExecutor:
         spec, read = self._share(tp, own)
-        return LocalExecutor(
-            job.config,
-            spec,
-            read(),
-            read_again=read,
-            tower=self._tower,
-            tp=tp,
-            make_sampler=self._make_sampler,
-        )
+        given = {"tower": self._tower, "tp": tp, "make_sampler": self._make_sampler}
+        return make(config, spec, read(), read_again=read, **given)
 
     def _share(
         self, tp: TensorParallel, own: Callable[[], Weights]

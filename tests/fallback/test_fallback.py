@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, BeamSearchParams, ModelRegistry, SamplingParams, StructuredOutputsParams
 from quire.errors import CorruptModel, InvalidOption, NotSupported, UnsupportedModel
 from quire.families.registry import BY_ARCHITECTURE
-from quire.models.fallback import registered
+from quire.models.fallback import kept_states, registered
 from quire.models.fallback.masks import NOT_A_WINDOW, window_of
 from tests.fallback.judging import OPTIONS, PROMPTS, generated, judged, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
@@ -308,3 +309,17 @@ def test_windows_are_read_from_masks() -> None:
 def _edit(path: str, **changes: Any) -> None:
     file = Path(path) / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "states", [{}, {"recurrent_states": None}, {"recurrent_states": {0: None}}]
+)
+def test_states_are_kept_only_where_caches_number_them(
+    states: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers as Transformers 5.3, 5.10 and 5.22 have them: what the older ones keep is unknown."""
+    layer = SimpleNamespace(**states)
+    made = SimpleNamespace(layers=[layer])
+    monkeypatch.setattr(kept_states, "DynamicCache", lambda config: made)
+    known = isinstance(states.get("recurrent_states"), dict)
+    assert kept_states.cache_layers(object()) == ([layer] if known else [])

@@ -184,9 +184,8 @@ class CallMedia:
 
     def __init__(self, reader: MediaReader, options: Mapping[str, Any]) -> None:
         self._reader, self._options = reader, options
-        self._rules: tuple[Mapping[str, Any], Rules] | None = (
-            None  # the last ones, of which options
-        )
+        # The last ones, with the options that they are of.
+        self._rules: tuple[Mapping[str, Any], Rules] | None = None
         # What was made of an object under some rules; both are held, or others had their ids.
         self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
         self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # all of a prompt
