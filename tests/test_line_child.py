@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -34,9 +35,12 @@ def test_a_line_that_no_pipe_holds_is_written_and_read_whole(child: LineChild) -
 
 def test_a_child_that_does_not_read_costs_no_more_than_its_time(child: LineChild) -> None:
     os.kill(child._process.pid, signal.SIGSTOP)
+    late = threading.Timer(SECONDS, child._process.kill)  # which ends a write that would not end
+    late.start()
     begun = time.monotonic()
     assert child.exchange("x" * 1_000_000, 0.2) is None
     assert time.monotonic() - begun < SECONDS
+    late.cancel()
 
 
 def test_a_child_that_is_gone_answers_nothing(child: LineChild) -> None:

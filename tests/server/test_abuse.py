@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.openai_api.errors import ApiError
 from quire.server import limits
+from quire.server.reading import parse_json
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving, until
 
@@ -416,3 +418,10 @@ def test_25_a_reader_that_never_reads_is_cut(
         until(lambda: server.bridge.stats().running > 0 or server.bridge._readings)
         until(lambda: not server.bridge._readings, 30)
     until(lambda: server.bridge.queueing._samples == 0)
+
+
+def test_a_body_of_very_many_lists_is_refused_before_it_is_decoded() -> None:
+    many = limits.MOST_INNER + 1
+    with pytest.raises(ApiError, match="more than 65,536 lists and objects"):
+        parse_json(b"[" + b"[]," * many + b"1]")
+    assert parse_json(b'["' + b"[{" * many + b'"]') == ["[{" * many]
