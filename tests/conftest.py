@@ -53,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("explore" if config.getoption("--long") else "ci")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are named after their parameter: what packs them may write the time into them, and
+    processes that collect in different seconds would disagree about the names of tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         _skip(items, "long", "long: run scripts/test --long")
