@@ -49,6 +49,8 @@ class BeamGroup:
         self.guides: list[Guide | None] = []  # of the beams
         self.offers: dict[int, tuple[Ints, Floats]] = {}  # by beam
         self.num_begun = 0  # beams that were computed, or are being computed
+        never, not_first = request.params._suppressed_token_ids
+        self._never, self._not_at_first = np.array(never, np.int32), [*never, *not_first]
 
     @property
     def width(self) -> int:
@@ -64,7 +66,15 @@ class BeamGroup:
 
     @property
     def num_candidates(self) -> int:
-        return self.search.rules.num_candidates
+        """Enough of them, whichever may not be written."""
+        return self.search.rules.num_candidates + len(self._not_at_first)
+
+    def allowed(self, tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
+        """Those of a beam's candidates that the model writes, as many as the rule looks at. What
+        it never writes counts in the probabilities of the others, as in Transformers."""
+        never = self._never if self.search.num_tokens else self._not_at_first
+        kept = np.flatnonzero(~np.isin(tokens, never))[: self.search.rules.num_candidates]
+        return tokens[kept], logprobs[kept]
 
     @property
     def rows(self) -> list[int]:
@@ -177,8 +187,8 @@ class Beams:
         """A row's candidates are home: the next beam without an offer takes the row, if one is
         left. Returns the group, which may be ready now."""
         group = _group(self._rows.sequence(row))
-        beam, count = group.places.index(row), group.num_candidates
-        group.offers[beam] = tokens[:count], logprobs[:count]
+        beam = group.places.index(row)
+        group.offers[beam] = group.allowed(tokens, logprobs)
         for other, place in enumerate(group.places):
             if isinstance(place, SavedRow) and other not in group.offers:
                 group.places[beam] = self._placements.save(row)

@@ -125,10 +125,6 @@ class Session:
         """Samples in a second of sounds that the model transcribes; None: it transcribes none."""
         return self._media.sound_rate
 
-    def _refuse_sounds(self, method: str) -> None:
-        if self.sound_rate is not None:
-            raise NotSupported(f"{method} of a model that attends to sounds is not built.")
-
     def turn(self) -> AbstractContextManager[None]:
         return self._turns.turn()
 
@@ -193,7 +189,6 @@ class Session:
         lora_request: Any = None,
     ) -> BeamCall:
         """Prompts to search answers for, read and checked."""
-        self._refuse_sounds("beam_search")
         return BeamCall(
             prompts,
             params,
@@ -208,7 +203,10 @@ class Session:
     def score_call(self, contexts: Any, continuations: Any, lora_request: Any = None) -> ScoreCall:
         """Contexts and continuations, read and checked."""
         model, config = self.model, self.model.config
-        self._refuse_sounds("score_continuations")
+        if self.sound_rate is not None:
+            raise NotSupported(
+                "score_continuations of a model that attends to sounds is not built."
+            )
         self.intake.check()
         reader = ContinuationReader(
             model.tokenizer,

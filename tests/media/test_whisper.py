@@ -22,6 +22,7 @@ from tests.media.whisper import (
     START,
     SUPPRESSED,
     TRANSCRIBE,
+    searched,
     written,
 )
 from tests.media.whisper import make_whisper as make
@@ -170,6 +171,28 @@ def test_suppressed_tokens_never_come(llm: LLM) -> None:
             assert set(answer.token_ids[1:]) & set(NOT_FIRST)
 
 
+@pytest.mark.parametrize(("width", "rows"), [(2, 256), (5, 3)])
+def test_beams_are_those_of_transformers(model: TinyModel, width: int, rows: int) -> None:
+    """Over several sounds at once, in fewer rows than beams, too; what would be written otherwise
+    is suppressed."""
+    lengths = LENGTHS[::3]
+    free = [searched(model.module, tone(n), ASKED, width, COUNT)[0] for n in lengths]
+    said = {
+        "begin_suppress_tokens": [beams[0][0] for beams in free],
+        "suppress_tokens": sorted({beam[3] for beams in free for beam in beams}),
+    }
+    how: Any = {"max_num_seqs": rows, "max_num_batched_tokens": max(rows, 3)}
+    with model.llm(override_generation_config=said, **how) as llm:
+        search = BeamSearchParams(beam_width=width, max_tokens=COUNT)
+        outputs = llm.beam_search([prompt(n) for n in lengths], search)
+        assert llm._session.engine.scheduler.media.num_encoded == len(lengths)
+    for length, output in zip(lengths, outputs, strict=True):
+        beams, scores = searched(model.module, tone(length), ASKED, width, COUNT, **said)
+        assert [one.output_token_ids for one in output.sequences] == beams
+        mine = [one.cum_logprob / len(one.output_token_ids) for one in output.sequences]
+        assert mine == pytest.approx(scores, abs=1e-4)
+
+
 def test_bad_sounds_end_their_own_row(llm: LLM, expected: list[Written]) -> None:
     samples = tone(4_000)
     bad: list[Any] = [
@@ -216,7 +239,5 @@ def test_what_is_not_built_is_refused_by_name(model: TinyModel, llm: LLM) -> Non
     for options in ({"language_model_only": True}, {"limit_mm_per_prompt": {"audio": 0}}):
         with pytest.raises(NotSupported, match="writes nothing without"):
             model.llm(**options)
-    with pytest.raises(NotSupported, match="beam_search of a model"):
-        llm.beam_search([prompt(160)], BeamSearchParams(beam_width=2, max_tokens=2))
     with pytest.raises(NotSupported, match="score_continuations of a model"):
         llm.score_continuations(["a"], [["b"]])

@@ -100,3 +100,29 @@ def written(
         if tokens[-1] == END:
             break
     return tokens, logprobs
+
+
+@torch.no_grad()
+def searched(
+    module: Any, samples: Any, ids: Sequence[int], width: int, count: int, **suppressed: Any
+) -> tuple[list[list[int]], list[float]]:
+    """What Transformers' beam search finds after these ids, best first, and the score of each."""
+    from transformers import GenerationConfig, GenerationMixin
+
+    said = GenerationConfig(
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=count,
+        eos_token_id=END,
+        pad_token_id=END,
+        output_scores=True,
+        return_dict_in_generate=True,
+        **suppressed,
+    )
+    # Not Whisper's own generate, which begins with tokens that it chooses itself.
+    given = {"decoder_input_ids": torch.tensor([ids]), "generation_config": said}
+    found = GenerationMixin.generate(module, features(samples), **given)
+    lengths = (found.beam_indices >= 0).sum(1).tolist()
+    pairs = zip(found.sequences, lengths, strict=True)
+    beams = [beam[len(ids) : len(ids) + length].tolist() for beam, length in pairs]
+    return beams, found.sequences_scores.tolist()
