@@ -39,7 +39,6 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
 
     def __init__(self, model: str, **options: Any) -> None:
         parsed = parse_options(options)
-        self._chat_template = read_template(parsed.chat_template) if parsed.chat_template else None
         self._session = _open(model, parsed, options)
         self._queued: list[Window] = []
 
@@ -276,7 +275,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         rendering: dict[str, Any],
         **asked: Any,
     ) -> tuple[Iterable[Window], int | None]:
-        template = self._chat_template if chat_template is None else read_template(chat_template)
+        template = None if chat_template is None else read_template(chat_template)
         return self._session.intake.read_chats(
             [messages] if is_conversation(messages) else messages,
             sampling_params,

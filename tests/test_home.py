@@ -13,6 +13,7 @@ import pytest
 
 from quire.base import home
 from quire.base.home import keep, kept, open_ours, why_not_private
+from quire.base.sha256 import sha256_of
 from quire.executor.precompile import parent as compiling
 from quire.weights import pull
 
@@ -134,7 +135,7 @@ def test_a_model_that_others_may_have_put_there_is_hashed(
     assert pull.cached(alias) == path  # by its size: nobody else can have written it
     path.parent.chmod(0o777)
     assert pull.cached(alias) is None
-    right = dataclasses.replace(alias, sha256=pull._sha256(path))
+    right = dataclasses.replace(alias, sha256=sha256_of(path))
     assert pull.cached(right) == path
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.adapters.config import CONFIG
+from quire.base.sha256 import sha256_of
 from quire.errors import InvalidAdapter
 from quire.weights.checkpoint import PICKLES, checked_file
 from quire.weights.source import fetch_files
 
 TENSORS = "adapter_model.safetensors"
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
-_PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class Stamp:
     inode: int
     size: int
     modified: int  # nanoseconds
+    changed: int  # likewise; a copy that keeps the time above has another
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
         found = path.stat()
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def stamps_of(directory: Path) -> tuple[Stamp, Stamp]:
@@ -81,9 +82,5 @@ def digest_of(directory: Path) -> str:
     """A hash of all bytes that an adapter is made of."""
     made = hashlib.sha256()
     for name in (CONFIG, TENSORS):
-        one = hashlib.sha256()
-        with checked_file(directory, name).open("rb") as file:
-            while piece := file.read(_PIECE):
-                one.update(piece)
-        made.update(one.digest())
+        made.update(bytes.fromhex(sha256_of(checked_file(directory, name))))
     return made.hexdigest()

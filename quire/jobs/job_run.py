@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import Interrupted, JobChanged, JobStopped
+from quire.errors import Interrupted, JobStopped
 from quire.jobs import job_setup as beginning
 from quire.jobs.adapters import engine_options
 from quire.jobs.input.count import Counting
@@ -82,6 +82,7 @@ def run_job(
         now = beginning.manifest_of(options, files, command)
         manifest = beginning.agreed(before, now, lock, reuse=options.reuse)
         if before is not None and beginning.is_finished(before, manifest, options):
+            beginning.check_model_on_disk(before)
             num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
             return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
         with StopSignals() as signals:
@@ -227,13 +228,7 @@ class JobRun:
             name: tuple(FileStamp(**each) for each in facts.get(name, ()))
             for name in ("model_files", "tokenizer_files")
         }
-        differences, _ = self._manifest.differences(self._manifest.changed(**found))
-        if differences:
-            listed = "\n  ".join(differences)
-            raise JobChanged(
-                f"the model is not the one this job began with:\n  {listed}\nPass --overwrite to "
-                "begin again, or give another OUTPUT."
-            )
+        beginning.check_model(self._manifest, found)
         known = {f.path: f for name in found for f in getattr(self._manifest, name) if f.sha256}
         for name, files in found.items():
             self._hash(name, tuple(known.get(file.path, file) for file in files))

@@ -87,6 +87,29 @@ def is_finished(before: Manifest, now: Manifest, options: JobOptions) -> bool:
     return same and not options.retry_failed and Path(now.output).exists()
 
 
+def check_model(manifest: Manifest, found: Mapping[str, Sequence[FileStamp]]) -> None:
+    """Raise JobChanged if these are not the files whose answers the job has."""
+    differences, _ = manifest.differences(manifest.changed(**found))
+    if differences:
+        listed = "\n  ".join(differences)
+        raise JobChanged(
+            f"the model is not the one this job began with:\n  {listed}\nPass --overwrite to "
+            "begin again, or give another OUTPUT."
+        )
+
+
+def check_model_on_disk(manifest: Manifest) -> None:
+    """The same of a finished job, which starts no engine that finds them; a model that is gone is
+    not missed."""
+
+    def now(file: FileStamp) -> FileStamp:
+        path = Path(file.path)
+        return FileStamp.of(path) if path.exists() else file
+
+    names = ("model_files", "tokenizer_files")
+    check_model(manifest, {name: tuple(map(now, getattr(manifest, name))) for name in names})
+
+
 def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
     """Remove what the job before this one left, but for the lock and what was just spooled; files
     that no job makes stay. The manifest goes last: wherever this is stopped, what is left is a job

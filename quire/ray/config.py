@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,14 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
         if TASKS[self.task_type] is not None:
             kept = {"runner": "pooling", "convert": TASKS[self.task_type], **kept}
         return kept
+
+    def adapter_path(self, row: Row) -> str | None:
+        """Where the adapter is that a row names as its model, as Ray Data LLM has it."""
+        name = row.get("model")
+        if name is None or name == self.model_source:
+            return None
+        folder = self.dynamic_lora_loading_path
+        return str(name) if folder is None else os.path.join(folder, str(name))
 
     @property
     def pool(self) -> tuple[int, int]:

@@ -60,9 +60,8 @@ class EngineUDF:
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         rows: list[Row] = [packed.row for packed in batch[DATA]]
         kept = None if self._journal is None else self._journal.file(rows)
-        if kept is not None and kept.exists():
-            answers = read_answers(kept)
-        else:
+        answers = None if kept is None else read_answers(kept)
+        if answers is None:
             number = uuid.uuid4().hex
             answers = await asyncio.gather(*(self._answer(row, number) for row in rows))
             if kept is not None:
@@ -140,15 +139,12 @@ class EngineUDF:
         return made
 
     def _adapter(self, row: Row) -> LoRARequest | None:
-        """The adapter that a row names as its model, as Ray Data LLM has it."""
-        name = row.get("model")
-        if name is None or name == self._config.model_source:
+        path = self._config.adapter_path(row)
+        if path is None:
             return None
-        if name not in self._adapters:
-            folder = self._config.dynamic_lora_loading_path
-            path = name if folder is None else os.path.join(folder, name)
-            self._adapters[name] = LoRARequest(name, len(self._adapters) + 1, path)
-        return self._adapters[name]
+        if path not in self._adapters:
+            self._adapters[path] = LoRARequest(row["model"], len(self._adapters) + 1, path)
+        return self._adapters[path]
 
 
 async def _last(outputs: AsyncIterator[Output]) -> Output:

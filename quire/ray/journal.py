@@ -6,15 +6,21 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from quire.adapters.config import CONFIG
+from quire.adapters.files import TENSORS, adapter_directory
+from quire.base.notes import note
 from quire.base.version import __version__
+from quire.errors import QuireError
 from quire.ray.config import Row, vLLMEngineProcessorConfig
 from quire.session.fingerprint import file_hash
-from quire.weights.source import locate
+from quire.weights.made_of import made_of
 
 # Columns by which a row asks, beside its id; the others are the pipeline's own.
 ASKING = (
@@ -25,37 +31,59 @@ ASKING = (
 
 
 class Journal:
-    """The answers of batches in a folder, whichever actor answers them. Another model, option,
-    template or row is another question, and so has another file."""
+    """The answers of batches in a folder, whichever actor answers them. Another model, tokenizer,
+    adapter, option, template or row is another question, and so has another file."""
 
     def __init__(self, config: vLLMEngineProcessorConfig, rendering: Row) -> None:
         self._folder, self._id = Path(str(config.journal)), str(config.id_column)
-        options = config.options
+        self._config = config
+        options = {name: value for name, value in config.options.items() if name != "hf_token"}
+        files = made_of(config.model_source, config.options)
+        held = [[file_hash(path) for path in each] for each in (files.model, files.tokenizer)]
         self._about = [
-            *(__version__, config.model_source, _weights(config.model_source, options), options),
+            *(__version__, config.model_source, held, options),
             *(config.task_type, config.detokenizes, config.chat is None, rendering),
-            config.dynamic_lora_loading_path,
         ]
 
     def file(self, rows: list[Row]) -> Path:
         """Where the answers of these rows are, or will be."""
         asked = [[str(row[self._id]), *(row.get(name) for name in ASKING)] for row in rows]
-        made = hashlib.sha256(json.dumps([self._about, asked], default=_named).encode())
+        paths = sorted({path for row in rows if (path := self._config.adapter_path(row))})
+        about = [*self._about, [[path, self._adapter(path)] for path in paths]]
+        about.append([[_file(url), url] for url in _urls(asked)])
+        made = hashlib.sha256(json.dumps([about, asked], default=_named).encode())
         return self._folder / f"{made.hexdigest()}.json"
 
+    def _adapter(self, path: str) -> list[str]:
+        """What its files hold; nothing where there is none, as its rows will say."""
+        options = self._config.options
+        try:
+            folder = adapter_directory(
+                path, download_dir=options.get("download_dir"), token=options.get("hf_token")
+            )
+            return [file_hash(folder / name) for name in (CONFIG, TENSORS)]
+        except (QuireError, OSError):
+            return []
 
-def _weights(model: str, options: Row) -> list[str]:
-    """What the files hold by whose name the model goes: another may be put in their place."""
-    if options.get("load_format") == "dummy":
+
+def _urls(value: Any) -> Iterator[str]:
+    """The files of media that are named in what is asked."""
+    if isinstance(value, str) and value.startswith("file:"):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _urls(list(value.values()))
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == "O"):
+        for each in value:
+            yield from _urls(each)
+
+
+def _file(url: str) -> list[int]:
+    """Whether it is the same still, without reading it: which ones may be read, the engine says."""
+    try:
+        found = os.stat(unquote(urlsplit(url).path))
+        return [found.st_size, found.st_mtime_ns]
+    except (OSError, ValueError):
         return []
-    files = locate(
-        model,
-        revision=options.get("revision"),
-        download_dir=options.get("download_dir"),
-        token=options.get("hf_token"),
-    )
-    paths = {tensor.path for tensor in files.stored_tensors().values()}
-    return [file_hash(path) for path in sorted(paths)]
 
 
 def _named(value: Any) -> Any:
@@ -76,16 +104,26 @@ def write_answers(path: Path, answers: list[Row]) -> None:
     """Whole or not at all: another actor may write the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(answers, file, default=np.ndarray.tolist)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(answers, file, default=np.ndarray.tolist)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)  # of a full disk
 
 
-def read_answers(path: Path) -> list[Row]:
-    """The same values: JSON has no arrays of float32, and its keys are all text."""
-    found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+def read_answers(path: Path) -> list[Row] | None:
+    """The same values: JSON has no arrays of float32, and its keys are all text. None where there
+    is no such file, or where a disk lost what was in it."""
+    try:
+        found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        note(f"{path} is damaged ({error}); its rows are computed again")
+        return None
     for answer in found:
         if answer["embeddings"] is not None:
             answer["embeddings"] = np.asarray(answer["embeddings"], np.float32)

@@ -8,15 +8,14 @@ beside the file's stamp (inode, size, times). A file that was touched is read ag
 from __future__ import annotations
 
 import hashlib
-import mmap
 from pathlib import Path
 
 from quire.base.home import keep, kept
+from quire.base.sha256 import sha256_of
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 
 KEPT = "file-hashes.json"
-_PIECE = 1 << 24
 
 
 def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> str:
@@ -56,9 +55,6 @@ def file_hash(path: Path) -> str:
     match kept(KEPT).get(str(place)):
         case {"stamp": known, "sha256": str(made)} if known == stamp:
             return made
-    sha256 = hashlib.sha256()
-    with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for at in range(0, len(data), _PIECE):
-            sha256.update(data[at : at + _PIECE])
-    keep(KEPT, str(place), {"stamp": stamp, "sha256": sha256.hexdigest()})
-    return sha256.hexdigest()
+    sha256 = sha256_of(place)
+    keep(KEPT, str(place), {"stamp": stamp, "sha256": sha256})
+    return sha256

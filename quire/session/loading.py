@@ -19,6 +19,7 @@ from quire.executor.executor import ExecutorFacts, ModelExecutor
 from quire.executor.precompile.cuda_context import wake_gpu
 from quire.executor.precompile.parent import Compiling, begin_compiling, hash_triton
 from quire.families.encoders.registry import encoder_family
+from quire.inputs.chat import read_template
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.checks import FIT_TO_MEMORY
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
-    _check_name(model)
+    _check_given(model, options)
     wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
     dummy = options.load_format == "dummy"
     files = locate(
@@ -115,7 +116,7 @@ class ModelParts:
 
 def read_parts(model: str, options: Options) -> ModelParts:
     """Find the model and read all of it but its weights."""
-    _check_name(model)
+    _check_given(model, options)
     files = locate(
         model,
         revision=options.revision,
@@ -183,7 +184,10 @@ def _stored(
     yield from stored_weights(files, planned)
 
 
-def _check_name(model: object) -> None:
+def _check_given(model: object, options: Options) -> None:
+    """What can be refused before anything is fetched or loaded."""
+    if options.chat_template:
+        read_template(options.chat_template)
     if not isinstance(model, (str, os.PathLike)) or not str(model).strip():
         raise InvalidOption(
             f"model must be a path, a Hub id or an alias, not {model!r}. "

