@@ -394,7 +394,7 @@ def test_num_logprobs_counts_the_token_ids_too() -> None:
         {"json": ""},
         {"json": "{not json"},
         {"json": {"a": {1, 2}}},
-        {"json": {}},
+        {"json": True},
         {"json_object": False},
         {"regex": "a", "disable_any_whitespace": 1},
     ],

@@ -40,6 +40,8 @@ _REFUSAL_BYTES = 2048
 # Rows that ask for a grammar before it is brought into the form that a device follows by itself:
 # that takes a tenth of a second and more, too much for grammars of one row each.
 _ROWS_WORTH_A_FORM = 8
+# A choice or regex of more characters is not read for an automaton: it would have too many states.
+_MAX_READ = 20_000
 # Sizes grow while grammars are used, so they are counted anew, but not for each one added.
 _ADDED_PER_COUNT = 16
 
@@ -231,6 +233,8 @@ def _schema_automaton(schema: Any, whitespace: str | None) -> Automaton | None:
 def _automaton_of(key: SourceKey) -> Automaton | None:
     """Of a choice or a plain regex; None for one that begins at its end, `()`, of which llguidance
     says otherwise."""
+    if len(key.text) > _MAX_READ:
+        return None
     if key.kind == "choice":
         part: Part | None = spelled(json.loads(key.text))
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.grammar.schema import Path, walk
+from quire.grammar.schema import Path, referred, walk
 
 # Each round goes at least one level up; real schemas settle in a few.
 _MAX_ROUNDS = 100
@@ -52,23 +52,8 @@ def endless(schema: Any) -> Path | None:
 
 def _target(schema: Any, reference: str) -> Any:
     """What a reference within the schema points to; True ("anything") for any other."""
-    here = schema
-    if not reference.startswith("#"):
-        return True
-    for name in reference[1:].split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, dict) and name in here:
-            here = here[name]
-        elif isinstance(here, list) and _is_index(name) and int(name) < len(here):
-            here = here[int(name)]
-        else:
-            return True
-    return here
-
-
-def _is_index(name: str) -> bool:
-    # Not every digit is a number: "²" is one to str.isdigit and none to int.
-    return name.isascii() and name.isdecimal() and len(name) < 10
+    found = referred(schema, reference)
+    return True if found is None else found
 
 
 def _can_end(node: dict[str, Any], target: Any, stuck: set[int]) -> bool:

@@ -40,7 +40,7 @@ def refusal(message: str, source: GrammarSource, ask: Ask) -> InvalidGrammar:
     elif source.schema is not None:
         text = _of_schema(first, source.schema, ask)
     else:
-        text = _shorten(first, source.kind)
+        text = _edge(first) or _shorten(first, source.kind)
     return InvalidGrammar(f"{source.kind}: {text}", parameter=source.kind)
 
 
@@ -55,6 +55,16 @@ def _shorten(message: str, kind: str) -> str:
     head = (lines[0] if lines else message)[:_MAX_SHOWN]
     # The line above repeats the whole regex.
     return wrong[0].removeprefix("error: ") if wrong and kind == "regex" else head
+
+
+def _edge(message: str) -> str | None:
+    """What to say of an edge in a regex that llguidance does not follow."""
+    said = _EDGE.search(message)
+    if said is None:
+        return None
+    if "Word" in said[1]:
+        return r"'\b' and '\B' are not followed; write the characters that stand beside them"
+    return "'^' and '$' are followed at the ends of a regex alone; rewrite it without"
 
 
 def _of_schema(message: str, schema: Any, ask: Ask) -> str:
@@ -77,9 +87,10 @@ def _find(schema: Any, fits: Callable[[dict[str, Any]], bool]) -> Path:
 
 
 def _unsupported(said: re.Match[str], schema: Any) -> str:
-    keyword = json.loads(said[1])[0]
+    keywords = json.loads(said[1])
+    keyword = "if" if "if" in keywords else keywords[0]
     path = _find(schema, lambda node: keyword in node)
-    return f"unsupported keyword {keyword!r} at {path}: remove it"
+    return f"unsupported keyword {keyword!r} at {path}: {_WAYS_OUT.get(keyword, 'remove it')}"
 
 
 def _format(said: re.Match[str], schema: Any) -> str:
@@ -188,7 +199,15 @@ def _multiple(said: re.Match[str], schema: Any) -> str:
 
 def _range(said: re.Match[str], schema: Any) -> str:
     path = _find(schema, lambda n: any(k in n for k in ("minimum", "maximum", *_EXCLUSIVE)))
-    return f"unsupported keyword 'minimum' or 'maximum' at {path}: {_line(said.string)}"
+    return (
+        f"unsupported keyword 'minimum' or 'maximum' at {path}: bounds are followed up to 18 "
+        "digits, and not where they leave nothing between them; leave out those beyond"
+    )
+
+
+def _edges(said: re.Match[str], schema: Any) -> str:
+    path = _find(schema, lambda node: "pattern" in node or "patternProperties" in node)
+    return f"unsupported keyword 'pattern' at {path}: {_edge(said.string)}"
 
 
 def _patterns(said: re.Match[str], schema: Any) -> str:
@@ -196,6 +215,22 @@ def _patterns(said: re.Match[str], schema: Any) -> str:
     return f"unsupported keyword 'pattern' at {path}: too many patterns for one text; remove some"
 
 
+_EDGE = re.compile(r"lookarounds not supported yet; (\w+)")
+# What else says the same, or nearly so; other keywords can but be removed.
+_WAYS_OUT = {
+    "if": "write the cases as anyOf, each with all that it asks for",
+    "not": "list in enum, or say as a pattern, what is allowed",
+    "uniqueItems": "remove it, and set maxItems to the number of different items",
+    "contains": "write items, or prefixItems where one is wanted in its place",
+    "propertyNames": "name the properties, or write patternProperties",
+    "unevaluatedProperties": "write additionalProperties, with all properties beside it",
+    "unevaluatedItems": "write items, with prefixItems beside it",
+    "dependentRequired": "write the cases as anyOf, each with its own required",
+    "dependentSchemas": "write the cases as anyOf, each with all that it asks for",
+    "dependencies": "write the cases as anyOf, each with its own required",
+    "$dynamicRef": "write $ref, with the path of what is meant",
+    "$recursiveRef": "write $ref, with the path of what is meant",
+}
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] = (
     (r"Unimplemented keys: (\[.*?\])", _unsupported),
@@ -207,9 +242,11 @@ _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] =
         _shape,
     ),
     (r"Pointer '(.*?)' does not exist", _reference),
+    (r"Anchor '(.*?)' does not exist", _reference),
     (r"Resource '(.*?)' is not present", _reference),
     (r"circular references with sibling keys are not supported: [^#]*#(\S*)", _circle),
     (r"(?:.*?)regex parse error:\n(.*?)\n.*", _pattern),
+    (r"(?:.*?)lookarounds not supported", _edges),
     (r"Unable to determine if regex is empty", _patterns),
     (r"oneOf constraints are not supported", _one_of),
     (r"min/maxProperties only supported", _properties),

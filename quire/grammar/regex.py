@@ -37,7 +37,7 @@ _UNICODE = {
     "s": r"\s",
     "S": r"[^\s\x1c-\x1f]",
 }
-_ASCII = {**_UNICODE, "w": "[_0-9A-Za-z]", "s": r"[ \t\n\r\x0b\x0c]"}
+_ASCII = {**_UNICODE, "D": r"[^\p{Nd}]", "w": "[_0-9A-Za-z]", "s": r"[ \t\n\r\x0b\x0c]"}
 _RESPELLED = {"Z": r"\z", "<": "<", ">": ">"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _")
 

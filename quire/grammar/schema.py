@@ -1,8 +1,7 @@
 """JSON schemas before they are compiled: how large, what they say, what is left out.
 
 A schema is plain JSON. Its subschemas have paths, which errors show as $.properties.x.items,
-$.anyOf[1] or $.properties["a b"]. No function here follows a reference or recurses, so no schema
-is too deep for it.
+$.anyOf[1] or $.properties["a b"]. No function here recurses, so no schema is too deep for it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 from quire.errors import InvalidGrammar
 from quire.grammar.regex import translated
@@ -32,6 +32,8 @@ _FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "iri", "iri-reference"),
     }
 )
+# Of draft 3, and what later ones say instead.
+_OLD_KEYWORDS = {"divisibleBy": "multipleOf", "extends": "allOf", "disallow": "type"}
 # What compiles in milliseconds whatever else the schema says; more is tried elsewhere first.
 _CHEAP_DIGITS = 3
 _CHEAP_REPETITION = 800
@@ -91,13 +93,24 @@ class Path:
     def __truediv__(self, name: str | int) -> Path:
         return Path(self, name)
 
-    def __str__(self) -> str:
-        names: list[str | int] = []
+    @property
+    def names(self) -> list[str | int]:
+        """From the outermost on."""
+        found: list[str | int] = []
         here = self
         while here.above is not None:
-            names.append(here.name)
+            found.append(here.name)
             here = here.above
-        text = "$" + "".join(_step(name) for name in reversed(names))
+        return found[::-1]
+
+    @property
+    def pointer(self) -> str:
+        """As a reference names it: #/$defs/a~1b"""
+        steps = (str(name).replace("~", "~0").replace("/", "~1") for name in self.names)
+        return "#" + "".join(f"/{quote(step)}" for step in steps)
+
+    def __str__(self) -> str:
+        text = "$" + "".join(map(_step, self.names))
         if len(text) <= _MAX_PATH:
             return text
         return f"{text[: _MAX_PATH // 2]} ... {text[-_MAX_PATH // 2 :]}"
@@ -109,6 +122,27 @@ def _step(name: str | int) -> str:
         return f"[{name}]"
     plain = name.replace("_", "").replace("$", "").isalnum() and name.isascii()
     return f".{name}" if plain else f"[{json.dumps(name)}]"
+
+
+def referred(schema: Any, reference: str) -> Any:
+    """What a reference within the schema points to; None where it leads elsewhere."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    here = schema
+    for step in reference.split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(here, dict) and name in here:
+            here = here[name]
+        elif isinstance(here, list) and _is_index(name) and int(name) < len(here):
+            here = here[int(name)]
+        else:
+            return None
+    return here
+
+
+def _is_index(name: str) -> bool:
+    # Not every digit is a number: "²" is one to str.isdigit and none to int.
+    return name.isascii() and name.isdecimal() and len(name) < 10
 
 
 def children(path: Path, schema: Any) -> Iterator[tuple[Path, Any]]:
@@ -138,12 +172,15 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
     """Change the schema in place to what llguidance is to read.
 
     Left out: "uniqueItems": false, and formats that JSON Schema does not define; neither
-    constrains anything. Patterns become llguidance's. With `closed_objects`, an object that
+    constrains anything. Also "$schema": a keyword that is younger than the version named there
+    would be passed over. Patterns become llguidance's. With `closed_objects`, an object that
     names properties and says nothing of others gets none.
     """
     for path, node in list(walk(schema)):
         if not isinstance(node, dict):
             continue
+        _check_keywords(path, node)
+        node.pop("$schema", None)
         if node.get("uniqueItems") is False:
             del node["uniqueItems"]
         if isinstance(node.get("format"), str) and node["format"] not in _FORMATS:
@@ -158,6 +195,18 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
         names_some = isinstance(node.get("properties") or node.get("patternProperties"), dict)
         if closed_objects and names_some and "unevaluatedProperties" not in node:
             node.setdefault("additionalProperties", False)
+
+
+def _check_keywords(path: Path, node: dict[str, Any]) -> None:
+    """Refuse what older versions of JSON Schema know, and later ones pass over."""
+    if isinstance(node.get("required"), bool):
+        way_out = "list the names of what is required in 'required' of the object around it"
+        raise InvalidGrammar(f"invalid keyword 'required' at {path}: {way_out}", parameter="json")
+    for keyword, way_out in _OLD_KEYWORDS.items():
+        if keyword in node:
+            raise InvalidGrammar(
+                f"unsupported keyword {keyword!r} at {path}: write {way_out!r}", parameter="json"
+            )
 
 
 def _pattern(regex: str, path: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from quire.errors import InvalidGrammar
 from quire.grammar.endless import endless
+from quire.grammar.equivalents import say_otherwise
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.regex import in_slashes, one_of, translated
@@ -187,6 +188,7 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
             "flatten it, or name its parts in $defs",
             parameter=key.kind,
         )
+    say_otherwise(schema)
     prepare(schema, closed_objects=key.closed_objects)
     path = endless(schema)
     if path is not None:

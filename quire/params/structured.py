@@ -129,8 +129,9 @@ def _schema_of(json: Any) -> Any:
 
 def _check_schema(schema: Any) -> None:
     rule = "a JSON schema, as a dict or as JSON text"
-    if not isinstance(schema, str | dict) or not schema:
-        fail(InvalidParams, "json", rule, schema)
+    if not isinstance(schema, str | dict) or schema == "":
+        hint = "{} is the schema of any JSON, and json_object=True asks for any object."
+        fail(InvalidParams, "json", rule, schema, hint if schema is True else "")
     try:
         if isinstance(schema, str):
             json_module.loads(schema)

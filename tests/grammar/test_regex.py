@@ -8,6 +8,7 @@ import pytest
 
 from quire.errors import InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regex import escaped, in_slashes, one_of, translated
 from quire.params.structured import StructuredOutputsParams
 from tests.grammar.regexes import REGEXES, random_regexes
@@ -56,7 +57,6 @@ def test_there_are_enough_regexes() -> None:
         ("(?=a)b", "look-around"),
         ("(?<!a)b", "look-around"),
         (r"(a)\1", "backreferences are not supported"),
-        (r"\bword\b", "lookarounds not supported"),
         ("a++", "a quantifier after a quantifier"),
         ("a{2}{3}", "a quantifier after a quantifier"),
         ("a**", "a quantifier after a quantifier"),
@@ -67,6 +67,8 @@ def test_there_are_enough_regexes() -> None:
         ("ab\\", "a backslash with nothing behind it at character 2"),
         ("*a", "repetition operator missing expression"),
         ("a{4,2}", "invalid repetition count range"),
+        (r"\bword", r"'\b' and '\B' are not followed"),
+        ("a^b", "'^' and '$' are followed at the ends"),
         (r"\p{Nonsense}", "Unicode property not found"),
         ("\ud800", "surrogate"),
     ],
@@ -85,6 +87,8 @@ def test_the_dialects_meet() -> None:
     assert translated(r"\d\W") == r"[0-9][^_\p{L}\p{N}]"
     assert translated(r"[\d-z]") == r"[[0-9]-z]"
     assert translated(r"\d\w", ascii_classes=True) == "[0-9][_0-9A-Za-z]"
+    # llguidance itself would take \D in a pattern for all but ASCII's digits.
+    assert translated(r"\D\S", ascii_classes=True) == r"[^\p{Nd}][^\s\x1c-\x1f]"
     assert translated("[[:alpha:]x]") == "[[:alpha:]x]"
     assert translated("a(?#comment)+") == "a+"
     assert translated("a{,}") == "a{,}"
@@ -92,6 +96,12 @@ def test_the_dialects_meet() -> None:
     assert in_slashes("a\nb\\\nc") == r"/a\nb\nc/"
     assert escaped("a.b") == r"a\x{2e}b"
     assert one_of(["a", "b", "a"]) == "(?:a|b)"
+
+
+def test_what_is_long_is_not_read_for_an_automaton(compiler: GrammarCompiler) -> None:
+    """100,000 words were read for 15 s, and had too many states."""
+    grammar = compiler.compile(StructuredOutputsParams(regex="a|" * 15_000 + "b"))
+    assert isinstance(grammar.matcher(), GrammarMatcher)
 
 
 @pytest.mark.parametrize(
