@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.jobs.child.requests import attempt, failed, refuse_far_too_long
+from quire.jobs.child.job_engine import JobEngine, answered
+from quire.jobs.child.requests import attempt, refuse_far_too_long
 from quire.jobs.input.prompts import Preamble
 from quire.replicas.board import Board
-from quire.replicas.child.driving import Asked, Driver, timings_of
-from quire.replicas.child.feed import Feed, Rows
-from quire.replicas.child.tally import session_facts
+from quire.replicas.child.driving import Asked
+from quire.replicas.child.feed import Rows
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 from quire.request import Request
@@ -28,39 +28,28 @@ FEW_ROWS = 16
 PROBE_ROWS = 16  # run to measure the machine
 
 
-class ContinuationEngine:
+class ContinuationEngine(JobEngine):
     """Scores the continuations of each row's context. A row is one context of text, and so one
     request."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
-        self._session, self._files = session, files
+        super().__init__(session, board, files)
         few_shot = tuple(map(tuple, opening.get("few_shot", ())))
         self._preamble = Preamble(opening.get("system"), few_shot)
         self._asked_of: dict[int, tuple[ScoreCall, list[str]]] = {}  # row -> its call, its endings
         self._num_made, self._at_once = 0, FEW_ROWS
-        self._driver = Driver(session, board)
 
-    def facts(self) -> Message:
-        return {**session_facts(self._session), "chat": False, **self._files}
-
-    def run(self, feed: Feed, send: Send) -> None:
-        self._driver.run(feed, send, lambda rows: self._asked(rows, send), self._result)
-
-    def _asked(self, rows: Rows, send: Send) -> Iterator[Asked]:
+    def _windows(self, rows: Rows, send: Send) -> Iterator[Asked]:
         """Windows that grow from FEW_ROWS, with a step of the engine after each."""
         at = 0
         while at < len(rows):
-            asked: Asked = []
-            for row in rows[at : at + self._at_once]:
-                request = self._request(row)
-                if isinstance(request, QuireError):
-                    send(failed(row["row"], request))
-                else:
-                    asked.append((row["row"], request))
-            yield asked
+            yield self._window(rows[at : at + self._at_once], send)
             yield []
             at += self._at_once
             self._at_once = min(2 * self._at_once, self._session.engine.scheduler.rows.capacity)
+
+    def _requests(self, rows: Rows) -> list[Request | QuireError]:
+        return [self._request(row) for row in rows]
 
     def _request(self, row: Message) -> Request | QuireError:
         return attempt(lambda: self._made(row))
@@ -75,31 +64,30 @@ class ContinuationEngine:
         self._num_made += 1
         return replace(request, number=self._num_made)
 
-    def _result(self, row: int, output: RequestOutput) -> Message:
+    def _answer(self, row: int, output: RequestOutput) -> Message:
         """The likeliest continuation as the answer, and every score beside it."""
         call, endings = self._asked_of.pop(row)
-        if output.error is not None:
-            return failed(row, output.error)
         [scores] = call.scores([output])
         best = max(range(len(scores)), key=lambda i: scores[i].logprob)
-        return {
-            "kind": "result",
-            "row": row,
-            "outputs": [endings[best]],
-            "finish_reasons": ["stop"],
-            "prompt_tokens": output.num_prompt_tokens,
-            "output_tokens": sum(score.num_tokens for score in scores),
-            "timings": timings_of(output),
-            "continuations": {
+        return answered(
+            row,
+            output,
+            [endings[best]],
+            output_tokens=sum(score.num_tokens for score in scores),
+            continuations={
                 "logprobs": [score.logprob for score in scores],
                 "greedy": [score.is_greedy for score in scores],
                 "tokens": [score.num_tokens for score in scores],
             },
-        }
+        )
+
+    def _failed(self, row: int, error: QuireError) -> Message:
+        self._asked_of.pop(row, None)
+        return super()._failed(row, error)
 
     def plan(self, rows: Rows) -> str:
         """Measured by a few rows, and told in tokens that have to be computed."""
-        made = [r for r in map(self._request, rows) if not isinstance(r, QuireError)]
+        made = [r for r in self._requests(rows) if not isinstance(r, QuireError)]
         num_endings = sum(len(request.continuations) for request in made)
         lines = [f"requests   {len(made):,} contexts with {num_endings:,} continuations"]
         if made:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.jobs.child.requests import EngineRequest, RequestReader, attempt, failed
+from quire.jobs.child.job_engine import JobEngine, answered, each_apart, of_the_good
+from quire.jobs.child.requests import EngineRequest, RequestReader
 from quire.jobs.input.prompts import Preamble
 from quire.params.lora import LoRARequest
 from quire.replicas.board import Board
-from quire.replicas.child.driving import Asked, Driver, timings_of
-from quire.replicas.child.feed import Feed, Rows
-from quire.replicas.child.tally import session_facts
-from quire.replicas.streams import Send
+from quire.replicas.child.feed import Rows
 from quire.replicas.wire import Message
 
 if TYPE_CHECKING:
@@ -23,21 +21,21 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 
-class SessionEngine:
-    """Answers rows with a session: prompts and conversations."""
+class SessionEngine(JobEngine):
+    """Answers prompts and conversations."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
-        self._session, self._files = session, files
+        super().__init__(session, board, files)
         tokenizer = session.model.tokenizer
         has_template = tokenizer is not None and bool(tokenizer.chat_templates)
         wanted = opening.get("chat")
-        self._chat = has_template if wanted is None else bool(wanted)
+        self.chat = has_template if wanted is None else bool(wanted)
         preamble = Preamble(opening.get("system"), tuple(map(tuple, opening.get("few_shot", ()))))
         self._reader = RequestReader(
             tokenizer,
             preamble,
             opening.get("settings", ({},)),
-            chat=self._chat,
+            chat=self.chat,
             max_model_len=session.model.config.max_model_len,
         )
         self._lora = {
@@ -45,41 +43,15 @@ class SessionEngine:
             for number, (name, path) in enumerate(opening.get("lora", {}).items(), start=1)
         }
         self._with_probs = bool(opening.get("choice_probs"))
-        self._driver = Driver(session, board)
 
-    def facts(self) -> Message:
-        return {**session_facts(self._session), "chat": self._chat, **self._files}
+    def _requests(self, rows: Rows) -> Sequence[Request | Refused | QuireError]:
+        return of_the_good(self._reader.read(rows), lambda made: each_apart(made, self._made))
 
-    def run(self, feed: Feed, send: Send) -> None:
-        self._driver.run(feed, send, lambda rows: self._asked(rows, send), self._result)
-
-    def _asked(self, rows: Rows, send: Send) -> Iterator[Asked]:
-        """One window of these rows; those that cannot be asked are answered at once."""
-        made = []
-        for row, request in zip(rows, self._reader.read(rows), strict=True):
-            if isinstance(request, QuireError):
-                send(failed(row["row"], request))
-            else:
-                made.append(request)
-        asked: Asked = []
-        for request, item in zip(made, self._window(made), strict=True):
-            if isinstance(item, QuireError):
-                send(failed(request.row, item))
-            else:
-                asked.append((request.row, item))
-        yield asked
-
-    def _window(self, made: list[EngineRequest]) -> Sequence[Request | Refused | QuireError]:
-        """The session's own request for each; if that fails for all of them one by one, to find
-        whose fault it is."""
-        prompts, params = [r.prompt for r in made], [r.params for r in made]
-        lora = [self._lora.get(r.lora or "") for r in made]
-        found = attempt(
-            lambda: self._session.intake.window(prompts, params, self._session.asked_adapters(lora))
-        )
-        if not isinstance(found, QuireError):
-            return found
-        return [found] if len(made) == 1 else [self._window([each])[0] for each in made]
+    def _made(self, asked: Sequence[EngineRequest]) -> Sequence[Request | Refused]:
+        """The session's own request for each."""
+        prompts, params = [r.prompt for r in asked], [r.params for r in asked]
+        adapters = self._session.asked_adapters([self._lora.get(r.lora or "") for r in asked])
+        return self._session.intake.window(prompts, params, adapters)
 
     def plan(self, rows: Rows) -> str:
         made = [r for r in self._reader.read(rows) if not isinstance(r, QuireError)]
@@ -87,20 +59,16 @@ class SessionEngine:
         with self._session.turn():
             return self._session.plan(prompts, params, None, lambda: None).explain()
 
-    def _result(self, row: int, output: RequestOutput) -> Message:
-        if output.error is not None:
-            return failed(row, output.error)
+    def _answer(self, row: int, output: RequestOutput) -> Message:
         probs = output.choice_probs if self._with_probs else None
-        return {
-            "kind": "result",
-            "row": row,
-            "outputs": [answer.text for answer in output.outputs],
-            "finish_reasons": [answer.finish_reason for answer in output.outputs],
-            "prompt_tokens": output.num_prompt_tokens,
-            "output_tokens": sum(len(answer.token_ids) for answer in output.outputs),
-            "timings": timings_of(output),
+        return answered(
+            row,
+            output,
+            [answer.text for answer in output.outputs],
+            finish_reasons=[answer.finish_reason for answer in output.outputs],
+            output_tokens=sum(len(answer.token_ids) for answer in output.outputs),
             **({} if probs is None else {"choice_probs": _rounded(probs)}),
-        }
+        )
 
 
 def _rounded(probs: dict[str, float]) -> dict[str, float]:
