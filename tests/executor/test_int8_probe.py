@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from quire.backends.cpu.int8 import TorchInt8
-from quire.backends.cpu.native.library import library
+from quire.backends.cpu.native.library import Loaded, library
 from quire.backends.cpu.native_int8 import Choice, NativeInt8, paths_here
 from quire.executor.cpu import int8_probe as probe
+from quire.executor.probe import machine_key
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +58,14 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, home: Path) -> Non
     assert (home / "int8.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_was_measured_holds_for_every_process(home: Path) -> None:
+    """The library is loaded by a descriptor, whose number is another in the next process."""
+    probe.int8_probe()
+    [key] = json.loads((home / "int8.json").read_text())
+    hashes = r"quire-[0-9a-f]{20}-[0-9a-f]{20}"
+    assert re.fullmatch(rf"{machine_key()}-({hashes if library() else 'torch'})", key)
+
+
 @pytest.mark.parametrize(
     "entry",
     [None, 3, [], {}, {"choices": [[1, "amx9"]], "gain": 2}, {"choices": [[1]], "gain": 1}],
@@ -72,7 +82,7 @@ def test_what_cannot_be_is_measured_over(
 
 
 def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "library", lambda: None)
+    monkeypatch.setattr(probe, "loaded", lambda: Loaded(None, "no compiler"))
     found = probe.int8_probe()
     assert found.choices == ()
     assert found.text == "8-bit products: torch"

@@ -10,7 +10,6 @@ import ctypes
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix, TorchInt8
 from quire.backends.cpu.linear import make_linear
-from quire.backends.cpu.native.library import library
+from quire.backends.cpu.native.library import loaded
 from quire.backends.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
 from quire.backends.linear import LinearOp
 from quire.base.home import keep, kept
@@ -60,7 +59,7 @@ class Int8Probe:
 
 def int8_arithmetic() -> Int8Arithmetic:
     """Who computes 8-bit products here."""
-    found, native = int8_probe(), library()
+    found, native = int8_probe(), loaded().library
     if native is None or not found.choices:
         return TorchInt8()
     return NativeInt8(native, found.choices)
@@ -68,9 +67,8 @@ def int8_arithmetic() -> Int8Arithmetic:
 
 def int8_probe() -> Int8Probe:
     """Measured once per processor, torch and library."""
-    native = library()
-    made = "torch" if native is None else Path(native._name).stem
-    key = f"{machine_key()}-{made}"
+    made = loaded()
+    native, key = made.library, f"{machine_key()}-{made.name}"
     if (known := _probe(kept(KEPT).get(key), native)) is not None:
         return known
     num_threads = torch.get_num_threads()

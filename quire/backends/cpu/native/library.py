@@ -42,6 +42,7 @@ class Loaded:
 
     library: ctypes.CDLL | None
     text: str  # one line about it
+    name: str = "torch"  # of what computes, the same in every process
 
 
 def library() -> ctypes.CDLL | None:
@@ -63,7 +64,7 @@ def loaded() -> Loaded:
         return Loaded(None, f"torch only: {error}")
     threads = "torch's threads" if _join_threads(found) else "one thread: torch's were not found"
     sets = ", ".join(feature_names(found.quire_features())) or "plain C"
-    return Loaded(found, f"native ({sets}; {threads})")
+    return Loaded(found, f"native ({sets}; {threads})", made.path.stem)
 
 
 def feature_names(features: int) -> list[str]:
