@@ -58,13 +58,14 @@ def _built(directory: Path) -> Tokenizer:
     else:
         backend = _converted(directory, config)
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
-    length = config.get("model_max_length")
+    length, inputs = config.get("model_max_length"), config.get("model_input_names")
     return Tokenizer(
         backend,
         special_tokens=special,
         chat_templates=_chat_templates(directory, config),
-        model_max_length=length if isinstance(length, int) else None,
+        model_max_length=length if isinstance(length, int) and length > 0 else None,
         clean_up_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
+        gives_types=not isinstance(inputs, list) or "token_type_ids" in inputs,
     )
 
 

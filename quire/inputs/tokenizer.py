@@ -95,7 +95,7 @@ class Tokenizer:
     `special_tokens_in_messages`: what a message of a chat holds of them counts as such.
     `special_tokens` has the named ones ("bos_token", "eos_token", ...), `chat_templates` the
     model's templates by name ("default" for the usual one), `eos_ids` every id that ends an
-    answer.
+    answer. `gives_types`: models are told which of two texts a token is of.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class Tokenizer:
         model_max_length: int | None = None,
         clean_up_spaces: bool = False,
         special_tokens_in_messages: bool = False,
+        gives_types: bool = True,
     ) -> None:
         backend.no_truncation()  # a limit baked into the file would cut prompts silently
         backend.no_padding()
@@ -118,9 +119,10 @@ class Tokenizer:
         eos = self._named("eos_token")
         self.eos_ids = tuple(eos_ids) if eos_ids is not None else () if eos is None else (eos,)
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self._model_max_length = model_max_length
+        self.model_max_length = model_max_length  # as its own files say; huge numbers mean none
         self._clean_up_spaces = clean_up_spaces
         self.special_tokens_in_messages = special_tokens_in_messages
+        self.gives_types = gives_types
         # What stands for media in the text of a chat, by kind, where the model takes some; and
         # whether it stands where the medium stood.
         self.media_in_text: Mapping[str, str] = {}
@@ -263,8 +265,8 @@ class Tokenizer:
                     "installed; run: pip install 'transformers>=5'"
                 ) from None
             options: dict[str, Any] = dict(self.special_tokens)
-            if self._model_max_length is not None:
-                options["model_max_length"] = self._model_max_length
+            if self.model_max_length is not None:
+                options["model_max_length"] = self.model_max_length
             if self.chat_templates:
                 single = list(self.chat_templates) == ["default"]
                 options["chat_template"] = (

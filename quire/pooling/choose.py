@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import CorruptModel, InvalidOption, UnsupportedModel
-from quire.families.encoders.family import Dense, EncoderFamily
+from quire.families.encoders.family import Dense, EncoderFamily, HeadPart
 from quire.families.fields import Fields
 from quire.options import Options
 from quire.pooling.sentence_files import SentenceFiles, read_sentence_files
@@ -28,6 +28,8 @@ from quire.weights.source import ModelFiles
 CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 _EMBEDS = "this model gives embeddings. Classes need a model with a head for them."
 _CLASSIFIES = "this model classifies. Use classify(), or score() where it has one label."
+# What models do to logits that rows of the head alone do not.
+_OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _POOLING_TYPES: Mapping[str, PoolingType] = {"CLS": "cls", "MEAN": "mean", "LAST": "last"}
 
 
@@ -37,17 +39,20 @@ def choose_pooler(
     """The pooler of a model; one without tasks for a plain generator."""
     fields = Fields(config, "config.json")
     ending = _ending(fields)
-    sentence = read_sentence_files(files.path) if files.kind == "hf" else None
-    if options.runner == "generate":
-        if encoder is not None:
-            raise InvalidOption(
-                "runner='generate': an encoder writes no text. Leave it out.",
-                parameter="runner",
-                value=options.runner,
-            )
-        sentence = None
+    if options.runner == "generate" and encoder is not None:
+        raise InvalidOption(
+            "runner='generate': an encoder writes no text. Leave it out.",
+            parameter="runner",
+            value=options.runner,
+        )
+    sentence = None
+    if files.kind == "hf" and options.runner != "generate":
+        sentence = read_sentence_files(files.path)
+    rows = sentence.scored_by if sentence is not None else None
     if ending in (CLASSIFIES, LABELS_TOKENS) and options.convert != "embed":
-        spec = _classifying(fields, encoder, per_token=ending == LABELS_TOKENS)
+        spec = _classifying(fields, encoder, sentence, per_token=ending == LABELS_TOKENS)
+    elif rows is not None and options.convert != "embed":
+        spec = _by_tokens(fields, rows, sentence)
     elif options.convert == "classify":
         raise InvalidOption(
             "convert='classify': config.json names no model with a head for classes "
@@ -61,7 +66,14 @@ def choose_pooler(
     else:
         return PLAIN_GENERATOR
     if sentence is not None:
-        spec = replace(spec, max_len=sentence.max_len, lower_case=sentence.lower_case)
+        spec = replace(
+            spec,
+            prompts=sentence.prompts,
+            default_prompt=sentence.default_prompt,
+            chat=sentence.chat,
+            lower_case=sentence.lower_case,
+            max_len=sentence.max_len,
+        )
     return _configured(spec, options)
 
 
@@ -80,18 +92,18 @@ def _is_asked(options: Options) -> bool:
 
 def _embedding(fields: Fields, sentence: SentenceFiles | None, default: PoolingType) -> PoolerSpec:
     dimensions = _dimensions(fields)
+    both: tuple[Task, ...] = ("embed", "token_embed")
     if sentence is None:
-        both: tuple[Task, ...] = ("embed", "token_embed")
-        return PoolerSpec(both, default, dimensions=dimensions, why_not=_EMBEDS)
-    only: tuple[Task, ...] = ("token_embed",)
+        return PoolerSpec(both, (default,), dimensions=dimensions, why_not=_EMBEDS)
+    # Of several kinds of pooling no one vector of a token is what follows them made for.
+    tasks = both[not sentence.pooling : 1 if len(sentence.pooling) > 1 else 2]
     return PoolerSpec(
-        only if sentence.pooling is None else ("embed", "token_embed"),
-        sentence.pooling or default,
+        tasks,
+        sentence.pooling or (default,),
         sentence.normalise,
         sentence.projections,
         dimensions,
-        prompts=sentence.prompts,
-        default_prompt=sentence.default_prompt,
+        cut_to=sentence.cut_to,
         why_not=_EMBEDS,
     )
 
@@ -109,21 +121,37 @@ def _dimensions(fields: Fields) -> tuple[int, ...] | None:
     )
 
 
-def _classifying(fields: Fields, encoder: EncoderFamily | None, *, per_token: bool) -> PoolerSpec:
-    pooling: PoolingType = "last" if encoder is None else "cls"
+def _classifying(
+    fields: Fields,
+    encoder: EncoderFamily | None,
+    sentence: SentenceFiles | None,
+    *,
+    per_token: bool,
+) -> PoolerSpec:
     tokens = fields.values.get("classifier_from_token")
-    count = 1 if tokens is not None else _num_labels(fields)
-    prefix = "model." if encoder is None else encoder.prefix
-    parts: Any = (Dense("score"),)
     if tokens is not None:
-        parts = _token_rows(fields, tokens)
-    elif encoder is not None:
+        return _by_tokens(fields, _token_rows(fields, tokens), sentence)
+    pooling: PoolingType = "last" if encoder is None else "cls"
+    count = _num_labels(fields)
+    prefix = "model." if encoder is None else encoder.prefix
+    parts: tuple[HeadPart, ...] = (Dense("score"),)
+    if encoder is not None:
         parts = encoder.classifier(fields, per_token)
         if fields.values.get("classifier_pooling") == "mean":
             pooling = "mean"
-    classifier = Classifier(parts, count, _activation(fields, count), pooling, prefix)
+    classifier = Classifier(parts, count, _activation(fields, count, sentence), pooling, prefix)
     tasks: tuple[Task, ...] = ("token_classify",) if per_token else ("classify", "token_classify")
-    return PoolerSpec(tasks, pooling, classifier=classifier, why_not=_CLASSIFIES)
+    return PoolerSpec(tasks, (pooling,), classifier=classifier, why_not=_CLASSIFIES)
+
+
+def _by_tokens(fields: Fields, rows: TokenRows, sentence: SentenceFiles | None) -> PoolerSpec:
+    """One label, which is a difference of logits of the last token."""
+    for key in _OF_LOGITS:
+        if fields.values.get(key) not in (None, 1, 1.0):
+            raise fields.unsupported(key, "null where labels are made of logits")
+    classifier = Classifier(rows, 1, _activation(fields, 1, sentence), "last")
+    tasks: tuple[Task, ...] = ("classify", "token_classify")
+    return PoolerSpec(tasks, ("last",), classifier=classifier, why_not=_CLASSIFIES)
 
 
 def _num_labels(fields: Fields) -> int:
@@ -143,10 +171,11 @@ def _token_rows(fields: Fields, tokens: Any) -> TokenRows:
     return TokenRows(*tokens)
 
 
-def _activation(fields: Fields, num_labels: int) -> Any:
+def _activation(fields: Fields, num_labels: int, sentence: SentenceFiles | None) -> Any:
     """As Transformers and cross-encoders have it: by the kind of problem and what is written."""
-    ours = fields.inner("sentence_transformers").values.get("activation_fn")
-    named = ours or fields.values.get("sbert_ce_default_activation_function")
+    named = sentence.activation if sentence is not None else None
+    named = named or fields.inner("sentence_transformers").values.get("activation_fn")
+    named = named or fields.values.get("sbert_ce_default_activation_function")
     if named is not None:
         word = str(named).rsplit(".", 1)[-1].lower()
         if word not in ("sigmoid", "identity", "softmax"):
@@ -170,7 +199,7 @@ def _configured(spec: PoolerSpec, options: Options) -> PoolerSpec:
     classifier = spec.classifier
     if kind is not None:
         pooling = _POOLING_TYPES[kind]
-        spec = replace(spec, pooling=pooling)
+        spec = replace(spec, pooling=(pooling,))
         classifier = None if classifier is None else replace(classifier, pooling=pooling)
     if active is not None:
         spec = replace(spec, normalise=active)

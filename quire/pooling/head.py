@@ -45,7 +45,7 @@ class Head:
         self, spec: PoolerSpec, hidden_size: int, projections: list[Op], labels: list[Op]
     ) -> None:
         self.spec = spec
-        self.size = spec.projections[-1].rows if spec.projections else hidden_size
+        self.size = _width(spec, hidden_size)
         self._projections, self._labels = projections, labels
 
     @torch.inference_mode()
@@ -61,7 +61,7 @@ class Head:
         """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
         x = torch.from_numpy(np.array(states))
         if not task.startswith("token_"):
-            x = _pooled(x, self.spec.pooling_of(task), num_tokens)
+            x = torch.cat([_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)], 1)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
         else:
@@ -72,8 +72,7 @@ class Head:
     def _embedded(self, x: Tensor, dimensions: int | None, use_activation: bool | None) -> Tensor:
         for op in self._projections:
             x = op(x)
-        if dimensions is not None:
-            x = x[:, :dimensions]
+        x = x[:, : dimensions or self.size]
         wanted = self.spec.normalise if use_activation is None else use_activation
         return F.normalize(x) if wanted else x
 
@@ -88,20 +87,29 @@ class Head:
         return activation(classifier.activation)(x)
 
 
+def _width(spec: PoolerSpec, hidden_size: int) -> int:
+    """The numbers of an embedding."""
+    pooled = hidden_size * len(spec.pooling)
+    made = spec.projections[-1].rows if spec.projections else pooled
+    return min(made, spec.cut_to or made)
+
+
 def _pooled(x: Tensor, pooling: PoolingType, num_tokens: int) -> Tensor:
-    """[1, H] of the states that a kind of pooling is made of."""
+    """[1, H] of the states that a kind of pooling is made of, or of all."""
     match pooling:
         case "mean":
-            return x / num_tokens
+            return x.sum(0, keepdim=True) / num_tokens
         case "mean_sqrt_len":
-            return x / math.sqrt(num_tokens)
+            return x.sum(0, keepdim=True) / math.sqrt(num_tokens)
         case "max":
             return x.amax(0, keepdim=True)
         case "weightedmean":  # by the places of tokens, which count from 1
             weights = torch.arange(1, num_tokens + 1, dtype=x.dtype)
             return (weights @ x / weights.sum())[None]
-        case "cls" | "last":
-            return x
+        case "cls":
+            return x[:1]
+        case "last":
+            return x[-1:]
 
 
 def load_head(
@@ -112,7 +120,7 @@ def load_head(
     `token_id` gives the number of a token by its text; `dummy`: random numbers in place of files.
     """
     stored = {} if dummy else files.stored_tensors()
-    projections, width = [], hidden_size
+    projections, width = [], hidden_size * len(spec.pooling)
     for one in spec.projections:
         projections.append(_projection(one, files.path, width))
         width = one.rows
@@ -191,11 +199,12 @@ def _difference(
     """The row of the second token less that of the first: [1, H]."""
     head = next((stored[name] for name in _HEADS if name in stored), None)
     if head is None or head.shape[1:] != (width,):
-        raise CorruptModel(f"classifier_from_token: the model has no head of {width} columns")
-    found = []
-    for token in (rows.yes, rows.no):
-        number = token_id(token)
+        raise CorruptModel(f"a head made of tokens: the model has no head of {width} columns")
+
+    def row(token: str | int) -> Tensor:
+        number = token if isinstance(token, int) else token_id(token)
         if number is None or number >= head.shape[0]:
-            raise CorruptModel(f"classifier_from_token: {token!r} is no token of this model")
-        found.append(read_tensor(head, number, 1))
-    return found[0] - found[1]
+            raise CorruptModel(f"a head made of tokens: {token!r} is no token of this model")
+        return read_tensor(head, number, 1)
+
+    return row(rows.yes) if rows.no is None else row(rows.yes) - row(rows.no)

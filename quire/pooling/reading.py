@@ -17,9 +17,11 @@ from quire.errors import (
     PromptTooLong,
     QuireError,
 )
+from quire.inputs.chat import render_conversations
 from quire.inputs.cut_encoder import CutEncoder, Text
 from quire.inputs.parse import ParsedPrompt, parse_prompt
 from quire.inputs.prompt import Encoding, read_tokenization
+from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.pooling.spec import PoolerSpec
 from quire.request import HiddenKind, Ints, Request
@@ -36,6 +38,7 @@ class TextOptions:
     encoding: Encoding = Encoding()
     side: str = "right"
     prompt: str = ""
+    chat_template: str | None = None  # that writes a pair as one text
 
     @classmethod
     def of(
@@ -96,9 +99,9 @@ class PoolingReader:
         skip_cache: bool = False,
     ) -> list[Made]:
         """A request, or what is wrong, for each prompt in order."""
-        parsed = [_attempt(parse_prompt, given, self._vocab_size) for given in prompts]
+        parsed = [_attempt(_parsed, given, self._vocab_size) for given in prompts]
         texts: list[Text] = [
-            self._as_text(one, options)
+            self._lower(one.text or "")
             for one in parsed
             if not isinstance(one, QuireError) and one.token_ids is None
         ]
@@ -133,9 +136,6 @@ class PoolingReader:
     def _lower(self, text: str) -> str:
         return text.lower() if self._spec.lower_case else text
 
-    def _as_text(self, parsed: ParsedPrompt, options: TextOptions) -> str:
-        return self._lower(f"{options.prompt}{parsed.text}")
-
     def _encode(self, texts: Sequence[Text], options: TextOptions) -> list[Ints | QuireError]:
         if not texts:
             return []
@@ -143,8 +143,43 @@ class PoolingReader:
             raise NotSupported(
                 "text needs a tokenizer, and skip_tokenizer_init=True left it out; pass token ids"
             )
-        rows = self._encoder(options).encode(texts, options.encoding.add_special_tokens)
-        return [row if isinstance(row, QuireError) else self._typed(*row) for row in rows]
+        if self._spec.chat is not None:
+            return self._encode_chats(texts, options, self._tokenizer, self._spec.chat)
+        if options.chat_template is not None:
+            given = {"chat_template": options.chat_template, "add_generation_prompt": False}
+            chats = _rendered(texts, "", self._tokenizer, given)
+            good: list[Text] = [one.text for one in chats if not isinstance(one, QuireError)]
+        else:
+            chats, first = [], self._lower(options.prompt)
+            good = [
+                f"{first}{t}" if isinstance(t, str) else (f"{first}{t[0]}", t[1]) for t in texts
+            ]
+        rows = iter(self._encoder(options).encode(good, options.encoding.add_special_tokens))
+        encoded = [one if isinstance(one, QuireError) else next(rows) for one in chats or good]
+        return [row if isinstance(row, QuireError) else self._typed(*row) for row in encoded]
+
+    def _encode_chats(
+        self,
+        texts: Sequence[Text],
+        options: TextOptions,
+        tokenizer: Tokenizer,
+        template_options: Mapping[str, Any],
+    ) -> list[Ints | QuireError]:
+        """Texts of a model that reads messages of a chat: its template has the special tokens."""
+        if self.most(options) is not None:
+            raise NotSupported(
+                "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
+                "would be cut off; shorten the texts"
+            )
+        given = {**template_options, "chat_template": options.chat_template}
+        chats = _rendered(texts, options.prompt, tokenizer, given)
+        good = [one for one in chats if not isinstance(one, QuireError)]
+        encoded = iter(tokenizer.encode_each(good, add_special_tokens=False))
+        found = [one if isinstance(one, QuireError) else next(encoded) for one in chats]
+        return [
+            one if isinstance(one, QuireError) else self._typed(one, np.zeros_like(one))
+            for one in found
+        ]
 
     def _encoder(self, options: TextOptions) -> CutEncoder:
         if self._tokenizer is None:
@@ -223,6 +258,24 @@ class PoolingReader:
                 temperature=0, max_tokens=1, detokenize=False, skip_reading_prefix_cache=skip_cache
             )
         return self._params[skip_cache]
+
+
+def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
+    if isinstance(given, str) and not given:  # what a tokenizer adds around it is a text, too
+        return ParsedPrompt("", None)
+    return parse_prompt(given, vocab_size)
+
+
+def _rendered(
+    texts: Sequence[Text], prompt: str, tokenizer: Tokenizer, options: Mapping[str, Any]
+) -> list[ChatText | QuireError]:
+    """Each text as a message of a user, each pair as a query and a document, by a template."""
+    chats = []
+    for text in texts:
+        parts = {"user": text} if isinstance(text, str) else {"query": text[0], "document": text[1]}
+        said = {"system": prompt, **parts} if prompt else parts
+        chats.append([{"role": role, "content": content} for role, content in said.items()])
+    return render_conversations(chats, tokenizer, **options)
 
 
 def _cut(ids: Ints, options: TextOptions, reader: PoolingReader) -> Ints:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.encoders.family import Dense, LayerNorm, read_activation
 from quire.families.fields import Fields
-from quire.pooling.spec import PoolingType, Projection
+from quire.pooling.spec import PoolingType, Projection, TokenRows
 from quire.weights.checkpoint import check_inside
 from quire.weights.json_file import parse_array, read_json
 
 MODULES = "modules.json"
 _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
     "pooling_mode_max_tokens": "max",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
 }
 _NAMED: Mapping[str, PoolingType] = {
     "cls": "cls",
@@ -31,20 +31,24 @@ _NAMED: Mapping[str, PoolingType] = {
     "weightedmean": "weightedmean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
 }
-_INPUT, _TOKENS = "sentence_embedding", "token_embeddings"
+_INPUT, _TOKENS, _LOGITS = "sentence_embedding", "token_embeddings", "causal_logits"
 _NORM_EPS = 1e-5
 _CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What the directory says. `pooling` None: there is none, each token has its own vector."""
+    """What the directory says. `pooling` (): there is none, each token has its own vector."""
 
-    pooling: PoolingType | None
-    normalise: bool
-    projections: tuple[Projection, ...]
+    pooling: tuple[PoolingType, ...] = ()
+    normalise: bool = False
+    projections: tuple[Projection, ...] = ()
+    scored_by: TokenRows | None = None  # two tokens whose logits are what pairs are scored by
+    activation: str | None = None  # of the scores of pairs
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    cut_to: int | None = None
+    chat: Mapping[str, Any] | None = None
     lower_case: bool = False
     max_len: int | None = None
 
@@ -53,9 +57,11 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
     """What a directory's modules.json and the files it names say; None where it has none."""
     if not (directory / MODULES).is_file():
         return None
-    pooling: PoolingType | None = None
+    pooling: tuple[PoolingType, ...] = ()
     projections: list[Projection] = []
     normalise = False
+    scored_by = None
+    said = _general(directory)
     for kind, folder in _modules(directory):
         if normalise:
             raise UnsupportedModel(f"{MODULES}: {kind} after Normalize; quire has it last")
@@ -64,23 +70,26 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
                 raise UnsupportedModel(
                     f"{MODULES}: Pooling after another module; quire has it first"
                 )
-            pooling = _pooling(_config(directory, folder))
+            pooling = _pooling(_config(directory, folder), said.prompts)
+        elif kind == "LogitScore":
+            scored_by = _token_rows(_config(directory, folder))
         elif kind in _PROJECTIONS:
             fields = _config(directory, folder)
-            _check_input(fields, whole=pooling is not None)
+            _check_input(fields, whole=bool(pooling))
             projections.append(_PROJECTIONS[kind](fields, folder))
         elif kind == "Normalize":
             normalise = True
         elif kind not in ("Transformer", "Dropout"):  # nothing is dropped but in training
             raise UnsupportedModel(
                 f"{MODULES}: module {kind!r}; quire has Transformer, Pooling, "
-                f"{', '.join(_PROJECTIONS)}, Dropout and Normalize"
+                f"{', '.join(_PROJECTIONS)}, Dropout, Normalize and LogitScore"
             )
-    prompts, default = _prompts(directory)
-    lengths = [_sentence_config(directory, name) for name in _CONFIGS]
-    max_len, lower_case = next((one for one in lengths if one is not None), (None, False))
-    return SentenceFiles(
-        pooling, normalise, tuple(projections), prompts, default, lower_case, max_len
+    return replace(
+        said,
+        pooling=pooling,
+        normalise=normalise,
+        projections=tuple(projections),
+        scored_by=scored_by,
     )
 
 
@@ -112,40 +121,40 @@ def _config(directory: Path, folder: str) -> Fields:
     return Fields(read_json(_inside(directory, name)), name)
 
 
-def _pooling(fields: Fields) -> PoolingType:
-    named = fields.values.get("pooling_mode")
-    if isinstance(named, str):  # the newer form: one word
-        if named not in _NAMED:
-            raise _no_such_pooling(fields, named)
-        _check_prompt(fields)
-        return _NAMED[named]
-    said = {key: on for key, on in fields.values.items() if key.startswith("pooling_mode_")}
-    if said:  # the mean is taken, too, where it is not said that it is not
-        said.setdefault("pooling_mode_mean_tokens", True)
-    modes = [key for key, on in said.items() if on]
-    if len(modes) != 1:
-        raise UnsupportedModel(
-            f"{fields.source}: {len(modes)} kinds of pooling at once ({', '.join(modes)[:200]}); "
-            "quire has one"
-        )
-    if modes[0] not in _MODES:
-        raise _no_such_pooling(fields, modes[0])
-    _check_prompt(fields)
-    return _MODES[modes[0]]
-
-
-def _no_such_pooling(fields: Fields, named: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{fields.source}: {named[:60]!r} is not built; quire has {', '.join(_NAMED)}"
-    )
-
-
-def _check_prompt(fields: Fields) -> None:
-    if not fields.flag("include_prompt", True):
+def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, ...]:
+    if not fields.flag("include_prompt", True) and any(prompts.values()):
         raise UnsupportedModel(
             f"{fields.source}: include_prompt is false, which leaves a prompt's tokens out of the "
             "mean; quire counts every token"
         )
+    named = fields.values.get("pooling_mode")
+    if named is not None:  # the newer form: one word, or several
+        words, known = named if isinstance(named, list) else [named], _NAMED
+    else:
+        on = [key for key, on in fields.values.items() if key.startswith("pooling_mode_") and on]
+        # Several are laid end to end in the order of the table, whatever that of the file is.
+        words, known = sorted(on, key=[*_MODES, *on].index), _MODES
+    if not words:
+        raise UnsupportedModel(f"{fields.source}: no kind of pooling is named")
+    for word in words:
+        if not isinstance(word, str) or word not in known:
+            raise UnsupportedModel(
+                f"{fields.source}: {str(word)[:60]!r} is not built; quire has {', '.join(_NAMED)}"
+            )
+    return tuple(known[word] for word in words)
+
+
+def _token_rows(fields: Fields) -> TokenRows:
+    if fields.word("module_input_name", _LOGITS) != _LOGITS:
+        raise fields.unsupported("module_input_name", _LOGITS)
+    ids = []
+    for key in ("true_token_id", "false_token_id"):
+        found = fields.ids(key)
+        if len(found) > 1 or (not found and key == "true_token_id"):
+            raise fields.wrong(key, "a token id")
+        ids.append(found[0] if found else None)
+    yes, no = ids
+    return TokenRows(no, yes or 0)
 
 
 def _check_input(fields: Fields, *, whole: bool) -> None:
@@ -179,10 +188,12 @@ _PROJECTIONS: Mapping[str, Callable[[Fields, str], Projection]] = {
 }
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+def _general(directory: Path) -> SentenceFiles:
+    """What files say that are about no one module."""
+    said = _about_texts(directory)
     name = "config_sentence_transformers.json"
     if not (directory / name).is_file():
-        return {}, None
+        return said
     fields = Fields(read_json(_inside(directory, name)), name)
     given: dict[str, Any] = dict(fields.inner("prompts").values)
     for key, value in given.items():
@@ -191,15 +202,42 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     default = fields.values.get("default_prompt_name")
     if default is not None and default not in given:
         raise CorruptModel(f"{name}: default_prompt_name {default!r:.60} is none of its prompts")
-    return given, default
+    cut = fields.values.get("truncate_dim")
+    return replace(
+        said,
+        prompts=given,
+        default_prompt=default,
+        activation=fields.word("activation_fn", "") or None,
+        cut_to=None if cut is None else fields.count("truncate_dim"),
+    )
 
 
-def _sentence_config(directory: Path, name: str) -> tuple[int | None, bool] | None:
-    """(longest text, lower case) of one of the files that may say it."""
-    if not (directory / name).is_file():
-        return None
+def _template_options(given: Fields) -> dict[str, Any]:
+    for key, value in given.values.items():
+        if key != "chat_template" and value:
+            raise given.unsupported(key, "left out")
+    variables = dict(given.inner("chat_template").values)
+    variables.pop("restore_suffix", None)  # of texts that are cut, which quire refuses
+    asks = given.inner("chat_template").flag("add_generation_prompt", False)
+    variables.pop("add_generation_prompt", None)
+    return {"add_generation_prompt": asks, "chat_template_kwargs": variables}
+
+
+def _about_texts(directory: Path) -> SentenceFiles:
+    """How texts are read, by the first of the files that may say it."""
+    name = next((one for one in _CONFIGS if (directory / one).is_file()), None)
+    if name is None:
+        return SentenceFiles()
     fields = Fields(read_json(_inside(directory, name)), name)
+    for key in ("query_expansion", "query_length", "document_length"):
+        if fields.values.get(key) is not None:
+            raise fields.unsupported(key, "null: quire reads every text alike, as it is")
+    chat = None
+    if "message" in fields.inner("modality_config").values:
+        chat = _template_options(fields.inner("processing_kwargs"))
     length = fields.values.get("max_seq_length")
-    return None if length is None else fields.count("max_seq_length"), fields.flag(
-        "do_lower_case", False
+    return SentenceFiles(
+        chat=chat,
+        lower_case=fields.flag("do_lower_case", False),
+        max_len=None if length is None else fields.count("max_seq_length"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from quire.families.encoders.family import HeadPart
 from quire.request import HiddenKind
@@ -36,10 +36,11 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """A head made of two rows of the model's own head: how much likelier the second token is."""
+    """A head made of two rows of the model's own head: how much likelier the second token is.
+    Tokens are texts or ids; `no` None: the second's row alone."""
 
-    no: str
-    yes: str
+    no: str | int | None
+    yes: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class PoolerSpec:
     `dimensions` are sizes to which an embedding may be cut: None for none, () for any."""
 
     tasks: tuple[Task, ...]
-    pooling: PoolingType
+    pooling: tuple[PoolingType, ...]  # what they make is laid end to end
     normalise: bool = True
     projections: tuple[Projection, ...] = ()
     dimensions: tuple[int, ...] | None = None
@@ -68,8 +69,11 @@ class PoolerSpec:
     # What texts begin with, by name; the one that all do that name none.
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    # Texts are messages of a chat, and its template is given these options; None: they are not.
+    chat: Mapping[str, Any] | None = None
     lower_case: bool = False
     max_len: int | None = None
+    cut_to: int | None = None  # the size of embeddings where nothing is asked
     why_not: str = ""  # a task is missing: what to do about it
 
     @property
@@ -79,18 +83,19 @@ class PoolerSpec:
 
     def states(self, task: Task) -> HiddenKind:
         """The hidden states that a task is made of."""
-        return "all" if task.startswith("token_") else STATES[self.pooling_of(task)]
+        kinds = {STATES[kind] for kind in self.pooling_of(task)}
+        return "all" if task.startswith("token_") or len(kinds) > 1 else kinds.pop()
 
-    def pooling_of(self, task: Task) -> PoolingType:
+    def pooling_of(self, task: Task) -> tuple[PoolingType, ...]:
         """What a task that is about a whole text makes one of its tokens' states by."""
         if task == "classify" and self.classifier is not None:
-            return self.classifier.pooling
+            return (self.classifier.pooling,)
         return self.pooling
 
 
 PLAIN_GENERATOR = PoolerSpec(
     (),
-    "last",
+    ("last",),
     why_not="this model generates text. LLM(..., convert='embed') makes it give embeddings of the "
     "last token; classes need a model with a head for them (...ForSequenceClassification).",
 )

@@ -199,12 +199,16 @@ def make_pooling(model: LoadedModel) -> Pooling:
     pooler = PLAIN_GENERATOR if model.head is None else model.head.spec
     encoder = spec if isinstance(spec, EncoderSpec) else None
     most = model.facts.most_tokens(config.block_size, config.max_model_len)
+    tokenizer = model.tokenizer
+    # Newer sentence-transformers directories say the longest text in the tokenizer's config alone.
+    by_tokenizer = tokenizer.model_max_length if tokenizer is not None else None
+    with_types = tokenizer is None or tokenizer.gives_types
     reader = PoolingReader(
-        model.tokenizer,
+        tokenizer,
         pooler,
         vocab_size=spec.vocab_size,
-        num_types=encoder.num_types if encoder is not None else 0,
-        max_len=min(pooler.max_len or most, most),
+        num_types=encoder.num_types if encoder is not None and with_types else 0,
+        max_len=min(pooler.max_len or by_tokenizer or most, most),
         whole=encoder is not None,
     )
     return Pooling(pooler, model.head, reader, vocab_size=spec.vocab_size)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from quire.errors import BatchError, InvalidRequest, NotSupported, QuireError
-from quire.inputs.chat import read_template, render_conversations
+from quire.inputs.chat import read_template
 from quire.inputs.prompt import split_prompts
 from quire.outputs import RequestOutput, ScoringOutput, ScoringRequestOutput
 from quire.pooling.similarity import cosine, max_sim
@@ -57,7 +58,9 @@ class ScoreMethod:
         with self._session.turn():
             pooling, adapters = self._session.pooling, self._session.asked_adapters(lora_request)
             keep = truncation(truncate_prompt_tokens, pooling_params)
-            options = text_options(pooling, tokenization_kwargs, keep, "")
+            # Texts that are embedded each by itself are no queries of a pair: they begin as given.
+            named = None if pooling.spec.is_cross_encoder else ""
+            options = text_options(pooling, tokenization_kwargs, keep, named)
             if adapters is not None:
                 raise NotSupported("lora_request for scores is not built: embed the texts with it.")
             if not pooling.spec.is_cross_encoder:
@@ -71,11 +74,9 @@ class ScoreMethod:
             first = self._session.intake.take_numbers(len(pairs))
             texts = _texts(pairs)
             hidden = pooling.spec.states(task)
-            if chat_template is None:
-                made = pooling.reader.read_pairs(texts, hidden, options, first_number=first)
-            else:
-                rendered = self._rendered(texts, chat_template)
-                made = pooling.reader.read(rendered, hidden, options, first_number=first)
+            if chat_template is not None:
+                options = replace(options, chat_template=read_template(chat_template))
+            made = pooling.reader.read_pairs(texts, hidden, options, first_number=first)
             finish = partial(_scoring, pooling)
             call = PoolCall(pooling, made, asked, finish, first_number=first, strict=strict)
             return self._run(call, use_tqdm, strict)
@@ -113,22 +114,6 @@ class ScoreMethod:
         if errors and strict:
             raise BatchError(found, errors)
         return found
-
-    def _rendered(self, pairs: Sequence[tuple[str, str]], chat_template: str) -> list[Any]:
-        tokenizer = self._session.model.tokenizer
-        if tokenizer is None:
-            raise NotSupported("chat_template needs a tokenizer, and skip_tokenizer_init left it")
-        conversations = [
-            [{"role": "query", "content": one}, {"role": "document", "content": other}]
-            for one, other in pairs
-        ]
-        texts = render_conversations(
-            conversations,
-            tokenizer,
-            chat_template=read_template(chat_template),
-            add_generation_prompt=False,
-        )
-        return [text if isinstance(text, QuireError) else text.text for text in texts]
 
     def _run(self, call: PoolCall, use_tqdm: UseTqdm, raises: bool) -> list[Any]:
         outputs = gather_call(self._session.run, call, use_tqdm, call.keep)

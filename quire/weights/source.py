@@ -178,6 +178,11 @@ def _what_a_directory_is(path: Path) -> str:
     inner = sorted(file.parent for file in path.glob("*/config.json"))
     if inner:
         names = ", ".join(folder.name for folder in inner[:5])
+        if (path / "modules.json").exists():
+            return (
+                f"{path} is an old sentence-transformers directory with the model in a folder of "
+                f"its own ({names}); move its files up, beside modules.json, and empty its path there"
+            )
         return f"{path} holds no config.json and no .gguf file; a folder in it does: {names}"
     return f"{path} holds no config.json and no .gguf file; is it a model?"
 

@@ -188,13 +188,11 @@ POOLED_LAST = json.dumps(
         ("modules.json", '[{"type": "a.Transformer", "path": "0_Transformer"}]'),
         ("1_Pooling/config.json", "{}"),
         ("1_Pooling/config.json", '{"pooling_mode": "median"}'),
-        ("1_Pooling/config.json", '{"pooling_mode": "cls", "include_prompt": false}'),
         ("2_Dense/config.json", '{"in_features": 48, "out_features": 21}'),
         ("2_Dense/config.json", '{"in_features": 48, "out_features": 20, "bias": false}'),
         ("2_Dense/config.json", '{"in_features": 48, "activation_function": "x"}'),
         ("2_Dense/config.json", f'{{{SIZES}, "use_residual": true}}'),
         ("2_Dense/config.json", f'{{{SIZES}, "module_input_name": "token_embeddings"}}'),
-        ("1_Pooling/config.json", '{"pooling_mode_cls_token": true}'),  # and the mean
         ("modules.json", POOLED_LAST),
         ("2_Dense/model.safetensors", "no"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 1}}'),
