@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from quire.errors import EngineError
 from quire.executor.executor import Executor, PendingStep
-from quire.scheduler.commit import StepReport
+from quire.scheduler.reports import StepReport
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan

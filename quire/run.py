@@ -24,7 +24,7 @@ from quire.results.finished import Results
 from quire.results.text_watch import Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
-from quire.scheduler.commit import Grown, StepReport
+from quire.scheduler.reports import Grown, StepReport
 from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Guide, Sequence
 

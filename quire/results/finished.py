@@ -19,8 +19,8 @@ from quire.results.own_arrays import in_arrays_of_its_own
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
 from quire.sampling.choices import choose, normalised
-from quire.scheduler.commit import Grown
 from quire.scheduler.hidden import joined
+from quire.scheduler.reports import Grown
 from quire.scheduler.sequence import Sequence
 from quire.step import Scores
 

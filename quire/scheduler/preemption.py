@@ -13,9 +13,9 @@ from quire.cache.pool import BlockPool
 from quire.errors import DoesNotFit
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
-from quire.scheduler.commit import Committer
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.placements import Placements
+from quire.scheduler.reports import Reports
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 
@@ -39,11 +39,11 @@ class Preemption:
     """Takes sequences out of their rows before they end by themselves."""
 
     def __init__(
-        self, placements: Placements, beams: Beams, waiting: Waiting, committer: Committer
+        self, placements: Placements, beams: Beams, waiting: Waiting, reports: Reports
     ) -> None:
         self.count = 0
         self._placements, self._beams = placements, beams
-        self._waiting, self._committer = waiting, committer
+        self._waiting, self._reports = waiting, reports
 
     def make_room(self) -> None:
         """Preempt one running sequence, or all the beams of a search; if nobody else runs, the
@@ -55,7 +55,7 @@ class Preemption:
             group = rows.sequence(running[0]).group
             width = 1 if group is None else group.width
             error = does_not_fit(self._placements.pool, num_tokens, width)
-            self._committer.fail(self._beams.take_out(running[0]), error)
+            self._reports.fail(self._beams.take_out(running[0]), error)
             return
 
         def reluctance(place: int) -> tuple[bool, bool, int, int]:
@@ -106,7 +106,7 @@ class Preemption:
             if here is not None and is_gone(here):
                 here.siblings = []
                 self._beams.take_out(row)
-        self._committer.forget(is_gone)
+        self._reports.forget(is_gone)
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"
 

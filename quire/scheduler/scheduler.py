@@ -19,17 +19,17 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from quire.cache.pool import BlockPool
-from quire.errors import InvalidRequest
 from quire.request import Ints, Request
 from quire.scheduler.adapters import AdapterPlaces, Hold
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
-from quire.scheduler.commit import Committer, SentPlan, StepReport
+from quire.scheduler.chunks import Chunks
+from quire.scheduler.commit import Committer, SentPlan
 from quire.scheduler.device_guesses import guesses_of
 from quire.scheduler.draft import Draft
 from quire.scheduler.forking import Forking
 from quire.scheduler.groups import PrefixGroups
-from quire.scheduler.hidden import hidden_of
+from quire.scheduler.held import HeldRows
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
 from quire.scheduler.masking import MakeMasks, masks_of
@@ -38,14 +38,15 @@ from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Placements
 from quire.scheduler.preemption import Preemption, does_not_fit
 from quire.scheduler.repeats import plan_repeat
+from quire.scheduler.reports import Reports, StepReport
 from quire.scheduler.rows import Rows
-from quire.scheduler.scoring import Scoring, fork_point, targets_of, unfold
+from quire.scheduler.scoring import Scoring, unfold
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.stopping import AcceptAll, accept_each
 from quire.scheduler.trials import Trials
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
-from quire.step import DecodeRows, Slice, StepPlan, StepResult
+from quire.step import DecodeRows, StepPlan, StepResult
 from quire.steps.handles import Handles
 
 
@@ -67,29 +68,44 @@ class Scheduler:
         """`make_masks` begins to fill the masks of rows that follow grammars, `accept_all` has them
         go on; `hold_adapter` has a LoRA adapter in memory; `times` are those of passes."""
         self.pool, self.limits = pool, limits
-        capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self.rows = Rows(capacity, pool.num_groups, limits.pacing)
-        self.waiting = Waiting()
-        self.lanes = Lanes(self.rows, self.waiting, clock)
-        self._placements = Placements(pool, self.rows)
-        self._admission = Admission(pool, self.rows, expected_output)
         self._expected_output, self._clock = expected_output, clock
         self._make_masks, self._accept_all = make_masks, accept_all
         self._hold_adapter = hold_adapter
+        capacity = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.rows = rows = Rows(capacity, pool.num_groups, limits.pacing)
+        self.waiting = waiting = Waiting()
+        self.lanes = Lanes(rows, waiting, clock)
+        self.media = MediaPlans(rows, limits.shelf_rows, limits.max_num_batched_tokens)
+        self.trials = Trials(rows, waiting, limits.max_repeat)
+        self._held = HeldRows(rows)
+        self._groups = PrefixGroups(rows, pool, sought=limits.prefix_groups)
+        self._admission = Admission(pool, rows, expected_output)
+        self._reports = Reports()
+        self._adapters = AdapterPlaces(
+            rows, waiting, limits.max_adapters, hold_adapter, self._reports.fail
+        )
+        self._placements = placements = Placements(pool, rows)
+        self.guesses = guesses_of(placements, waiting, limits.speculation, times)
+        self._past_windows = PastWindows(placements)
+        self._beams = Beams(placements, expected_output)
+        self._scoring = Scoring(pool, placements, waiting.add_again)
+        self._forking = Forking(placements, self._scoring, waiting, expected_output, clock)
+        self._chunks = Chunks(
+            placements, self._scoring, self._beams, self._forking, self.media, self._reports
+        )
+        self._preemption = Preemption(placements, self._beams, waiting, self._reports)
+        self._committer = Committer(
+            placements,
+            self._scoring,
+            self._beams,
+            self.guesses,
+            self.trials,
+            self._held,
+            self._reports,
+            clock=clock,
+            accept_all=accept_all,
+        )
         self._sent: deque[SentPlan] = deque()
-        self._scoring = Scoring(pool, self._placements, self.waiting.add_again)
-        self._beams = Beams(self._placements, expected_output)
-        self.guesses = guesses_of(self._placements, self.waiting, limits.speculation, times)
-        self.trials = Trials(self.rows, self.waiting, limits.max_repeat)
-        given = (self._placements, self._scoring, self._beams, self.guesses, self.trials)
-        self._committer = Committer(*given, clock, accept_all)
-        running = (self.rows, self.waiting, limits.max_adapters)
-        self._adapters = AdapterPlaces(*running, hold_adapter, self._committer.fail)
-        self._preemption = Preemption(self._placements, self._beams, self.waiting, self._committer)
-        self._forking = Forking(*given[:2], self.waiting, expected_output, clock)
-        self._groups = PrefixGroups(self.rows, pool, sought=limits.prefix_groups)
-        self._past_windows = PastWindows(self._placements)
-        self.media = MediaPlans(self.rows, limits.shelf_rows, limits.max_num_batched_tokens)
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
@@ -106,7 +122,7 @@ class Scheduler:
 
     def use(self, handles: Handles) -> None:
         """What results name is found here from now on: with the executor that runs the plans."""
-        self._committer.held.handles, self.rows.automata = handles, handles.automata
+        self._held.handles, self.rows.automata = handles, handles.automata
 
     @property
     def num_running(self) -> int:
@@ -115,11 +131,11 @@ class Scheduler:
     @property
     def num_held(self) -> int:
         """Rows that wait for their logits processors."""
-        return len(self._committer.held)
+        return len(self._held)
 
     def wait_for_held(self, seconds: float) -> None:
         """Until one of those rows can go on, at most so long."""
-        self._committer.held.wait(seconds)
+        self._held.wait(seconds)
 
     @property
     def num_preemptions(self) -> int:
@@ -127,7 +143,7 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        return self.num_running + len(self.waiting) + len(self._committer.ended)
+        return self.num_running + len(self.waiting) + self._reports.num_ended
 
     def add(self, samples: Many[Sequence]) -> None:
         """Queue the samples of one request: the first is computed, the others fork off it."""
@@ -158,7 +174,7 @@ class Scheduler:
             self._plan_prefill(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
-            released = self._committer.held.release()
+            released = self._held.release()
             if len(decode) or draft.prefill or len(released):
                 return self._take_off(draft, decode, released)
             if self._sent or self.num_held or not self.num_running:
@@ -173,10 +189,10 @@ class Scheduler:
         """Close the draft; count what it will have done, and whose results it will bring."""
         rows, alone = self.rows, not draft.prefill and not len(released)
         decode = self.guesses.plan(decode, draft) if alone else decode
-        at, is_long = decode.rows, not draft.prefill and not self.lanes.is_hurried
-        most = self.guesses.most_passes(at, self.limits.max_repeat if is_long else 1)
-        given, tries = (self._placements, self.trials, at, most, draft), rows.tries[at]
-        repeat = plan_repeat(*given, awaited=len(self.waiting) > 0)
+        at, tries = decode.rows, rows.tries[decode.rows]
+        most = 1 if draft.prefill or self.lanes.is_hurried else self.limits.max_repeat
+        most, awaited = self.guesses.most_passes(at, most), len(self.waiting) > 0
+        repeat = plan_repeat(self._placements, self.trials, at, most, draft, awaited=awaited)
         repeat, guessing = self.guesses.in_passes(at, repeat, draft, alone=alone)
         searched = self._beams.searched(draft, at)
         forgotten, encode = self.media.take()
@@ -238,73 +254,11 @@ class Scheduler:
         rows = self.rows
         begun = rows.running[~rows.drawn[rows.running]]
         for row in begun[np.argsort(rows.background[begun], kind="stable")].tolist():
-            self._plan_chunk(row, draft)
-
-    def _plan_chunk(self, row: int, draft: Draft) -> None:
-        """As many of a row's next tokens as there is room for; of a search that comes back, also
-        those of its further beams."""
-        rows, at = self.rows, row
-        if self._scoring.is_waiting(row):
-            return self._forking.fork_late(row, draft, self._plan_chunk)
-        while True:
-            free = self.pool.num_free // self.pool.num_groups
-            spare = free - self._placements.num_shared_tails(at)
-            room = (int(rows.num_blocks[at]) + spare) * self.pool.block_size
-            left = int(rows.planned[at] - rows.computed[at])
-            budget = draft.spare if rows.background[at] else draft.budget
-            chunk = min(left, budget, room - int(rows.computed[at]))
-            if chunk <= 0 or spare < 0 or (chunk := self._with_media(at, chunk)) <= 0:
-                return
-            self._plan_slice(at, chunk, draft)
-            if chunk < left or (following := self._beams.begin_next(at, draft)) is None:
-                return
-            at = following
-
-    def _with_media(self, row: int, chunk: int) -> int:
-        """As many of these tokens as have the media that stand among them."""
-        request, start = self.rows.sequence(row).request, int(self.rows.computed[row])
-        if not request.media and request.heard is None:
-            return chunk
-        try:
-            return self.media.reach(request, start, start + chunk) - start
-        except InvalidRequest as error:
-            self._committer.fail(self._beams.take_out(row), error)
-            return 0
-
-    def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
-        """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
-        rows, sequence = self.rows, self.rows.sequence(row)
-        start, published = int(rows.computed[row]), int(rows.num_published[row])
-        leaving = fork_point(sequence)
-        end = start + chunk if leaving is None else min(start + chunk, leaving)
-        if rows.renewed[row]:
-            self._placements.restart(row, draft)
-        if self._placements.num_shared_tails(row):
-            self._placements.copy_tail(row, draft)
-        rows.forked[row] = False
-        self._placements.grow_to(row, end, draft)
-        rows.computed[row] = end
-        self._placements.publish(row, rows.token_ids[row], end)
-        self._scoring.promise(row, published)
-        drawing: tuple[int, ...] = ()
-        if sequence.tree is not None:
-            if end == leaving:
-                self._forking.fork_all(row, draft)  # each goes on by itself
-        elif end == rows.planned[row] and sequence.request.hidden is None:
-            drawing = (row, *self._forking.fork_all(row, draft))
-            for one in drawing:
-                rows.planned[one], rows.drawn[one] = rows.planned[one] + 1, True
-        targets = targets_of(sequence, start, end)
-        hidden = hidden_of(sequence.request, start, end)
-        fed = rows.fed_ids[row][start:end]
-        shown = self.media.shown(sequence.request, start, end)
-        draft.prefill.append(Slice(row, start, fed, drawing, targets, 0, hidden, *shown))
-        draft.budget -= end - start
-        draft.spare = min(draft.spare - (end - start) * int(rows.background[row]), draft.budget)
+            self._chunks.plan(row, draft)
 
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
-        max_wait = self._committer.long_wait(self.limits.max_wait)
+        max_wait = self._reports.long_wait(self.limits.max_wait)
         self._admission.begin()
         self._adapters.begin(self._clock(), max_wait)
         while draft.budget > 0:
@@ -323,7 +277,7 @@ class Scheduler:
             if not self._admission.has_room(sequence, cached, budget):
                 if not self.num_running and not self._sent:
                     self.waiting.remove(sequence)
-                    self._committer.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
+                    self._reports.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
                     continue
                 return
             self.waiting.remove(sequence)
@@ -335,7 +289,7 @@ class Scheduler:
             self._scoring.begin(row)
             if sequence.group is not None:
                 self._beams.enter(row, draft)
-            self._plan_chunk(row, draft)
+            self._chunks.plan(row, draft)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
         """Digest the oldest plan's result, which took so long."""
@@ -343,8 +297,8 @@ class Scheduler:
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
         self._committer.commit(sent, result)
-        return self._committer.take_report()
+        return self._reports.take()
 
     def take_report(self) -> StepReport:
         """What happened since the last result, or since this was last asked for."""
-        return self._committer.take_report()
+        return self._reports.take()

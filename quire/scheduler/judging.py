@@ -1,0 +1,85 @@
+"""Which of their new tokens rows keep, and which rows end with them.
+
+Ids and lengths are judged for all rows at once. Over that goes what a grammar says, by the table
+that the device walks, too, where it follows the grammar by itself; and what only Python can judge:
+grammars with a token for each row, together, then stop strings and long lists of stop ids, row by
+row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.request import Ints
+from quire.scheduler.rows import Rows
+from quire.scheduler.stopping import AcceptAll, judge, judge_together, num_kept
+from quire.scheduler.walking import judge_walks
+from quire.step import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What rows drew that are still where they were when it was asked of them. Row rows[i], which
+    is line lines[i] of the result, drew the first counts[i] of tokens[i]; it keeps kept[i] of
+    these, and where ended[i] it ends with them."""
+
+    lines: npt.NDArray[np.int64]
+    rows: Ints
+    tokens: Ints
+    counts: Ints
+    kept: Ints
+    ended: npt.NDArray[np.bool_]
+
+    def going_on(self, wanted: npt.NDArray[np.bool_]) -> list[int]:
+        """Of the rows whose column in rows.py is `wanted` those that drew, and do not end."""
+        found: list[int] = self.rows[wanted[self.rows] & ~self.ended & (self.kept > 0)].tolist()
+        return found
+
+
+def judged(
+    rows: Rows,
+    at: Ints,
+    lines: npt.NDArray[np.int64],
+    result: StepResult,
+    accept_all: AcceptAll,
+) -> Drawn:
+    """What the rows `at` drew, which are these lines of a result. The finish reasons of those that
+    end are set where more than ids and lengths decides."""
+    tokens, counts = result.tokens[lines], result.counts[lines]
+    drawn = Drawn(lines, at, tokens, counts, *num_kept(rows, at, tokens, counts))
+    walking = np.flatnonzero(rows.automaton[at])
+    if len(walking) and rows.automata is not None:
+        drawn.kept[walking], drawn.ended[walking] = judge_walks(
+            rows, rows.automata, at[walking], tokens[walking], counts[walking]
+        )
+    visited = np.flatnonzero(rows.visited[at])
+    together = rows.follows[at[visited]] & (counts[visited] == 1)
+    _judge_together(rows, drawn, visited[together], accept_all)
+    _judge_each(rows, drawn, visited[~together])
+    return drawn
+
+
+def _judge_together(
+    rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64], accept_all: AcceptAll
+) -> None:
+    """Those that drew one token each, and follow grammars."""
+    if not len(some):
+        return
+    at = drawn.rows[some]
+    sequences = [rows.sequence(row) for row in at.tolist()]
+    num_outputs = (rows.known[at] - rows.num_prompt[at]).tolist()
+    judge_together(sequences, drawn.tokens[some, 0].tolist(), num_outputs, accept_all)
+    drawn.kept[some] = 1
+    drawn.ended[some] = [sequence.finish_reason is not None for sequence in sequences]
+
+
+def _judge_each(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
+    for i in some.tolist():
+        row = int(drawn.rows[i])
+        sequence = rows.sequence(row)
+        tokens = drawn.tokens[i, : drawn.counts[i]].tolist()
+        drawn.kept[i] = judge(sequence, tokens, int(rows.known[row] - rows.num_prompt[row]))
+        drawn.ended[i] = sequence.finish_reason is not None

@@ -1,0 +1,77 @@
+"""What became of sequences, kept until it is asked for: those that ended, and what watched ones
+wrote."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.errors import QuireError
+from quire.request import Ints
+from quire.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A watched sequence that goes on, and all that it has written so far."""
+
+    sequence: Sequence
+    output_ids: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened in a step: the sequences that ended, and what watched ones wrote that go on."""
+
+    ended: list[Sequence] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
+
+
+class Reports:
+    """Sequences end here, by themselves or by an error."""
+
+    def __init__(self) -> None:
+        self._ended: list[Sequence] = []
+        self._grown: list[Grown] = []
+        self._service_times: deque[float] = deque(maxlen=101)
+
+    @property
+    def num_ended(self) -> int:
+        """Sequences whose end was not yet asked for."""
+        return len(self._ended)
+
+    def take(self) -> StepReport:
+        """What happened since this was last asked for."""
+        report = StepReport(self._ended, self._grown)
+        self._ended, self._grown = [], []
+        return report
+
+    def forget(self, is_gone: Callable[[Sequence], bool]) -> None:
+        """Report nothing of these sequences."""
+        self._ended = [s for s in self._ended if not is_gone(s)]
+        self._grown = [g for g in self._grown if not is_gone(g.sequence)]
+
+    def grew(self, sequence: Sequence, output_ids: Ints) -> None:
+        self._grown.append(Grown(sequence, output_ids))
+
+    def finish(self, sequence: Sequence, now: float) -> None:
+        """It ended by itself, and its reasons are given."""
+        sequence.timings.last_token = now
+        self._service_times.append(now - sequence.timings.scheduled)
+        self._ended.append(sequence)
+
+    def fail(self, sequence: Sequence, error: QuireError) -> None:
+        """End a sequence that is in no row, and the samples that were to fork off it."""
+        for one in (sequence, *sequence.siblings):
+            one.finish_reason, one.error = "error", error
+            self._ended.append(one)
+        sequence.siblings = []
+
+    def long_wait(self, least: float) -> float:
+        """Seconds of waiting after which a sequence goes before all others: `least`, or four
+        times what others take."""
+        times = self._service_times
+        return max(least, 4 * float(np.median(times))) if times else least
