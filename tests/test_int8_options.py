@@ -9,7 +9,7 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.errors import NotSupported
-from quire.options import DeviceFacts, parse_options, resolve
+from quire.options import DeviceFacts, WeightFacts, parse_options, resolve
 from quire.spec import plain_decoder
 
 SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
@@ -19,7 +19,7 @@ def decided(
     *, fits: str = "", steady: bool = True, device: str = "cpu", **options: object
 ) -> EngineConfig:
     facts = DeviceFacts(device, 1 << 34, 1 << 33, 2, ("bfloat16",), steady_kernels=steady)
-    return resolve(parse_options(options), SPEC, facts, int8_fits=fits)
+    return resolve(parse_options(options), SPEC, facts, WeightFacts(int8_fits=fits))
 
 
 def test_what_fits_is_taken_and_said() -> None:
@@ -78,7 +78,7 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
     device: str, options: dict[str, str], kept: str | None
 ) -> None:
     facts = DeviceFacts(device, 1 << 34, 1 << 33, 2, ("bfloat16",))
-    config = resolve(parse_options(options), SPEC, facts, stored="awq")
+    config = resolve(parse_options(options), SPEC, facts, WeightFacts("awq"))
     assert config.quantization == kept
     said = any("dequantised when they are loaded" in line for line in config.notes)
     assert said == (kept is None and options.get("quantization") != "none")
@@ -98,7 +98,7 @@ def test_weights_stay_quantised_where_that_is_asked_of_a_gpu(
 )
 def test_fp8_stays_so_unasked_where_it_is_fast(options: dict[str, Any], kept: str | None) -> None:
     hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_quantised=True)
-    config = resolve(parse_options(options), SPEC, hopper, stored="fp8", kept_as="fp8")
+    config = resolve(parse_options(options), SPEC, hopper, WeightFacts("fp8", "fp8"))
     assert config.quantization == kept
     said = any("stay in fp8" in line for line in config.notes)
     assert said == (kept == "fp8")
@@ -110,7 +110,7 @@ def test_fp8_stays_so_unasked_where_it_is_fast(options: dict[str, Any], kept: st
 )
 def test_codes_of_4_bits_stay_so_unasked(options: dict[str, Any], kept: str | None) -> None:
     hopper = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",), fast_quantised=True)
-    config = resolve(parse_options(options), SPEC, hopper, stored="awq", kept_as="4 bits")
+    config = resolve(parse_options(options), SPEC, hopper, WeightFacts("awq", "4 bits"))
     assert config.quantization == kept
     assert any("stay in 4 bits" in line for line in config.notes) == (kept == "awq")
 
@@ -119,7 +119,7 @@ def test_what_is_not_known_to_be_fast_is_dequantised() -> None:
     older = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",))
     hopper = replace(older, fast_quantised=True)
     for facts, kept_as in ((older, "fp8"), (older, "4 bits"), (hopper, "")):
-        config = resolve(parse_options({}), SPEC, facts, stored="fp8", kept_as=kept_as)
+        config = resolve(parse_options({}), SPEC, facts, WeightFacts("fp8", kept_as))
         assert config.quantization is None
 
 

@@ -1,19 +1,19 @@
 """Options as written, and what is decided from them.
 
 table.py lists every option: honoured, moot or refused. parse.py reads them into `Options`,
-decide.py turns Options, a ModelSpec and the facts of a device into an EngineConfig.
+decide.py turns Options, a ModelSpec and facts (facts.py) into an EngineConfig.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.options.facts import DeviceFacts, WeightFacts
 from quire.options.option import Option
 from quire.options.parse import Options, parse_options
 from quire.options.table import OPTIONS
 
 if TYPE_CHECKING:
-    from quire.options.decide import DeviceFacts as DeviceFacts
     from quire.options.decide import resolve as resolve
     from quire.options.engine_args import AsyncEngineArgs as AsyncEngineArgs
     from quire.options.engine_args import EngineArgs as EngineArgs
@@ -25,6 +25,7 @@ __all__ = [
     "EngineArgs",
     "Option",
     "Options",
+    "WeightFacts",
     "parse_options",
     "resolve",
 ]
@@ -37,8 +38,8 @@ def __getattr__(name: str) -> Any:
         from quire.options import engine_args
 
         return getattr(engine_args, name)
-    if name in ("DeviceFacts", "resolve"):
-        from quire.options import decide
+    if name == "resolve":
+        from quire.options.decide import resolve
 
-        return getattr(decide, name)
+        return resolve
     raise AttributeError(f"module 'quire.options' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Options + ModelSpec + DeviceFacts -> EngineConfig: every choice in one place, with its reason.
+"""Options, a ModelSpec and facts -> EngineConfig: every choice in one place, with its reason.
 
 Pure: whoever knows the machine passes the facts in. What was chosen without being asked for is
 said in `EngineConfig.notes`.
@@ -6,14 +6,15 @@ said in `EngineConfig.notes`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from quire.config import AdapterOptions, EngineConfig, Speculation
+from quire.config import AdapterOptions, EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.options.adapters import adapter_options
-from quire.options.checks import CHECKPOINTS, FIT_TO_MEMORY
+from quire.options.checks import FIT_TO_MEMORY
+from quire.options.facts import DeviceFacts, WeightFacts
 from quire.options.parse import Options
+from quire.options.quantization import quantization_for
 from quire.options.speculation import speculation_for
 from quire.options.states import check_states, least_block_size
 from quire.params.rules import fail
@@ -31,55 +32,38 @@ BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 2048
 GPU_REPEAT = 32
 # What is not in bytes is computed in.
 QUANTISED_DTYPES = {"int8": "float32"}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """What was found out about the device. `fast_dtypes` are those of "bfloat16" and "float16"
-    that compute faster than float32 here, the preferred one first."""
-
-    device: str  # "cpu" or "cuda"
-    memory_total: int  # bytes
-    memory_free: int  # bytes
-    num_cores: int
-    fast_dtypes: tuple[str, ...] = ()
-    # Whether what is computed in float32 or in bytes has bits that no batch changes, at no cost.
-    steady_kernels: bool = False
-    # Whether products with weights in fp8 and in 4 bits were found faster here than with plain ones
-    # of 16 bits, of few rows, and no slower of many.
-    fast_quantised: bool = False
+UNKNOWN_WEIGHTS = WeightFacts()
 
 
 def resolve(
-    options: Options,
-    spec: AnySpec,
-    facts: DeviceFacts,
-    *,
-    int8_fits: str = "",
-    stored: str = "",
-    kept_as: str = "",
+    options: Options, spec: AnySpec, facts: DeviceFacts, weights: WeightFacts = UNKNOWN_WEIGHTS
 ) -> EngineConfig:
-    """Decide everything the engine runs with. `int8_fits` says why 8-bit arithmetic is right for
-    this model on this device, where it is; `stored` is what its weights were rounded to before,
-    `kept_as`: what products of all of them can be computed in, "fp8" or "4 bits"."""
+    """Decide everything the engine runs with."""
     _check_device(options, facts)
     if spec.keeps_states:
         check_states(options)
     notes, on_gpu = list[str](), facts.device == "cuda"
-    max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
-    classes = options.logits_processors or ()
     overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
-    quantization = _quantization(options, facts, int8_fits, stored, notes, kept_as=kept_as)
+    max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
+    quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
+    block_size = _block_size(options, spec, quantization or dtype, notes)
     batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
-    batch_processors = tuple(c for c in classes if not _is_adapter(c))
-    guesses = (options, spec, facts, batch_invariant, bool(batch_processors), notes)
+    batch_processors, request_processors = _processors(options)
+    speculation = speculation_for(
+        options.speculative_config,
+        device=facts.device,
+        batch_invariant=batch_invariant,
+        spec=spec,
+        has_processors=bool(batch_processors),
+        notes=notes,
+    )
     return EngineConfig(
         device=facts.device,
         dtype=dtype,
         quantization=quantization,
         max_model_len=_max_model_len(options, spec),
-        block_size=_block_size(options, spec, quantization or dtype, notes),
+        block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching is not False,
@@ -103,32 +87,14 @@ def resolve(
         # Merging two partial results rounds differently from reading all at once, unless the
         # kernels add up in the same order either way.
         prefix_groups=on_gpu or facts.steady_kernels or not batch_invariant,
-        speculation=_speculation(*guesses),
+        speculation=speculation,
         notes=tuple(notes),
         reasoning_parser=options.reasoning_parser,
         tool_call_parser=options.tool_call_parser,
         structured_outputs=_structured_outputs(options),
         batch_processors=batch_processors,
-        request_processors=tuple(c for c in classes if _is_adapter(c)),
+        request_processors=request_processors,
         adapters=_adapters(options),
-    )
-
-
-def _speculation(
-    options: Options,
-    spec: AnySpec,
-    facts: DeviceFacts,
-    batch_invariant: bool,
-    has_processors: bool,
-    notes: list[str],
-) -> Speculation | None:
-    return speculation_for(
-        options.speculative_config,
-        device=facts.device,
-        batch_invariant=batch_invariant,
-        spec=spec,
-        has_processors=has_processors,
-        notes=notes,
     )
 
 
@@ -171,66 +137,12 @@ def _structured_outputs(options: Options) -> StructuredOutputsConfig:
     )
 
 
-def _is_adapter(processor: type[Any]) -> bool:
-    """Whether a class of logits processors works request by request."""
-    return hasattr(processor, "new_req_logits_processor")
-
-
-def _quantization(
-    options: Options,
-    facts: DeviceFacts,
-    int8_fits: str,
-    stored: str,
-    notes: list[str],
-    *,
-    kept_as: str,
-) -> str | None:
-    """What was asked for; "int8" where nothing was and it fits."""
-    asked = None if options.quantization in CHECKPOINTS else options.quantization
-    if options.quantization == "int8":
-        if facts.device != "cpu":
-            raise NotSupported(
-                "quantization='int8' is built for CPUs. Leave it out, or set device='cpu'."
-            )
-        if options.dtype not in (None, "float32"):
-            raise NotSupported(
-                f"quantization='int8' with dtype={options.dtype!r}: what is not in bytes is "
-                "computed in float32. Leave dtype out."
-            )
-        return "int8"
-    if asked is None and options.dtype is None and int8_fits:
-        notes.append(f"8-bit arithmetic: {int8_fits} (override with quantization='none')")
-        return "int8"
-    if options.quantization in CHECKPOINTS and facts.device == "cuda":
-        if options.batch_invariant:
-            raise NotSupported(
-                f"batch_invariant=True with quantization={options.quantization!r}: products with "
-                "quantised weights add up in another order for another batch size. Leave "
-                "quantization out: the weights are then dequantised when they are loaded."
-            )
-        if options.dtype != "float32":
-            return options.quantization
-        notes.append("dtype float32: the weights are dequantised when they are loaded")
-    elif asked is None and stored not in ("", "gguf"):
-        if _stays(options, facts, kept_as):
-            notes.append(
-                f"{stored}: the weights stay in {kept_as} (override with quantization='none')"
-            )
-            return stored
-        more = (
-            f" (quantization={stored!r} keeps them as they are)" if facts.device == "cuda" else ""
-        )
-        notes.append(f"{stored}: the weights are dequantised when they are loaded{more}")
-    return None
-
-
-def _stays(options: Options, facts: DeviceFacts, kept_as: str) -> bool:
-    """Whether weights in fp8 or in codes are multiplied with as they are, unasked: where that is
-    faster than plain ones of 16 bits, and nothing was asked for that it has not."""
-    fast = bool(kept_as) and facts.fast_quantised
-    asks_more = options.dtype == "float32" or options.batch_invariant or options.enable_lora
-    is_one = options.tensor_parallel_size == 1
-    return fast and options.quantization is None and is_one and not asks_more
+def _processors(options: Options) -> tuple[tuple[type[Any], ...], tuple[type[Any], ...]]:
+    """Classes of logits processors: those that edit every row, and those that serve a request."""
+    every_row, by_request = list[type[Any]](), list[type[Any]]()
+    for one in options.logits_processors or ():
+        (by_request if hasattr(one, "new_req_logits_processor") else every_row).append(one)
+    return tuple(every_row), tuple(by_request)
 
 
 def _kv_cache_dtype(options: Options, spec: AnySpec, facts: DeviceFacts) -> str:

@@ -134,7 +134,7 @@ MOOT: dict[str, dict[str, Any]] = {
         "enable_sleep_mode": False,
         "sleep_mode_backend": "cumem",
     },
-    "No family with experts is built, so there are none to place.": {
+    "Experts are computed where the other layers are; ranks have a share of each of them.": {
         "enable_expert_parallel": False,
         "enable_ep_weight_filter": False,
         "moe_backend": "auto",
@@ -149,7 +149,7 @@ MOOT: dict[str, dict[str, Any]] = {
         "expert_placement_strategy": "linear",
         "enable_bf16x3_router_gemm": None,
     },
-    "No family with recurrent layers is built.": {
+    "States of layers are kept in float32, in blocks of the KV cache.": {
         "mamba_config": None,
         "mamba_cache_dtype": "auto",
         "mamba_ssm_cache_dtype": "auto",

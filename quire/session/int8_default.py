@@ -28,7 +28,7 @@ from quire.options.checks import CHECKPOINTS
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.session.fingerprint import model_fingerprint
 from quire.session.layerwise import LayerwiseModel
-from quire.session.quantisation import stored_method
+from quire.session.quantisation import weight_facts
 from quire.spec import ModelSpec
 from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles
@@ -71,7 +71,7 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
     It does if its weights were rounded before they came here, where C computes it (`steady`),
     where it is clearly faster than floats, and where it passes its gate."""
     asked = options.quantization not in (None, *CHECKPOINTS) or options.dtype is not None
-    if asked or not steady or not stored_method(files) or options.load_format == "dummy":
+    if asked or not steady or not weight_facts(files).stored or options.load_format == "dummy":
         return Int8Default()
     if int8_probe().gain < LEAST_GAIN:
         return Int8Default()

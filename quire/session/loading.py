@@ -33,7 +33,7 @@ from quire.session.fallback import load_fallback, own_spec, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
-from quire.session.quantisation import check_quantisation, kept_as, stored_method
+from quire.session.quantisation import check_quantisation, weight_facts
 from quire.session.ranks import ranks_executor
 from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
@@ -50,16 +50,7 @@ def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
     _check_given(model, options)
     wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
-    dummy = options.load_format == "dummy"
-    files = locate(
-        model,
-        revision=options.revision,
-        download_dir=options.download_dir,
-        token=options.hf_token,
-        weights=not dummy,
-        trust_remote_code=options.trust_remote_code,
-    )
-    check_quantisation(files, options)
+    files = _find(model, options)
     said = {**files.config, **(options.hf_overrides or {})}
     encoder = encoder_family(said)
     pooler = choose_pooler(files, said, options, encoder)
@@ -81,26 +72,29 @@ def load(model: str, options: Options) -> LoadedModel:
         facts = executor.start()
         tokenizer = reading.result()
     spec = planned if isinstance(planned, ModelSpec | EncoderSpec) else planned.spec
-    head = _head(pooler, files, spec, tokenizer, dummy=dummy)
+    head = _head(pooler, files, spec, tokenizer, dummy=options.load_format == "dummy")
     if options.max_model_len == FIT_TO_MEMORY:
         config = _fitted(config, facts)
     for line in (*config.notes, *facts.notes, unused_line(options.logits_processors or ())):
         if line:
             note(line)
+    hf_config = (
+        said if isinstance(spec, EncoderSpec) or files.config else {**config_of(spec), **said}
+    )
     return LoadedModel(
-        model,
-        spec,
-        config,
-        executor,
-        facts,
-        tokenizer,
-        generation_config,
-        said if isinstance(spec, EncoderSpec) or files.config else {**config_of(spec), **said},
-        partial(_stored, model, planned, options),
-        head,
-        no_text,
-        media,
-        make_store(config, planned, options, files, executor.handles),
+        name=model,
+        spec=spec,
+        config=config,
+        executor=executor,
+        facts=facts,
+        tokenizer=tokenizer,
+        generation_config=generation_config,
+        hf_config=hf_config,
+        stored=partial(_stored, model, planned, options),
+        head=head,
+        no_text=no_text,
+        media=media,
+        adapters=make_store(config, planned, options, files, executor.handles),
     )
 
 
@@ -117,6 +111,21 @@ class ModelParts:
 def read_parts(model: str, options: Options) -> ModelParts:
     """Find the model and read all of it but its weights."""
     _check_given(model, options)
+    files = _find(model, options)
+    said = {**files.config, **(options.hf_overrides or {})}
+    if choose_pooler(files, said, options, encoder_family(said)).tasks:
+        raise NotSupported(
+            f"data_parallel_size={options.data_parallel_size} of a model that embeds or classifies "
+            "is not built. Run one LLM per device, each on its own share of the texts."
+        )
+    spec = own_spec(files, options)
+    hf_config = said if files.config else {**config_of(spec), **said}
+    return ModelParts(
+        spec, load_tokenizer(files, options), _generation_config(files, options), hf_config
+    )
+
+
+def _find(model: str, options: Options) -> ModelFiles:
     files = locate(
         model,
         revision=options.revision,
@@ -126,17 +135,7 @@ def read_parts(model: str, options: Options) -> ModelParts:
         trust_remote_code=options.trust_remote_code,
     )
     check_quantisation(files, options)
-    said = {**files.config, **(options.hf_overrides or {})}
-    if choose_pooler(files, said, options, encoder_family(said)).tasks:
-        raise NotSupported(
-            f"data_parallel_size={options.data_parallel_size} of a model that embeds or classifies "
-            "is not built. Run one LLM per device, each on its own share of the texts."
-        )
-    spec = own_spec(files, options)
-    hf_config = {**(files.config or config_of(spec)), **(options.hf_overrides or {})}
-    return ModelParts(
-        spec, load_tokenizer(files, options), _generation_config(files, options), hf_config
-    )
+    return files
 
 
 def _head(
@@ -230,7 +229,7 @@ def _fallback_executor(
     from quire.executor.probe import device_facts
 
     facts = device_facts(options.device)
-    config = resolve_fallback(options, plan, facts, stored=stored_method(files))
+    config = resolve_fallback(options, plan, facts, stored=weight_facts(files).stored)
     read = partial(load_fallback, files, plan, config)
     if facts.device == "cpu":
         return config, LocalExecutor(config, plan.spec, read(), read_again=read)
@@ -247,8 +246,7 @@ def _gpu_executor(
     compiling: Compiling | None,
     media: ModelMedia | None,
 ) -> tuple[EngineConfig, ModelExecutor]:
-    stored = stored_method(files)
-    config = resolve(options, spec, facts, stored=stored, kept_as=kept_as(files))
+    config = resolve(options, spec, facts, weight_facts(files))
     hashing = hash_triton()
     from quire.executor.cuda.executor import CudaExecutor
     from quire.executor.cuda.fp8_kv import check_fp8
@@ -275,8 +273,7 @@ def _cpu_executor(
 
     facts = with_kernels(facts, spec, options)
     default = int8_fits(files, spec, options, steady=facts.steady_kernels)
-    stored = stored_method(files)
-    config = resolve(options, spec, facts, int8_fits=default.why, stored=stored)
+    config = resolve(options, spec, facts, replace(weight_facts(files), int8_fits=default.why))
     weights = load_cpu_weights(files, spec, config, at_hand=default.weights)
     read_again = partial(load_cpu_weights, files, spec, config)
     tower = None if media is None else partial(media.tower, config)

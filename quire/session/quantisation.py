@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
 from quire.errors import InvalidOption, NotSupported
-from quire.options import Options
+from quire.options import Options, WeightFacts
 from quire.options.checks import CHECKPOINTS
-from quire.weights.quantised.layout import Layout
+from quire.weights.quantised.layout import Layout, Quantisation
 from quire.weights.source import ModelFiles
 
 
-def stored_method(files: ModelFiles) -> str:
-    """What a model's weights were rounded to before they came here; "": they were not."""
+def weight_facts(files: ModelFiles) -> WeightFacts:
+    """What a model's weights were rounded to before they came here, and what they can stay in."""
     if files.kind == "gguf":
-        return "gguf"
-    return "" if files.quantisation is None else files.quantisation.method
+        return WeightFacts("gguf")
+    said = files.quantisation
+    return WeightFacts() if said is None else WeightFacts(said.method, _kept_as(said))
 
 
-def kept_as(files: ModelFiles) -> str:
-    """What products with whatever is quantised of a model can be computed in: "fp8", "4 bits" by
-    the kernels of backends/cuda_c, or "" for anything else."""
-    rules = () if files.quantisation is None else files.quantisation.rules
-    layouts = [rule.layout for rule in rules if rule.layout is not None]
+def _kept_as(said: Quantisation) -> str:
+    """ "fp8", "4 bits" by the kernels of backends/cuda_c, or "" for anything else."""
+    layouts = [rule.layout for rule in said.rules if rule.layout is not None]
     if layouts and all(layout.kind == "fp8" for layout in layouts):
         return "fp8"
     return "4 bits" if layouts and all(map(_is_packed, layouts)) else ""
@@ -39,7 +38,7 @@ def check_quantisation(files: ModelFiles, options: Options) -> None:
             "hf_overrides with a quantization_config: how the tensors were rounded is a fact about "
             "them. Leave it out."
         )
-    stored, asked = stored_method(files), options.quantization
+    stored, asked = weight_facts(files).stored, options.quantization
     if asked in CHECKPOINTS and asked != stored:
         is_ = f"is {stored}" if stored else "is not quantised"
         raise InvalidOption(

@@ -17,7 +17,7 @@ from quire.options import DeviceFacts, Options, resolve
 from quire.ranks.shares import OPTION, RankShare, check_ranks, of_rank
 from quire.session.fallback import AskedClass, check_divided, resolve_fallback
 from quire.session.media import ModelMedia
-from quire.session.quantisation import stored_method
+from quire.session.quantisation import weight_facts
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
 
@@ -51,16 +51,17 @@ def ranks_executor(
 
     size = options.tensor_parallel_size
     shares, transformers = [RankShare(rank, size) for rank in range(size)], ""
+    weights = weight_facts(files)
     if isinstance(planned, ModelSpec):
         spec = planned
         check_ranks(spec, size)
         facts = _facts(spec, options, shares)
-        config = resolve(options, spec, facts, stored=stored_method(files))
+        config = resolve(options, spec, facts, weights)
     else:
         spec, transformers = planned.spec, AskedClass.of(options).as_text()
         check_divided(planned, files, options)
         facts = _facts(None, options, shares)
-        config = resolve_fallback(options, planned, facts, stored=stored_method(files))
+        config = resolve_fallback(options, planned, facts, stored=weights.stored)
     config = replace(config, notes=(*config.notes, *_few_cores(size, facts)))
     own = config
     if facts.device == "cpu" and config.kv_cache_memory_bytes is not None:

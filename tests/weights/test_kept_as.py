@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.session.quantisation import kept_as
+from quire.session.quantisation import weight_facts
 from quire.weights.source import locate
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -37,4 +37,4 @@ def test_layouts_name_what_products_there_are(
     config |= {**sizes, **heads, "rms_norm_eps": 1e-5}
     config |= {} if said is None else {"quantization_config": said}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert kept_as(locate(str(tmp_path), weights=False)) == found
+    assert weight_facts(locate(str(tmp_path), weights=False)).kept_as == found
