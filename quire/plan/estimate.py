@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.cache.groups import ONE_GROUP, Windows
+from quire.cache.groups import Windows
+from quire.config import EngineConfig
+from quire.plan.footprint import Counted
 from quire.plan.prefixes import SharedPrefix
-from quire.plan.simulation import Job, Run
+from quire.plan.simulation import Simulation
 from quire.plan.times import StepTimes
 from quire.request import Ints, Request
 from quire.spec import AnySpec
@@ -36,26 +38,21 @@ def estimate_run(
     requests_in_order: Sequence[Request],
     cached_tokens: Sequence[int] | Ints,
     expected_outputs: Sequence[float],
+    groups: Sequence[SharedPrefix],
     *,
-    block_size: int,
+    config: EngineConfig,
     num_blocks: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
+    windows: Windows,
     times: StepTimes,
     spec: AnySpec,
-    windows: Windows = ONE_GROUP,
-    groups: Sequence[SharedPrefix] = (),
-    caching: bool = True,
-    depth: int = 1,
 ) -> RunEstimate:
     """Foretell the run of these requests, admitted in this order.
 
     `cached_tokens` and `expected_outputs` belong to `requests_in_order`, and so do the members
-    of `groups`: the blocks a group shares are counted once. `depth` plans are in flight, so a
-    row that ends is free `depth - 1` steps later.
+    of `groups`: the blocks a group shares are counted once.
     """
-    jobs = [
-        Job(
+    simulated = [
+        Counted(
             prompt=r.num_prompt,
             cached=int(cached),
             outputs=min(r.max_tokens, max(1, round(outputs))),
@@ -65,16 +62,16 @@ def estimate_run(
             requests_in_order, cached_tokens, expected_outputs, strict=True
         )
     ]
-    run = Run(
-        block_size=block_size,
+    run = Simulation(
+        block_size=config.block_size,
         num_blocks=num_blocks,
-        num_rows=min(max_num_seqs, max_num_batched_tokens),
-        budget=max_num_batched_tokens,
-        lag=depth - 1,
-        caching=caching,
+        num_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
+        budget=config.max_num_batched_tokens,
+        lag=config.depth - 1,  # a row that ends is free when the plans behind it are home
+        caching=config.enable_prefix_caching,
         windows=windows,
     )
-    run.play(jobs, groups)
+    run.play(simulated, groups)
     flops = spec.flops(tokens=run.tokens, context=run.attended, sampled=run.sampled)
     seconds = times.cost.seconds(
         steps=run.steps, tokens=run.tokens, sampled=run.sampled, context=run.attended

@@ -8,6 +8,7 @@ begun last would run alone. A lower priority number goes before everything.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -126,19 +127,12 @@ class Planner:
             [requests[i] for i in order.tolist()],
             cached[order],
             expected[order].tolist(),
-            block_size=self.config.block_size,
+            [replace(g, members=tuple(place[list(g.members)].tolist())) for g in groups],
+            config=self.config,
             num_blocks=self.num_blocks,
             windows=self.windows,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
             times=self.times,
             spec=self.spec,
-            groups=[
-                SharedPrefix(tuple(place[list(g.members)].tolist()), g.num_blocks, g.parent)
-                for g in groups
-            ],
-            caching=self.config.enable_prefix_caching,
-            depth=self.config.depth,
         )
 
     def _notes(self, requests: Sequence[Request], order: Ints) -> tuple[str, ...]:

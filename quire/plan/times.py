@@ -29,6 +29,8 @@ DISTURBED = 3.0
 # Pull towards the assumed proportions, against one relative error squared per observed step:
 # decides what the steps could not tell apart, and next to nothing else.
 PRIOR_WEIGHT = 1e-3
+# Of a machine that nobody measured: a second's arithmetic and bytes read, and bytes of a weight.
+ASSUMED_FLOPS, ASSUMED_BYTES, ASSUMED_WEIGHT_BYTES = 1e11, 1e10, 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +52,14 @@ class StepCost:
         )
 
 
-def assumed_cost(
-    spec: AnySpec,
-    *,
-    flops_per_second: float = 1e11,
-    bytes_per_second: float = 1e10,
-    bytes_per_weight: float = 4.0,
-) -> StepCost:
+def assumed_cost(spec: AnySpec) -> StepCost:
     """The cost of a step on a machine nobody measured: weights read once, arithmetic done."""
     weights = spec.body_weights + spec.head_weights
     return StepCost(
-        fixed=weights * bytes_per_weight / bytes_per_second,
-        token=spec.flops(tokens=1, context=0, sampled=0) / flops_per_second,
-        sample=spec.flops(tokens=0, context=0, sampled=1) / flops_per_second,
-        position=spec.flops(tokens=0, context=1, sampled=0) / flops_per_second,
+        fixed=weights * ASSUMED_WEIGHT_BYTES / ASSUMED_BYTES,
+        token=spec.flops(tokens=1, context=0, sampled=0) / ASSUMED_FLOPS,
+        sample=spec.flops(tokens=0, context=0, sampled=1) / ASSUMED_FLOPS,
+        position=spec.flops(tokens=0, context=1, sampled=0) / ASSUMED_FLOPS,
     )
 
 
@@ -87,30 +83,11 @@ class _Kind:
 class StepTimes:
     """Learns what a step costs; give it every step that ran."""
 
-    def __init__(self, assumed: StepCost) -> None:
-        self.assumed = assumed
+    def __init__(self, spec: AnySpec) -> None:
+        self._assumed = assumed_cost(spec)
         self.num_observed = 0
         self._kinds: dict[tuple[int, int, int], _Kind] = {}
-        self._fitted: StepCost | None = assumed
-
-    @classmethod
-    def of(
-        cls,
-        spec: AnySpec,
-        *,
-        flops_per_second: float = 1e11,
-        bytes_per_second: float = 1e10,
-        bytes_per_weight: float = 4.0,
-    ) -> StepTimes:
-        """Starts from `assumed_cost`."""
-        return cls(
-            assumed_cost(
-                spec,
-                flops_per_second=flops_per_second,
-                bytes_per_second=bytes_per_second,
-                bytes_per_weight=bytes_per_weight,
-            )
-        )
+        self._fitted: StepCost | None = self._assumed
 
     def observe(
         self, tokens: int, sampled: int, context: int, seconds: float, *, steps: int = 1
@@ -134,7 +111,7 @@ class StepTimes:
     @property
     def cost(self) -> StepCost:
         if self._fitted is None:
-            self._fitted = _fit(list(self._kinds.values()), self.assumed)
+            self._fitted = _fit(list(self._kinds.values()), self._assumed)
         return self._fitted
 
     def describe(self) -> str:

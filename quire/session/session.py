@@ -54,7 +54,7 @@ class Session:
         self.model = model
         config, facts = model.config, model.facts
         self._turns = Turns()
-        self._times = StepTimes.of(model.spec)
+        self._times = StepTimes(model.spec)
         self._lengths = OutputLengths()
         self._metrics = Metrics(model.name, config.max_model_len)
         self._guides = self._make_guides()

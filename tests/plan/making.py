@@ -92,7 +92,7 @@ def planner(
         config(**given),
         SPEC,
         num_blocks=num_blocks,
-        times=StepTimes.of(SPEC),
+        times=StepTimes(SPEC),
         lengths=lengths or OutputLengths(),
         windows=windows,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.plan.times import MOST_KINDS, StepCost, StepTimes, assumed_cost
+from quire.plan.times import ASSUMED_FLOPS, MOST_KINDS, StepCost, StepTimes, assumed_cost
 from tests.plan.making import SPEC
 
 TRUE = StepCost(fixed=5e-3, token=4e-5, sample=1e-4, position=3e-8)
@@ -29,16 +29,16 @@ def seconds(cost: StepCost, step: tuple[int, int, int]) -> float:
 
 
 def test_before_anything_was_measured_the_arithmetic_speaks() -> None:
-    times = StepTimes.of(SPEC, flops_per_second=1e10)
+    times = StepTimes(SPEC)
     flops = SPEC.flops(tokens=100, context=5000, sampled=3)
-    cost = times.cost
-    assert cost.seconds(steps=0, tokens=100, sampled=3, context=5000) == pytest.approx(flops / 1e10)
+    cost, assumed = times.cost, flops / ASSUMED_FLOPS
+    assert cost.seconds(steps=0, tokens=100, sampled=3, context=5000) == pytest.approx(assumed)
     assert cost.fixed > 0
     assert "nothing measured" in times.describe()
 
 
 def test_known_coefficients_are_recovered() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     for step in steps(0, 1000):
         times.observe(*step, seconds(TRUE, step))
     found = times.cost
@@ -51,7 +51,7 @@ def test_known_coefficients_are_recovered() -> None:
 
 def test_noise_and_disturbed_steps_do_little() -> None:
     rng = np.random.default_rng(1)
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     for step in steps(1, 2000):
         disturbed = 30.0 if rng.random() < 0.02 else 1.0
         times.observe(*step, seconds(TRUE, step) * disturbed * float(rng.uniform(0.9, 1.1)))
@@ -60,7 +60,7 @@ def test_noise_and_disturbed_steps_do_little() -> None:
 
 
 def test_decode_alone_foretells_decode_and_no_cost_is_negative() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     for context in range(1000, 40_000, 500):
         times.observe(32, 32, context, seconds(TRUE, (32, 32, context)))
     cost = times.cost
@@ -70,7 +70,7 @@ def test_decode_alone_foretells_decode_and_no_cost_is_negative() -> None:
 
 
 def test_a_few_prefill_steps_are_remembered_among_many_decode_steps() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     prefill = (4000, 1, 8_000_000)
     for _ in range(3):
         times.observe(*prefill, seconds(TRUE, prefill))
@@ -81,7 +81,7 @@ def test_a_few_prefill_steps_are_remembered_among_many_decode_steps() -> None:
 
 
 def test_a_machine_that_became_slower_is_believed_in_the_end() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     for k, step in enumerate(steps(3, 6000)):
         times.observe(*step, seconds(TRUE, step) * (1 if k < 1000 else 2))
     step = (100, 100, 50_000)
@@ -89,14 +89,14 @@ def test_a_machine_that_became_slower_is_believed_in_the_end() -> None:
 
 
 def test_one_observation_scales_the_assumed_machine() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     times.observe(64, 1, 2080, 10 * seconds(times.assumed, (64, 1, 2080)))
     step = (128, 1, 8256)
     assert seconds(times.cost, step) == pytest.approx(10 * seconds(times.assumed, step), rel=0.1)
 
 
 def test_steps_taken_together_count_one_by_one() -> None:
-    together, alone = StepTimes.of(SPEC), StepTimes.of(SPEC)
+    together, alone = StepTimes(SPEC), StepTimes(SPEC)
     together.observe(80, 80, 8000, 0.8, steps=8)
     for _ in range(8):
         alone.observe(10, 10, 1000, 0.1)
@@ -105,7 +105,7 @@ def test_steps_taken_together_count_one_by_one() -> None:
 
 
 def test_what_cannot_have_happened_is_not_learned() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     times.observe(0, 0, 0, 1.0)
     times.observe(5, 5, 5, 0.0)
     times.observe(5, 5, 5, float("nan"))
@@ -115,7 +115,7 @@ def test_what_cannot_have_happened_is_not_learned() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    times = StepTimes.of(SPEC)
+    times = StepTimes(SPEC)
     for a in range(12):
         for b in range(12):
             for c in range(12):
