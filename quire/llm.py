@@ -17,8 +17,8 @@ from quire.run import Window
 from quire.sampling_params import BeamSearchParams
 from quire.session.controls import LLMControls, NotBuiltMethods
 from quire.session.gather import OnError, OnResult, UseTqdm, gather, gather_call, raises
-from quire.session.intake import Params
 from quire.session.interrupts import CtrlC
+from quire.session.param_copies import Params
 from quire.session.pooling_methods import PoolingMethods
 from quire.session.session import Session
 

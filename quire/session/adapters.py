@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from quire.models.fallback.planning import FallbackPlan
 
-Make = Callable[..., list[Request | QuireError]]
-
 NOT_ENABLED = (
     "lora_request: this LLM was made without adapters. Make it with enable_lora=True, and "
     "max_loras and max_lora_rank as they are needed."
@@ -139,17 +137,6 @@ class AskedAdapters:
             return request.adapted_by(self.at(index))
         except InvalidRequest as error:
             return error.at(index)
-
-
-def adapted(make: Make, adapters: AskedAdapters | None) -> Make:
-    """Makes the same requests, each with the adapter that is asked for it."""
-    if adapters is None:
-        return make
-
-    def made(some: list[Any], *rest: Any, **more: Any) -> list[Request | QuireError]:
-        return adapters.onto(make(some, *rest, **more), more["first_index"])
-
-    return made
 
 
 def asked_adapters(given: Any, store: AdapterStore | None) -> AskedAdapters | None:

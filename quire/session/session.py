@@ -29,7 +29,7 @@ from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
 from quire.session.guides import Guides
 from quire.session.hf_config import config_object
-from quire.session.intake import Intake, Params
+from quire.session.intake import Intake
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.loaded_model import LoadedModel
 from quire.session.loading import load
@@ -37,6 +37,7 @@ from quire.session.making import make_maker, make_scheduler
 from quire.session.media import SessionMedia
 from quire.session.metrics import Metric, Metrics
 from quire.session.observing import observe_step
+from quire.session.param_copies import Params
 from quire.session.pooling import make_pooling
 from quire.session.scoring import ScoreCall
 from quire.session.turns import Turns

@@ -8,11 +8,11 @@ import pytest
 
 from quire.errors import InvalidParams
 from quire.sampling_params import SamplingParams
-from quire.session.intake import _LISTS, _OBJECTS, _ParamCopies
+from quire.session.param_copies import _LISTS, _OBJECTS, ParamCopies
 
 
 def copies(*params: SamplingParams) -> list[SamplingParams]:
-    made = _ParamCopies(list(params))
+    made = ParamCopies(list(params))
     return [made.at(i) for i in range(len(params))]
 
 
@@ -106,6 +106,6 @@ def test_a_sequence_that_makes_its_parameters_anew_is_read_right() -> None:
         def __getitem__(self, index: Any) -> Any:
             return SamplingParams(max_tokens=int(index) + 1, stop=["x"])
 
-    made = _ParamCopies(Made())
+    made = ParamCopies(Made())
     made._params.extend([SamplingParams()] * 50)  # type: ignore[union-attr]
     assert [made.at(i).max_tokens for i in range(50)] == list(range(1, 51))
