@@ -33,9 +33,9 @@ def flag(name: str, value: Any) -> bool:
     return truth(InvalidOption, name, value)
 
 
-def integer(low: int, high: int, hint: str = "") -> Check:
+def integer(low: int, high: int) -> Check:
     def check(name: str, value: Any) -> int:
-        return whole(InvalidOption, name, value, low=low, high=high, hint=hint)
+        return whole(InvalidOption, name, value, low=low, high=high)
 
     return check
 

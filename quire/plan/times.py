@@ -84,10 +84,10 @@ class StepTimes:
     """Learns what a step costs; give it every step that ran."""
 
     def __init__(self, spec: AnySpec) -> None:
-        self._assumed = assumed_cost(spec)
+        self.assumed = assumed_cost(spec)
         self.num_observed = 0
         self._kinds: dict[tuple[int, int, int], _Kind] = {}
-        self._fitted: StepCost | None = self._assumed
+        self._fitted: StepCost | None = self.assumed
 
     def observe(
         self, tokens: int, sampled: int, context: int, seconds: float, *, steps: int = 1
@@ -111,7 +111,7 @@ class StepTimes:
     @property
     def cost(self) -> StepCost:
         if self._fitted is None:
-            self._fitted = _fit(list(self._kinds.values()), self._assumed)
+            self._fitted = _fit(list(self._kinds.values()), self.assumed)
         return self._fitted
 
     def describe(self) -> str:

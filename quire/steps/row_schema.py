@@ -30,9 +30,9 @@ NUM_CHANGING = 4
 NUM_COLUMNS = Column.STOP_IDS + STOP_COLUMNS
 
 
-def row_ints(start: RowStart, num_stops: int = STOP_COLUMNS) -> list[int]:
+def row_ints(start: RowStart) -> list[int]:
     """The columns of a row that starts, in the order of Column."""
-    stops = start.freezing_ids[:num_stops].tolist()
+    stops = start.freezing_ids[:STOP_COLUMNS].tolist()
     last = start.output_ids if len(start.output_ids) else start.prompt_ids
     return [
         int(last[-1]),
@@ -42,5 +42,5 @@ def row_ints(start: RowStart, num_stops: int = STOP_COLUMNS) -> list[int]:
         start.sampling.min_tokens,
         start.max_tokens,
         *stops,
-        *[NOWHERE] * (num_stops - len(stops)),
+        *[NOWHERE] * (STOP_COLUMNS - len(stops)),
     ]
