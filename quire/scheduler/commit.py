@@ -24,7 +24,7 @@ from quire.scheduler.reports import Reports
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.stopping import AcceptAll, ending, judge
+from quire.scheduler.stopping import AcceptAll, judge, stop_by_last
 from quire.scheduler.trials import Trials
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
@@ -196,7 +196,7 @@ class Committer:
             return
         for sequence in self._placements.end_all(some):
             if sequence.finish_reason is None:
-                sequence.finish_reason, sequence.stop_reason = ending(sequence)
+                stop_by_last(sequence)
             self._reports.finish(sequence, now)
 
     def _fail(self, sent: SentPlan, result: StepResult, lines: list[int]) -> None:

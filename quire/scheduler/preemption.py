@@ -95,8 +95,9 @@ class Preemption:
         trees = {id(s.tree) for s in sequences if s.tree is not None}
 
         def is_gone(one: Sequence) -> bool:
-            return id(one if one.group is None else one.group.lead) in gone or id(one.tree) in trees
+            return id(_lead(one)) in gone or id(one.tree) in trees
 
+        # Of a tree any path may wait; else nothing but what was named.
         for sequence in [s for s in (self._waiting if trees else sequences) if is_gone(s)]:
             sequence.siblings = []
             if sequence.waiting:

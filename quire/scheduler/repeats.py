@@ -7,6 +7,7 @@ import numpy as np
 from quire.request import Ints
 from quire.scheduler.draft import Draft
 from quire.scheduler.placements import Placements
+from quire.scheduler.rows import Rows
 from quire.scheduler.trials import Trials
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
@@ -26,36 +27,48 @@ def plan_repeat(
 
     At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
     """
-    rows, repeat = placements.rows, most
-    pausing = rows.pauses[at]
-    if repeat == 1 or bool((rows.stepwise[at] & ~pausing & ~rows.tries[at]).any()):
+    rows = placements.rows
+    repeat = _most_steps(rows, trials, at, most, awaited=awaited)
+    if repeat == 1:
         return 1
-    if num_pausing := int(rows.pauses[rows.running].sum()):  # in this plan, or waiting for a token
-        if not awaited or num_pausing > MOST_PAUSING * len(rows.running):
-            return 1
-        repeat, at = min(repeat, PAUSING_STEPS), at[~pausing]
-    if len(trials.running()) > MOST_PAUSING * len(rows.running):
-        repeat = min(repeat, trials.most_steps())
-    growing, at = at, at[~rows.tries[at]] if not rows.tries[at].all() else at
-    left = rows.limit[at] - rows.planned[at]
-    # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
-    # stop yet only what comes after that counts.
-    may_stop = rows.may_stop[at]
-    held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
-    life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
-    # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not
-    # outlast everybody.
-    most_rest = MOST_REST if not awaited and len(at) <= FEW_ROWS else MOST_WASTE
-    repeat = min(repeat, int(left.max(initial=1)))
+    growing = at[~rows.pauses[at]]
+    # What rows try beside others costs nothing, so it is those others that decide.
+    counting = growing[~rows.tries[growing]]
+    counting = counting if len(counting) else growing
+    repeat = min(repeat, int((rows.limit[counting] - rows.planned[counting]).max(initial=1)))
     while repeat > 1:
-        steps = repeat * len(at)
-        free = np.maximum(repeat - held, 0)
-        wasted = float(np.where(may_stop, free * free / 2 / life, 0).sum())
-        rests = wasted + float(np.maximum(repeat - left, 0).sum())
-        fits = wasted <= MOST_WASTE * steps and rests <= most_rest * steps
         lacking = placements.lacking(growing, trials.steps(growing, repeat))
-        if fits and placements.pool.fits(int(lacking.sum())):
+        has_room = placements.pool.fits(int(lacking.sum()))
+        if has_room and _wastes_little(rows, counting, repeat, awaited=awaited):
             placements.grow(growing, lacking, draft)
             return repeat
         repeat //= 2
     return 1
+
+
+def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: bool) -> int:
+    """As many as rows allow that the host draws for."""
+    if most == 1 or bool((rows.stepwise[at] & ~rows.pauses[at] & ~rows.tries[at]).any()):
+        return 1
+    few = MOST_PAUSING * len(rows.running)
+    if num_pausing := int(rows.pauses[rows.running].sum()):  # in this plan, or waiting for a token
+        if not awaited or num_pausing > few:
+            return 1
+        most = min(most, PAUSING_STEPS)
+    return most if len(trials.running()) <= few else min(most, trials.most_steps())
+
+
+def _wastes_little(rows: Rows, at: Ints, repeat: int, *, awaited: bool) -> bool:
+    # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
+    # stop yet only what comes after that counts.
+    held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
+    life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
+    free = np.maximum(repeat - held, 0)
+    wasted = float(np.where(rows.may_stop[at], free * free / 2 / life, 0).sum())
+    # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not
+    # outlast everybody.
+    left = rows.limit[at] - rows.planned[at]
+    rests = wasted + float(np.maximum(repeat - left, 0).sum())
+    most_rest = MOST_REST if not awaited and len(at) <= FEW_ROWS else MOST_WASTE
+    steps = repeat * len(at)
+    return wasted <= MOST_WASTE * steps and rests <= most_rest * steps

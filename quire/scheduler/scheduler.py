@@ -18,7 +18,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from quire.cache.pool import BlockPool
+from quire.cache.pool import BlockPool, Cached
 from quire.request import Ints, Request
 from quire.scheduler.adapters import AdapterPlaces, Hold
 from quire.scheduler.admission import Admission
@@ -267,29 +267,38 @@ class Scheduler:
                 return
             budget = draft.spare if sequence.request.background else draft.budget
             unfold(sequence)
-            cached = self._admission.cached_blocks(sequence)
-            readable = self._scoring.readable(sequence, len(cached))
-            if readable < len(cached):
-                cached = self._admission.cached_blocks(sequence, most=readable)
+            cached = self._readable_blocks(sequence)
             first = len(cached) * self.pool.block_size
             if not self.media.can_begin(sequence.request, first, budget):
                 return
-            if not self._admission.has_room(sequence, cached, budget):
-                if not self.num_running and not self._sent:
-                    self.waiting.remove(sequence)
-                    self._reports.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
-                    continue
+            if self._admission.has_room(sequence, cached, budget):
+                self._begin(sequence, cached, draft)
+            elif self.num_running or self._sent:
                 return
-            self.waiting.remove(sequence)
-            if not sequence.timings.scheduled:
-                sequence.timings.scheduled = self._clock()
-                sequence.num_cached = first
-            expected = self._expected_output(sequence.request)
-            row = self._placements.begin(sequence, cached, expected, draft)
-            self._scoring.begin(row)
-            if sequence.group is not None:
-                self._beams.enter(row, draft)
-            self._chunks.plan(row, draft)
+            else:
+                self.waiting.remove(sequence)
+                self._reports.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
+
+    def _readable_blocks(self, sequence: Sequence) -> Cached:
+        """Published blocks that begin a sequence, without those whose positions it has to score."""
+        cached = self._admission.cached_blocks(sequence)
+        readable = self._scoring.readable(sequence, len(cached))
+        if readable < len(cached):
+            return self._admission.cached_blocks(sequence, most=readable)
+        return cached
+
+    def _begin(self, sequence: Sequence, cached: Cached, draft: Draft) -> None:
+        """Put a waiting sequence into a row, and its first tokens into the plan."""
+        self.waiting.remove(sequence)
+        if not sequence.timings.scheduled:
+            sequence.timings.scheduled = self._clock()
+            sequence.num_cached = len(cached) * self.pool.block_size
+        expected = self._expected_output(sequence.request)
+        row = self._placements.begin(sequence, cached, expected, draft)
+        self._scoring.begin(row)
+        if sequence.group is not None:
+            self._beams.enter(row, draft)
+        self._chunks.plan(row, draft)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
         """Digest the oldest plan's result, which took so long."""

@@ -50,15 +50,19 @@ def is_stop(request: Request, token_id: int, num_outputs: int) -> bool:
     return token_id in request.eos_ids or token_id in request.stop_ids
 
 
-def ending(sequence: Sequence) -> tuple[str, int | None]:
-    """(finish reason, stop reason) of a sequence whose last token ended it.
+def stop_by_id(sequence: Sequence, token_id: int) -> None:
+    """It ends with this token. An id the caller asked for is named; end-of-sequence is not."""
+    sequence.finish_reason = "stop"
+    sequence.stop_reason = token_id if token_id in sequence.request.stop_ids else None
 
-    An id the caller asked for is named; end-of-sequence is not.
-    """
+
+def stop_by_last(sequence: Sequence) -> None:
+    """Its last token ended it, as an id or by its length."""
     token_id = int(sequence.output_ids[-1])
-    if not is_stop(sequence.request, token_id, len(sequence.output_ids)):
-        return "length", None
-    return "stop", token_id if token_id in sequence.request.stop_ids else None
+    if is_stop(sequence.request, token_id, len(sequence.output_ids)):
+        stop_by_id(sequence, token_id)
+    else:
+        sequence.finish_reason = "length"
 
 
 def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
@@ -70,8 +74,7 @@ def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
         if is_stop(request, token, total) and (guide is None or guide.is_complete):
-            sequence.finish_reason = "stop"
-            sequence.stop_reason = token if token in request.stop_ids else None
+            stop_by_id(sequence, token)
             if watch is not None and request.params.include_stop_str_in_output:
                 watch.feed([token])
             return kept
@@ -98,8 +101,7 @@ def judge_together(
         if guide is None:
             raise ValueError("a sequence without a grammar is judged by itself")
         if is_stop(request, token, before + 1) and guide.is_complete:
-            sequence.finish_reason = "stop"
-            sequence.stop_reason = token if token in request.stop_ids else None
+            stop_by_id(sequence, token)
         else:
             going.append((sequence, guide, token, before + 1))
     taken = accept_all([guide for _, guide, _, _ in going], [token for _, _, token, _ in going])

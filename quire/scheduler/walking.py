@@ -13,7 +13,7 @@ import numpy.typing as npt
 from quire.errors import GrammarFailed
 from quire.request import Ints
 from quire.scheduler.rows import Rows
-from quire.scheduler.stopping import UNFINISHED
+from quire.scheduler.stopping import UNFINISHED, stop_by_id
 from quire.steps.automata import DEAD, AutomatonRoom
 
 
@@ -37,8 +37,7 @@ def judge_walks(
             row, token = int(mine[i]), int(drawn[i])
             sequence = rows.sequence(row)
             if stops[i]:
-                sequence.finish_reason = "stop"
-                sequence.stop_reason = token if token in sequence.request.stop_ids else None
+                stop_by_id(sequence, token)
             elif refused[i]:
                 sequence.finish_reason = "error"
                 sequence.error = GrammarFailed(f"token {token} is not allowed by the grammar")

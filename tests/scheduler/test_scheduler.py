@@ -144,6 +144,14 @@ def test_a_sequence_that_outgrows_the_whole_pool_fails_alone_with_the_numbers() 
     assert engine.scheduler.pool.num_free == 5
 
 
+def test_a_prompt_that_is_longer_than_a_pool_full_of_its_beginning_fails_alone() -> None:
+    engine = setting(num_blocks=4).engine()
+    run_all(engine, [make_request(0, list(range(16)), 1)])
+    done = run_all(engine, [make_request(1, [*range(16), 3], 1), make_request(2, [9], 2)])
+    assert isinstance(done[(1, 0)].error, DoesNotFit)
+    assert done[(2, 0)].finish_reason == "length"
+
+
 def test_a_lower_priority_number_is_admitted_first() -> None:
     engine = setting(max_num_seqs=1).engine()
     requests = [make_request(i, [i + 1], 2, priority=p) for i, p in enumerate([5, 0, -3])]
