@@ -42,7 +42,7 @@ class Engine:
         depth: int = 1,
         observe: Callable[[StepPlan, float], None] = lambda plan, seconds: None,
     ) -> None:
-        """`observe` is told each plan and the seconds the device had to itself for it."""
+        """`observe` gets each plan and the seconds that the device took for it alone."""
         self.scheduler, self.executor, self.depth = scheduler, executor, depth
         self.num_steps = 0
         scheduler.use(executor.handles)

@@ -187,7 +187,7 @@ class Request:
         return 0 if self.adapter is None else self.adapter.number
 
     def for_rows(self) -> dict[str, Any]:
-        """What each of its rows is told of it under these names (step.RowStart)."""
+        """What each of its rows knows of it under these names (step.RowStart)."""
         heard = self.heard_serial
         return {"delta": self.delta, "adapter": self.adapter_number, "heard": heard}
 

@@ -139,8 +139,8 @@ class Run:
         has written so far comes as outputs that are not `finished`. Windows are read while fewer
         requests wait than could run, and whenever the next one is `urgent`.
 
-        An empty window says that more may come; whoever yields it waits by himself where the
-        engine has nothing else to do.
+        An empty window says that more may come; its source waits where the engine has nothing
+        else to do.
         """
         source = iter(windows)
         exhausted = False

@@ -213,7 +213,7 @@ class StepPlan:
     and that its processors are done with. For rows in `searched`, which are among those that
     draw, the `num_candidates` likeliest tokens come home: the host chooses. Decode rows in `single`
     draw one token, in the first of the passes, and rest in the others: the host must see it before
-    they can go on. Whoever was in it once is in it for as long as it decodes.
+    they can go on. One that was in it once is in it for as long as it decodes.
 
     So it is with decode rows in `tried`, but that tried[i] may go on for num_tried[i] passes by
     what the device draws for it, without all that edits its logits. Each of these passes counts as

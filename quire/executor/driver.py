@@ -21,7 +21,7 @@ class Gpu:
     shared_memory: int
 
     def facts(self) -> DeviceFacts:
-        """As far as the driver knows: nobody has looked how much of the memory is free."""
+        """As far as the driver knows: how much of the memory is free was not asked."""
         return DeviceFacts(
             *("cuda", self.memory, self.memory),
             num_cores=1,

@@ -20,7 +20,7 @@ from quire.step import DrawnScores, Slice
 
 Lines = npt.NDArray[np.int64]
 
-NO_GUESS = -1  # nobody draws it
+NO_GUESS = -1  # which is never drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,9 @@ def plain_sampler(
     config: EngineConfig, vocab_size: int, device: torch.device, handles: Handles
 ) -> Sampler:
     """The same without the processors of single requests."""
-    told = VllmConfig.of(config, vocab_size)
+    about = VllmConfig.of(config, vocab_size)
     makers: list[Callable[[], LogitsProcessor]] = [
-        partial(make_processor, one, told, device) for one in config.batch_processors
+        partial(make_processor, one, about, device) for one in config.batch_processors
     ]
     return Sampler(
         vocab_size=vocab_size,

@@ -28,7 +28,7 @@ Longs = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Targets whose logits are made at once: one for each of `positions`, in their order, then
-    those that read a line somebody else reads too, from `shared_lines`. `places` says which
+    those that read a line that others read too, from `shared_lines`. `places` says which
     targets they are."""
 
     positions: Longs

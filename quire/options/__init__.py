@@ -33,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What takes long to import comes when it is first asked for: EngineArgs has a field per
-    option, and whoever decides knows models and their layers."""
+    option, and deciding takes models and their layers."""
     if name in ("EngineArgs", "AsyncEngineArgs"):
         from quire.options import engine_args
 

@@ -1,6 +1,6 @@
 """Options, a ModelSpec and facts -> EngineConfig: every choice in one place, with its reason.
 
-Pure: whoever knows the machine passes the facts in. What was chosen without being asked for is
+Pure: facts about the machine are passed in. What was chosen without being asked for is
 said in `EngineConfig.notes`.
 """
 

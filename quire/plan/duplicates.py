@@ -61,7 +61,7 @@ def _parameters_key(params: SamplingParams) -> Hashable:
 
 
 def _frozen(value: object) -> Hashable:
-    """The value in a form that can be a key; an object nobody can compare is only itself."""
+    """The value in a form that can be a key; an object that cannot be compared is only itself."""
     if isinstance(value, dict):
         return frozenset((k, _frozen(v)) for k, v in value.items())
     if isinstance(value, list | tuple):

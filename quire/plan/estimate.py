@@ -18,7 +18,7 @@ from quire.spec import AnySpec
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
     """A run, foretold. `not_fitting` counts requests larger than the whole pool; where
-    `preemptions_likely`, rows grow into the last block and someone may have to give way."""
+    `preemptions_likely`, rows grow into the last block and one may have to give way."""
 
     steps: int
     seconds: float

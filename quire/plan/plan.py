@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def saved_share(self) -> float:
-        """Share of all prompt tokens that nobody has to compute: duplicates and cache."""
+        """Share of all prompt tokens that need not be computed: duplicates and cache."""
         if not self.num_prompt_tokens:
             return 0.0
         computed = self.num_run_tokens - self.num_cached_tokens

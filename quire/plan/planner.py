@@ -105,7 +105,7 @@ class Planner:
             readers = ~(scored | skip)
             found = np.where(readers, np.maximum(found, np.asarray(before, np.int32)), found)
         for num_top in {each for each in wanted if each is not None}:
-            # A position whose logprob is wanted has to be computed, unless somebody wanted as many
+            # A position whose logprob is wanted has to be computed, unless another wanted as many
             # before. Then all blocks but the last are read.
             enough = np.array([each is not None and _has(each, num_top) for each in wanted])
             theirs = tree.keep(enough).cached_tokens(order[enough[order]])

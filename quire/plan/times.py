@@ -29,7 +29,7 @@ DISTURBED = 3.0
 # Pull towards the assumed proportions, against one relative error squared per observed step:
 # decides what the steps could not tell apart, and next to nothing else.
 PRIOR_WEIGHT = 1e-3
-# Of a machine that nobody measured: a second's arithmetic and bytes read, and bytes of a weight.
+# Of a machine that was not measured: a second's arithmetic and bytes read, and bytes of a weight.
 ASSUMED_FLOPS, ASSUMED_BYTES, ASSUMED_WEIGHT_BYTES = 1e11, 1e10, 4.0
 
 
@@ -53,7 +53,7 @@ class StepCost:
 
 
 def assumed_cost(spec: AnySpec) -> StepCost:
-    """The cost of a step on a machine nobody measured: weights read once, arithmetic done."""
+    """The cost of a step on a machine that was not measured: weights read once, arithmetic done."""
     weights = spec.body_weights + spec.head_weights
     return StepCost(
         fixed=weights * ASSUMED_WEIGHT_BYTES / ASSUMED_BYTES,

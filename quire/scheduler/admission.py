@@ -4,7 +4,7 @@ Will the pool be large enough, if this one joins? Predicted, not promised.
 
 Every running row grows by a token a step until its expected end, where its own blocks come
 back. Memory peaks just before one of these ends, so it is enough to look there. Rows may run
-longer than expected: then someone is preempted, and nothing is lost but time.
+longer than expected: then one is preempted, and nothing is lost but time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Admission:
         self._most = math.inf  # blocks that everyone who runs may come to use; inf: not counted
 
     def begin(self) -> None:
-        """Sequences are about to be admitted one after the other, and nobody leaves meanwhile."""
+        """Sequences are about to be admitted one after the other, and none leaves meanwhile."""
         self._most = math.inf
 
     def num_unclaimed_rows(self) -> int:
@@ -127,7 +127,7 @@ class Admission:
         longest = whole - (-sequence.request.max_tokens // size) + 2
         if self._is_plenty(count * float(self._in_all(longest, joining.rooms)) + woken):
             return True
-        self._most = math.inf  # whoever joins now is not in it
+        self._most = math.inf  # the one that joins now is not in it
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
         return self._peak_with(joining, max(expected, 1.0), woken) <= pool.num_blocks
 
@@ -178,8 +178,8 @@ class Admission:
         return total
 
     def _is_plenty(self, joining: float) -> bool:
-        """Whether the pool holds everyone at full length and `joining` blocks more: then nobody
-        need ask when who ends, which takes five times as long. Counts them in if so."""
+        """Whether the pool holds all rows at full length and `joining` blocks more: then the
+        peak need not be found, which takes five times as long. Counts them in if so."""
         if self._most + joining > self.pool.num_blocks:
             self._most = self._most_blocks()
         if self._most + joining > self.pool.num_blocks:

@@ -1,6 +1,6 @@
 """What happens when a plan comes home: tokens kept, rows ended, reasons given.
 
-A result may come home after its row went to someone else (its sequence ended, or was
+A result may come home after its row went to another sequence (its sequence ended, or was
 preempted): the number of the placement tells, and it is dropped.
 """
 
@@ -73,7 +73,7 @@ class Committer:
         self._clock, self._accept_all = clock, accept_all
 
     def commit(self, sent: SentPlan, result: StepResult) -> None:
-        """Give each row what it drew; whoever ends there has left its row after this."""
+        """Give each row what it drew; a row that ends there is free after this."""
         rows, now = self._rows, self._clock()
         self._keep_scores(sent, result, now)
         self._keep_hidden(sent, result, now)

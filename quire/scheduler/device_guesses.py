@@ -1,6 +1,6 @@
 """Guesses that a device looks up by itself, pass by pass; who may, and when it is worth it.
 
-While few rows decode and nobody waits, a plan may say that its rows guess (step.Guessing): each
+While few rows decode and none waits, a plan may say that its rows guess (step.Guessing): each
 feeds its last token and some guesses in every pass, and keeps what was right. How far the rows get
 is known when the plan lands, so they are not planned before that.
 
@@ -154,7 +154,7 @@ class DeviceGuesses(Guesses):
             self._judge_at[row] = self.rows.num_prompt[row] + JUDGED_AFTER // 2
 
     def _is_worth_it(self, at: Ints) -> bool:
-        """Whether guesses bring the rows that count enough: where nobody waits for a row, those
+        """Whether guesses bring the rows that count enough: where none waits for a row, those
         that will be left at the end."""
         rows = self.rows
         few = 0 < len(at) <= MOST_ROWS and not len(self._waiting)

@@ -30,7 +30,7 @@ class Draft:
         """The block-table changes so far, each entry once.
 
         A row that forks and writes in one plan changes its last entry twice; a device writes
-        entries in any order, so only the last change is told.
+        entries in any order, so only the last change is sent.
         """
         self._spread()
         if not self.entries:

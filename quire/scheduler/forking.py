@@ -50,7 +50,7 @@ class Forking:
         forked = []
         while self.leaves_here(lead) and self._rows.num_free:
             forked.append(self.fork(lead, draft))
-        # A path waits for rows, if anybody else can leave one; a prompt goes on to draw.
+        # A path waits for rows, if another can leave one; a prompt goes on to draw.
         if self._rows.sequence(lead).tree is None or len(self._rows.running) == 1:
             self.queue(lead)
         self._count_siblings(lead)
@@ -62,7 +62,7 @@ class Forking:
         while self.leaves_here(lead) and rows.num_free and pool.fits(1) and draft.budget:
             plan_chunk(self.fork(lead, draft), draft)
         if len(rows.running) == 1 and draft.budget > 0:
-            self.queue(lead)  # nobody else will leave a row or a block
+            self.queue(lead)  # no other will leave a row or a block
             plan_chunk(lead, draft)
         self._count_siblings(lead)
 

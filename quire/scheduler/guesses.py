@@ -41,7 +41,7 @@ FADING = 0.99  # of what earlier guesses tell, in each step
 # Chances and times are estimates, and rows that run beside each other have to gain together: a
 # guess must bring so many times what it costs.
 DEMAND = 1.5
-# When nobody waits for a row, only those count that will be left at the end: whoever has fewer
+# When no sequence waits for a row, only those count that will be left at the end: one with fewer
 # tokens to go than this share of the most would only finish earlier beside the others.
 LAST = 0.95
 
@@ -150,7 +150,7 @@ class Guesses:
     def ready(self, at: Ints) -> Ints:
         """Those decode rows that can be planned now: others wait for the tokens on their way.
 
-        How far a row with guesses gets is known when they land; and while few rows run, whoever
+        How far a row with guesses gets is known when they land; and while few rows run, one that
         can guess waits for its last token, since guesses come after that.
         """
         if self._speculation is None:

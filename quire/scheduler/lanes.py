@@ -1,7 +1,7 @@
 """Two lanes: those who wait for an answer now, and the background, which yields and fills the gaps.
 
-While somebody waits for a first token the passes are for prompts of the foreground alone. While
-somebody reads, background rows join a pass as far as it does not take twice as long for them. The
+While a reader waits for a first token the passes are for prompts of the foreground alone. While
+answers are read, background rows join a pass as far as it does not take twice as long for them. The
 background still gets one pass in ten, and a tenth of the rows.
 """
 
@@ -19,9 +19,9 @@ from quire.step import StepPlan
 LONGEST_PASS = 0.25  # seconds of a pass of the background, where others may come at any time
 QUIET_SECONDS, QUIET_PASS = 60.0, 0.5  # after so long without anyone passes may be so long
 SHORT_PASS = 0.4  # of what a first token takes: a pass that a newcomer may have to wait for
-HURRY_SECONDS = 10.0  # after somebody came, others are likely to follow: plans stay short
+HURRY_SECONDS = 10.0  # after a request came, others are likely to follow: plans stay short
 MOST_STRETCH = 2.0  # times what a pass takes without background rows
-LEAST_PASS = 256  # tokens of any pass where nobody waits
+LEAST_PASS = 256  # tokens of any pass where no request waits
 MEMORY = 8  # passes; older ones fade
 LEAST_SPARE = 16  # tokens of a background prompt in a hurried pass
 
@@ -36,12 +36,12 @@ class Lanes:
         self._quiet_from = 0.0
         self._token_seconds = 0.0  # what a token of a large pass takes, fading; 0: none was seen
         self.is_serving = False  # others may come at any time
-        self._first_token = 0.0  # seconds of a pass over somebody's prompt, fading
+        self._first_token = 0.0  # seconds of a pass over a foreground prompt, fading
         self._has_prompt: deque[bool] = deque()  # of each plan on its way: of the foreground
         self._num_alone = 0  # passes in a row without the background, which had work to do
 
     def attend(self) -> None:
-        """Somebody came who waits for the answer."""
+        """A request came whose answer is waited for."""
         now = self._clock()
         self._hurry_until, self._quiet_from = now + HURRY_SECONDS, now + QUIET_SECONDS
 
@@ -57,7 +57,7 @@ class Lanes:
 
     @property
     def can_yield(self) -> bool:
-        """Whether the background has more rows than it keeps, whoever waits."""
+        """Whether the background has more rows than it keeps in any case."""
         capacity = self._rows.capacity
         return self.num_background > min(max(1, capacity // TURNS), capacity - 1)
 

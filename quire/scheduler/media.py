@@ -3,8 +3,8 @@
 The executor keeps encoded items on a shelf; here is counted what lies there, in rows of encoders.
 An item is encoded whole and once, in the plan whose slice first enters its span, and stays while a
 row is inside a span of it; then it may be forgotten, the longest unused first. A slice ends before
-a span whose item finds no room in this plan. So there is always a way on: whoever is inside a span
-needs nothing more, and where nobody is, one item fits however large it is.
+a span whose item finds no room in this plan. So there is always a way on: a row inside a span
+needs nothing more, and where none is, one item fits however large it is.
 
 An item that a row hears stays for as long as the row runs, and no row begins before there is room.
 """
@@ -41,7 +41,7 @@ class MediaPlans:
         self.num_encoded = 0  # items, in all plans
 
     def begin(self) -> None:
-        """A plan is begun: whoever is inside a span, or hears an item, keeps it."""
+        """A plan is begun: rows inside a span, or that hear an item, keep it."""
         self._kept.clear()
         if not self._held:
             return

@@ -174,7 +174,7 @@ class Placements:
         return row
 
     def force(self, row: int, tokens: list[int]) -> None:
-        """Give the row tokens that nobody drew; the device is told when they are computed."""
+        """Give the row tokens that were not drawn; the device gets them when they are computed."""
         self.rows.append_forced(row, tokens)
         if not self.rows.renewed[row]:
             self.rows.renewed[row] = True

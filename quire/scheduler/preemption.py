@@ -46,7 +46,7 @@ class Preemption:
         self._waiting, self._reports = waiting, reports
 
     def make_room(self) -> None:
-        """Preempt one running sequence, or all the beams of a search; if nobody else runs, the
+        """Preempt one running sequence, or all the beams of a search; if nothing else runs, the
         pool is too small for it."""
         rows = self._placements.rows
         running = self._first_rows()
@@ -63,7 +63,7 @@ class Preemption:
             tired = victim.num_preemptions >= MOST_PREEMPTIONS
             return (not victim.request.background, tired, -victim.request.priority, -place)
 
-        # Never the first admitted: someone must get to the end.
+        # Never the first admitted: one must get to the end.
         self._preempt(running[min(range(1, len(running)), key=reluctance)])
 
     def make_way(self, lanes: Lanes, admission: Admission, budget: int) -> None:

@@ -11,11 +11,11 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.trials import Trials
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
-# The same where resting is free: nobody waits for a row, and a step of so few rows takes what
+# The same where resting is free: no sequence waits for a row, and a step of so few rows takes what
 # reading the weights takes, however many of them rest.
 MOST_REST, FEW_ROWS = 0.5, 128
 # Rows that draw a token and wait for the host: so many of all may rest for the rest of a plan, of
-# so many steps, while others queue. If there are more, or nobody would take over when the others
+# so many steps, while others queue. If there are more, or none would take over when the others
 # are done before them, all rows go step by step.
 MOST_PAUSING, PAUSING_STEPS = 0.02, 4
 
@@ -25,7 +25,7 @@ def plan_repeat(
 ) -> int:
     """How many decode steps of rows `at` to ask for: as many as waste little, and have room.
 
-    At most `most`; the rows get the blocks for them. `awaited`: somebody waits for a row.
+    At most `most`; the rows get the blocks for them. `awaited`: a sequence waits for a row.
     """
     rows = placements.rows
     repeat = _most_steps(rows, trials, at, most, awaited=awaited)
@@ -59,14 +59,14 @@ def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: boo
 
 
 def _wastes_little(rows: Rows, at: Ints, repeat: int, *, awaited: bool) -> bool:
-    # Whoever stops by a token wastes half a plan on average, once in its life; of one that may not
-    # stop yet only what comes after that counts.
+    # A row that stops by a token wastes half a plan on average, once in its life; of one that may
+    # not stop yet only what comes after that counts.
     held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
     life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
     free = np.maximum(repeat - held, 0)
     wasted = float(np.where(rows.may_stop[at], free * free / 2 / life, 0).sum())
-    # Whoever is full rests for the rest of a plan. Where that is free, the plan still must not
-    # outlast everybody.
+    # A row that is full rests for the rest of a plan. Where that is free, the plan still must not
+    # outlast all of them.
     left = rows.limit[at] - rows.planned[at]
     rests = wasted + float(np.maximum(repeat - left, 0).sum())
     most_rest = MOST_REST if not awaited and len(at) <= FEW_ROWS else MOST_WASTE

@@ -39,7 +39,7 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
 
 class Rows:
     """One place per running sequence. Placements are numbered, so a result that comes home after
-    its row went to someone else is recognised."""
+    its row went to another sequence is recognised."""
 
     def __init__(self, capacity: int, num_groups: int = 1, pacing: Pacing | None = None) -> None:
         def ints() -> Ints:
@@ -275,7 +275,7 @@ class Rows:
             column[row] = column[other]
 
     def append_forced(self, row: int, tokens: list[int]) -> None:
-        """Add tokens that nobody drew: the row computes them before it draws again."""
+        """Add tokens that were not drawn: the row computes them before it draws again."""
         written = int(self.known[row] - self.num_prompt[row])
         self.outputs = widened(self.outputs, written + len(tokens))
         self.outputs[row, written : written + len(tokens)] = tokens

@@ -5,7 +5,7 @@ prefill, prefix hits, decode and resuming after preemption are all that sentence
 and out; knows neither torch nor text.
 
 Plans run in the order they are made. So blocks may be freed and prompt blocks published while
-planning: whoever takes or finds them comes later. A preempted sequence draws the tokens that
+planning: what takes or finds them comes later. A preempted sequence draws the tokens that
 were on their way again, from the same noise.
 """
 
@@ -179,7 +179,7 @@ class Scheduler:
                 return self._take_off(draft, decode, released)
             if self._sent or self.num_held or not self.num_running:
                 return None
-            if spare < budget:  # nobody of those for whom it was to yield can go on
+            if spare < budget:  # none of those that it was to yield to can go on
                 spare = budget
                 continue
             # Prompts only, none with room for its next chunk.

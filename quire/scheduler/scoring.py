@@ -131,7 +131,7 @@ class Scoring:
             return num_cached
         if sequence.tree is not None:
             leaving = fork_point(sequence)
-            # One token before that is computed again: whoever begins has something to compute.
+            # One token before that is computed again: a row that begins has something to compute.
             return min(num_cached, (at if leaving is None else min(at, leaving - 1)) // size)
         own = min(num_cached, at // size)
         found = len(self._entries(sequence, num_cached))

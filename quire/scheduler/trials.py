@@ -52,7 +52,7 @@ class Trials:
 
     @property
     def are_due(self) -> bool:
-        """Whether the next plan is better made with the last result at hand: nobody waits for a
+        """Whether the next plan is better made with the last result at hand: none waits for a
         row, and one that may come far would miss that plan, and be left alone at the end."""
         at = self.running()
         if not len(at) or len(self._waiting):

@@ -1,4 +1,4 @@
-"""Who is admitted next: the plan's order within a priority, and nobody waits for ever.
+"""Which is admitted next: the plan's order within a priority, and none waits for ever.
 
 A sequence that has waited longer than `max_wait` goes before all others of its lane, whatever the
 priorities say, the longest waiting first. The background comes after everyone else, but has every
@@ -60,7 +60,7 @@ class _Lane:
             self._by_age = deque(s for s in self._by_age if s.waiting)
 
     def next(self, now: float, max_wait: float) -> Sequence | None:
-        """The one to admit next, left in the queue; None if nobody waits."""
+        """The one to admit next, left in the queue; None if none waits."""
         if not self._count:
             return None
         oldest = self._by_age[0]
@@ -175,7 +175,7 @@ class Waiting:
         return min(firsts, key=lambda s: (s.request.background, s.timings.queued))
 
     def next(self, now: float, max_wait: float, *, background: bool = True) -> Sequence | None:
-        """The one to admit next, left in the queue; None if nobody waits, of the background too
+        """The one to admit next, left in the queue; None if none waits, of the background too
         if that may be."""
         is_turn = self._turns >= TURNS - 1 and bool(self._background)
         lane = self._foreground
@@ -185,5 +185,5 @@ class Waiting:
 
     @property
     def first_in_foreground(self) -> Sequence | None:
-        """By priority alone; None if nobody waits there."""
+        """By priority alone; None if none waits there."""
         return self._foreground.next(0.0, math.inf)

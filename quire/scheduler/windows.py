@@ -3,7 +3,7 @@
 A row that is computed, and known, up to a token will next compute that token or a later one: no
 group reads what lies behind the window of that one. Plans run in the order they are made, so
 blocks that are given back may be taken in the very next plan, whatever is still in flight.
-The device is not told: no kernel looks behind a window.
+The device need not know: no kernel looks behind a window.
 
 block_size 4, window 6, 13 tokens computed and known: the next plan, or a row that comes back with
 three whole blocks, sees from token 12 - 6 + 1 = 7 on. Block 0 is given back, blocks 1 .. 3 stay.

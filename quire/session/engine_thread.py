@@ -104,7 +104,7 @@ class _Inbox:
 
 
 class EngineThread:
-    """Drives a session until it is closed; it then belongs to nobody else."""
+    """Drives a session until it is closed; it then has no other user."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class EngineThread:
     ) -> None:
         """`hand_over` is called on the thread with what a step made: an output for each request
         that has one, or the error that ended it; `on_idle` before it waits for requests.
-        `hurried`: whoever asks, and is not in the background, waits for the first token."""
+        `hurried`: requests that are not in the background are waited for."""
         self._on_idle, self._hurried = on_idle, hurried
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
         self._session, self._hand_over = session, hand_over

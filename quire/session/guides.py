@@ -73,13 +73,13 @@ class Guides:
         try:
             return self._compiler.submit(params.structured_outputs)
         except InvalidRequest as error:
-            # What can be seen at a glance is told where everything else is told.
+            # What can be seen at a glance is refused where everything else is.
             refused: Future[CompiledGrammar] = Future()
             refused.set_exception(error)
             return refused
 
     def make_masks(self, rows: Ints, guides: Sequence[Guide]) -> Masks:
-        """Begin to fill the masks of these rows; whoever reads them waits for them."""
+        """Begin to fill the masks of these rows; reading them waits for them."""
         bits = self._handles.new_masks(len(rows), -(-self._vocab_size // 32))
         filling = self._filler.start(cast("Sequence[Matcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))

@@ -1,6 +1,6 @@
 """What a caller passed -> windows of requests.
 
-A list is read and checked whole, so that a bad prompt is told before any work. Anything else
+A list is read and checked whole, so that a bad prompt is refused before any work. Anything else
 that can be iterated is read window by window, so that memory stays bounded.
 """
 
@@ -103,7 +103,7 @@ class Intake:
         adapters: AskedAdapters | None = None,
         media_options: dict[str, Any] | None = None,
     ) -> tuple[Iterable[Window], int | None]:
-        """Windows of requests, and how many prompts there are, None if nobody knows.
+        """Windows of requests, and how many prompts there are, None if that is not known.
 
         A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
         one by one. `watched`: what they write is wanted step by step. `media_options`: those of

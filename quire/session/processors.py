@@ -22,8 +22,8 @@ class RequestProcessors:
         if config.request_processors:
             import torch
 
-            told, device = VllmConfig.of(config, vocab_size), torch.device(config.device)
-            self._adapters = [make_processor(c, told, device) for c in config.request_processors]
+            about, device = VllmConfig.of(config, vocab_size), torch.device(config.device)
+            self._adapters = [make_processor(c, about, device) for c in config.request_processors]
 
     def of(self, params: SamplingParams) -> tuple[Callable[..., Any], ...]:
         """The functions for one request, in order; InvalidParams if a class refuses it."""

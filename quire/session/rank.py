@@ -15,7 +15,7 @@ import traceback
 
 from quire.executor.cpu.spinning import short_spins
 
-_MOST_TEXT = 2000  # characters of an error that are told
+_MOST_TEXT = 2000  # characters of an error that are sent
 
 
 def main() -> None:
@@ -39,8 +39,8 @@ def main() -> None:
             channel.send(Kind.DONE, message.number, rank_process.do(message))
     except BaseException as error:  # whatever it was, the engine's process has to know
         traceback.print_exc()
-        told = {"type": type(error).__name__, "text": str(error)[:_MOST_TEXT]}
-        channel.send(Kind.ERROR, 0, to_json({**told, "at": time.monotonic()}))
+        what = {"type": type(error).__name__, "text": str(error)[:_MOST_TEXT]}
+        channel.send(Kind.ERROR, 0, to_json({**what, "at": time.monotonic()}))
     sys.stderr.flush()
     os._exit(1)  # without the farewells of libraries, which wait for ranks that are gone
 

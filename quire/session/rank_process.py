@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What a rank is to compute, as it is told."""
+    """What a rank is to compute, as it is sent."""
 
     files: ModelFiles
     spec: ModelSpec  # of the whole model

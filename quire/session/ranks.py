@@ -1,4 +1,4 @@
-"""Ranks for a model: what is asked is checked, decided, and told to a process for each."""
+"""Ranks for a model: what is asked is checked, decided, and sent to a process for each."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Handles:
     """Numbers, and what they stand for."""
 
     def __init__(self) -> None:
-        # By the request's own number, for as long as somebody has the request.
+        # By the request's own number, for as long as the request is held.
         self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
         self._filling: dict[int, Callable[[], object]] = {}
         self._held: dict[int, HeldLogits] = {}

@@ -212,6 +212,6 @@ class LocalExecutor:
 
 def limit_threads() -> None:
     """Torch counts the machine's cores; a container may have fewer, and threads beyond those
-    only wait for each other. Whoever set OMP_NUM_THREADS has decided."""
+    only wait for each other. Where OMP_NUM_THREADS is set, that holds."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
         torch.set_num_threads(num_cores())

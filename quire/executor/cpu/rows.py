@@ -2,7 +2,7 @@
 
 The last token a row drew, its block table, how much it has written and when it must stop.
 A freed row is poisoned: its table points nowhere (-1), so a stale use fails instead of reading
-somebody else's blocks.
+another's blocks.
 """
 
 from __future__ import annotations

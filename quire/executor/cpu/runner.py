@@ -59,8 +59,8 @@ class Runner:
         adapters: RowAdapters | None = None,
     ) -> None:
         """`groups` of layers, whose blocks `cache` holds; none given: one of all. Where some have
-        a window, the last block is nobody's: it stays zeros, for kernels that read whole tiles of
-        keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits.
+        a window, the last block belongs to none: it stays zeros, for kernels that read whole tiles
+        of keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits.
         `adapters`: the slots of LoRA adapters, if the model has some."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
@@ -88,8 +88,8 @@ class Runner:
         if len(plan.released):
             sampled = self.sampler.sample_held(plan.released, plan.masks)
             self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
-        # Entries of the result that draw in this pass: everybody in the first, then whoever
-        # of the decode rows still writes.
+        # Entries of the result that draw in this pass: all in the first, then the decode
+        # rows that still write.
         entries, paced = np.arange(num_drawn, last), np.concatenate([plan.single, plan.tried])
         for k in range(plan.repeat):
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
