@@ -188,7 +188,8 @@ def test_the_callers_objects_are_not_written_to(llm: LLM) -> None:
 @pytest.fixture
 def a_token_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is guessed ahead: how many steps that saves depends on the clock."""
-    monkeypatch.setattr(llm._session.engine.scheduler.guesses, "_speculation", None)
+    guesses = llm._session.engine.scheduler.guesses
+    monkeypatch.setattr(guesses, "plan", lambda decode, draft: decode)
 
 
 @pytest.mark.usefixtures("a_token_a_step")

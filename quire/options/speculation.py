@@ -48,21 +48,26 @@ def speculation(name: str, value: Any) -> Speculation | None:
     """{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3} and the like;
     0 tokens turn it off, an empty dict says nothing."""
     given = {key: one for key, one in mapping(name, value).items() if one is not None}
-    for key in given:
-        if key not in _KEYS and key not in _LIMITS:
-            rule = f"a dict of {', '.join(_KEYS)}"
-            fail(InvalidOption, name, rule, key, _OFF)
-    if moot := [key for key in given if key in _LIMITS]:
-        warn(f"{', '.join(moot)} in {name} has no effect: the text is the same without it.")
+    _check_keys(name, given)
     if _is_draft(name, given) and given.get("num_speculative_tokens") != 0:
         warn(
             f"{name} with a draft model has no effect: tokens are guessed from a row's own text "
             "alone. The text is the same without it."
         )
         return None
-    if not any(key in given for key in _KEYS):
-        return None
+    return _lookup(name, value, given) if any(key in given for key in _KEYS) else None
 
+
+def _check_keys(name: str, given: dict[str, Any]) -> None:
+    for key in given:
+        if key not in _KEYS and key not in _LIMITS:
+            rule = f"a dict of {', '.join(_KEYS)}"
+            fail(InvalidOption, name, rule, key, _OFF)
+    if moot := [key for key in given if key in _LIMITS]:
+        warn(f"{', '.join(moot)} in {name} has no effect: the text is the same without it.")
+
+
+def _lookup(name: str, value: Any, given: dict[str, Any]) -> Speculation:
     def number(key: str, usual: int, low: int, high: int) -> int:
         one = given.get(key, usual)
         if not isinstance(one, int) or isinstance(one, bool) or not low <= one <= high:

@@ -17,14 +17,20 @@ import numpy as np
 from quire.config import Speculation
 from quire.request import Ints
 from quire.scheduler.draft import Draft
-from quire.scheduler.guesses import LAST, Guesses, can_guess, continuation, look_up
+from quire.scheduler.guesses import (
+    LAST,
+    Guesses,
+    HostGuesses,
+    can_guess,
+    continuation,
+    look_up,
+)
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Placements
 from quire.scheduler.waiting import Waiting
 from quire.step import (
     MOST_GUESSES,
     MOST_HISTORY,
-    DecodeRows,
     Guessing,
     StepPlan,
     StepResult,
@@ -68,9 +74,12 @@ class DeviceGuesses(Guesses):
         speculation: Speculation,
         times: PassTimes | None,
     ) -> None:
-        super().__init__(placements, waiting, speculation, times)
+        super().__init__(placements, waiting, times)
         self._asked = speculation
         capacity = placements.rows.capacity
+        self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
+        self._able = np.zeros(capacity, bool)
+        self._awaited = np.zeros(capacity, np.int64)  # the placement whose plan is on its way
         self._alone = np.zeros(capacity, bool)  # no plan that it is in has guesses
         self._per_pass = np.ones(capacity)  # tokens that a pass with guesses brings it
         self._judge_at = np.zeros(capacity, np.int64)  # the length at which it is judged next
@@ -85,9 +94,6 @@ class DeviceGuesses(Guesses):
         if (rows.known[at] != rows.planned[at]).any() and self._is_worth_it(at):
             return at[:0]
         return at
-
-    def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
-        return decode
 
     def most_passes(self, at: Ints, most: int) -> int:
         """Few while rows are new, so that what they write is soon judged."""
@@ -203,9 +209,6 @@ class DeviceGuesses(Guesses):
             self._wait[row], self._has_guessed[row] = pause, False
         self._judge_at[row] = self.rows.known[row] + pause
 
-    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Times have no say here."""
-
 
 def guesses_of(
     placements: Placements,
@@ -213,7 +216,8 @@ def guesses_of(
     speculation: Speculation | None,
     times: PassTimes | None,
 ) -> Guesses:
-    """The device's where it guesses by itself, else the host's."""
-    if speculation is not None and speculation.device_lines:
-        return DeviceGuesses(placements, waiting, speculation, times)
-    return Guesses(placements, waiting, speculation, times)
+    """The device's where it guesses by itself, else the host's, if there are to be any."""
+    if speculation is None:
+        return Guesses(placements, waiting, times)
+    kind = DeviceGuesses if speculation.device_lines else HostGuesses
+    return kind(placements, waiting, speculation, times)

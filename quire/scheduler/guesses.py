@@ -125,19 +125,53 @@ class _Found:
 
 
 class Guesses:
-    """Which rows guess, how many tokens, and how right they were."""
+    """Which rows guess, how many tokens, and how right they were: here none does."""
+
+    def __init__(
+        self, placements: Placements, waiting: Waiting, times: PassTimes | None = None
+    ) -> None:
+        self.rows: Rows = placements.rows
+        self.times, self.num_guessed, self.num_accepted = times or PassTimes(), 0, 0
+        self._placements, self._waiting = placements, waiting
+
+    def ready(self, at: Ints) -> Ints:
+        """Those decode rows that can be planned now: others wait for the tokens on their way."""
+        return at
+
+    def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
+        """Make slices of the decode rows that guess, with blocks for them; the rows that do not."""
+        return decode
+
+    def most_passes(self, at: Ints, most: int) -> int:
+        """How many passes a plan of these decode rows may have, at most `most`."""
+        return most
+
+    def in_passes(
+        self, at: Ints, repeat: int, draft: Draft, *, alone: bool
+    ) -> tuple[int, Guessing | None]:
+        """How many passes it has, at most `repeat`, and how a device guesses in each."""
+        return repeat, None
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Set each row that guessed, and is still there, to where it got; its known tokens hold
+        what it keeps of those that it drew."""
+
+    def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """Learn from a pass that took so long."""
+
+
+class HostGuesses(Guesses):
+    """Rows guess by what the host finds in their tokens, where measured times say that it pays."""
 
     def __init__(
         self,
         placements: Placements,
         waiting: Waiting,
-        speculation: Speculation | None,
+        speculation: Speculation,
         times: PassTimes | None,
     ) -> None:
-        """Without `speculation` nothing is ever guessed."""
-        self.rows: Rows = placements.rows
-        self.times, self.num_guessed, self.num_accepted = times or PassTimes(), 0, 0
-        self._placements, self._waiting, self._speculation = placements, waiting, speculation
+        super().__init__(placements, waiting, times)
+        self._speculation = speculation
         capacity = placements.rows.capacity
         self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
         self._able = np.zeros(capacity, bool)
@@ -148,13 +182,8 @@ class Guesses:
         self._all_right = self._all_expected = 0.0
 
     def ready(self, at: Ints) -> Ints:
-        """Those decode rows that can be planned now: others wait for the tokens on their way.
-
-        How far a row with guesses gets is known when they land; and while few rows run, one that
-        can guess waits for its last token, since guesses come after that.
-        """
-        if self._speculation is None:
-            return at
+        """How far a row with guesses gets is known when they land; and while few rows run, one that
+        can guess waits for its last token, since guesses come after that."""
         rows = self.rows
         waits = self._awaited[at] == rows.placement[at]
         if len(at) <= MOST_ROWS:
@@ -164,8 +193,7 @@ class Guesses:
         return ready
 
     def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
-        """Make slices of the decode rows that guess, with blocks for them; the rows that do not."""
-        if self._speculation is None or not 0 < len(decode) <= MOST_ROWS:
+        if not 0 < len(decode) <= MOST_ROWS:
             return decode
         self._meet(decode.rows)
         self._fade(decode.rows)
@@ -175,7 +203,7 @@ class Guesses:
             counting = remaining >= LAST * remaining.max()
         line, num_counting = self.times.line(), int(counting.sum())
         least = DEMAND * line[1] * num_counting / (line[0] + line[1] * len(decode))
-        found = self._find(decode.rows[counting], draft.budget, least, self._speculation)
+        found = self._find(decode.rows[counting], draft.budget, least)
         if not found:
             return decode
         counts = allot([one.gains for one in found], len(decode), num_counting, line).tolist()
@@ -186,16 +214,6 @@ class Guesses:
         ]
         others = ~np.isin(decode.rows, guessing)
         return DecodeRows(decode.rows[others], decode.positions[others])
-
-    def most_passes(self, at: Ints, most: int) -> int:
-        """How many passes a plan of these decode rows may have, at most `most`."""
-        return most
-
-    def in_passes(
-        self, at: Ints, repeat: int, draft: Draft, *, alone: bool
-    ) -> tuple[int, Guessing | None]:
-        """How many passes it has, and how a device guesses in each: it does not."""
-        return repeat, None
 
     def _fade(self, at: Ints) -> None:
         self._expected[at] *= FADING
@@ -211,9 +229,9 @@ class Guesses:
             self._able[row] = can_guess(self.rows.sequence(row))
             self._expected[row] = self._right[row] = 0.0
 
-    def _find(self, at: Ints, budget: int, least: float, asked: Speculation) -> list[_Found]:
+    def _find(self, at: Ints, budget: int, least: float) -> list[_Found]:
         """What the rows could guess, where that may have at least this chance."""
-        rows = self.rows
+        rows, asked = self.rows, self._speculation
         common = (COMMON_PRIOR + self._all_right) / (COMMON_PRIOR + self._all_expected)
         luck = (OWN_PRIOR * common + self._right[at]) / (OWN_PRIOR + self._expected[at])
         most = np.minimum(rows.limit[at] - rows.known[at] - 1, min(asked.num_tokens, budget))
@@ -247,8 +265,6 @@ class Guesses:
         return True
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """Set each row that guessed, and is still there, to where it got; its known tokens hold
-        what it keeps of those that it drew."""
         rows, entry = self.rows, 0
         for one in plan.prefill:
             row, count = one.row, int(result.counts[entry : entry + 1].sum())
@@ -268,8 +284,7 @@ class Guesses:
             self.num_accepted += right
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Learn from a pass that took so long."""
-        if self._speculation is None or plan.repeat > 1 or result.held or len(plan.released):
+        if plan.repeat > 1 or result.held or len(plan.released):
             return
         if all(one.num_guessed for one in plan.prefill):
             self.times.observe(plan.num_tokens, seconds)
