@@ -75,6 +75,7 @@ def run_job(
     """Begin the job or go on with it, until every row has its result."""
     job_dir = beginning.job_directory(options)
     lock = JobLock.take(job_dir)
+    files: list[InputFile] = []
     try:
         before = beginning.manifest_before(options, job_dir)
         files = beginning.input_files(options, job_dir)
@@ -89,6 +90,7 @@ def run_job(
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
     finally:
+        beginning.drop_refused(options, job_dir, files)
         beginning.tidy(job_dir)
         lock.release()
 

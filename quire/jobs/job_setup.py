@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,18 +12,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from quire.base.version import __version__
-from quire.errors import InvalidOption, JobChanged
+from quire.errors import CorruptJob, InvalidOption, JobChanged
 from quire.jobs.adapters import digests
 from quire.jobs.input.files import InputFile, find_files, read_rows
 from quire.jobs.input.media import media_folder
 from quire.jobs.input.rows import BadRow
-from quire.jobs.input.spool import STEM, spool_rows, spool_stream
+from quire.jobs.input.spool import NAME as SPOOLED
+from quire.jobs.input.spool import Spool
 from quire.jobs.input.templates import RowTemplate
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.output.columns import ResultColumns
 from quire.jobs.output.output import output_format
 from quire.jobs.refusals import is_own_file, refuse_folder, refuse_input_folder, refuse_links
-from quire.jobs.store.durable import make_directory, sync_directory
+from quire.jobs.store.durable import PARTIAL, make_directory, sync_directory
 from quire.jobs.store.lock import NAME as LOCK
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import NAME, Manifest
@@ -71,7 +73,11 @@ def tidy(job_dir: Path) -> None:
 def _is_only_begun(job_dir: Path) -> bool:
     """Whether a kill left it before it had a manifest."""
     ours = {LOCK, NAME + ".partial"}
-    return all(p.name in ours or p.name.startswith(STEM + ".") for p in job_dir.iterdir())
+    return all(p.name in ours or _is_spooled(p) for p in job_dir.iterdir())
+
+
+def _is_spooled(path: Path) -> bool:
+    return re.fullmatch(rf"{SPOOLED}({re.escape(PARTIAL)})?", path.name) is not None
 
 
 def manifest_before(options: JobOptions, job_dir: Path) -> Manifest | None:
@@ -142,15 +148,42 @@ def input_files(
     if options.rows is None and STDIN not in options.input:
         return find_files(options.input, options.format)
     keep = not options.overwrite and not options.reuse and last_epoch(job_dir) > 0
+    spool = Spool(job_dir, _spooled_before(job_dir), keep)
     if options.rows is not None:
-        return find_files([str(spool_rows(options.rows, job_dir, keep=keep))])
+        return find_files([str(spool.rows(options.rows))])
     if options.input != (STDIN,):
         raise InvalidOption("stdin is the only input or none of them", parameter="input")
     if stdin is None and sys.stdin is None:  # as in a process that was started without one
         raise InvalidOption("stdin is closed; pipe the rows in, or name a file", parameter="input")
     stream = sys.stdin.buffer if stdin is None else stdin
-    path = spool_stream(stream, job_dir, options.format or "jsonl", keep=keep)
+    path = spool.stream(stream, options.format or "jsonl")
     return find_files([str(path)], options.format)
+
+
+def _spooled_before(job_dir: Path) -> Path | None:
+    """The rows of the job on disk, or those that a kill left before it had a manifest."""
+    found = sorted(path for path in job_dir.iterdir() if re.fullmatch(SPOOLED, path.name))
+    if (named := _names_read(job_dir)) is not None:
+        found = [path for path in found if path.name in named]
+    return found[0] if found else None
+
+
+def drop_refused(options: JobOptions, job_dir: Path, files: Sequence[InputFile]) -> None:
+    """Remove what was just spooled where the job on disk is still one of other rows."""
+    if options.rows is None and STDIN not in options.input:
+        return
+    named = _names_read(job_dir)
+    for file in files:
+        if named is not None and file.path.name not in named:
+            file.path.unlink(missing_ok=True)
+
+
+def _names_read(job_dir: Path) -> set[str] | None:
+    """The input of the job on disk; None where no manifest says."""
+    try:
+        return {Path(file.path).name for file in Manifest.load(job_dir).inputs}
+    except (FileNotFoundError, CorruptJob):
+        return None
 
 
 def manifest_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.errors import InvalidOption
 from quire.jobs.input.files import InputFile
-from quire.jobs.input.spool import STEM
+from quire.jobs.input.spool import NAME as SPOOLED
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.output.results import StoredRun
 from quire.jobs.store.durable import PARTIAL
@@ -17,7 +17,7 @@ from quire.jobs.store.manifest import NAME
 
 _OWN_FILES = re.compile(
     rf"(lock|reserve|manifest\.json|chunks\.json|claims|workers|scores|scores\.json|metrics\.jsonl|errors\.jsonl"
-    rf"|results-\d+\.jsonl|{STEM}\.\w+)({re.escape(PARTIAL)})?"
+    rf"|results-\d+\.jsonl|{SPOOLED})({re.escape(PARTIAL)})?"
 )
 
 

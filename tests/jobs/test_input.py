@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from quire.errors import InvalidOption
 from quire.jobs.input import arrow_values, delimited, jsonl
 from quire.jobs.input.files import find_files, read_rows
-from quire.jobs.input.spool import spool_rows, spool_stream
+from quire.jobs.input.spool import Spool
 
 ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": 2}, {"text": "ü", "n": 3}]
 
@@ -257,12 +257,12 @@ def test_a_saved_data_set_that_is_none_is_refused(tmp_path: Path, state: bytes) 
 
 def test_rows_of_a_program_may_hold_what_json_lacks(tmp_path: Path) -> None:
     rows = [{"at": date(2020, 1, 2), "x": float("nan"), "many": (Decimal("1.5"), None)}]
-    assert values(spool_rows(rows, tmp_path)) == [
+    assert values(Spool(tmp_path).rows(rows)) == [
         {"at": "2020-01-02", "x": None, "many": ["1.5", None]}
     ]
     for row in ({"x": object()}, {"x": b"bytes"}, {"x": {1, 2}}):
         with pytest.raises(InvalidOption, match="row 0 of the input does not go into JSON"):
-            spool_rows([row], tmp_path)
+            Spool(tmp_path).rows([row])
 
 
 def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_the_format_is_told_by_the_ending_or_by_name(tmp_path: Path) -> None:
 def test_stdin_is_spooled_and_an_empty_one_leaves_the_spool(tmp_path: Path) -> None:
     (tmp_path / "pipe").write_bytes(lines(ROWS))
     with open(tmp_path / "pipe", "rb") as stream:
-        spooled = spool_stream(stream, tmp_path, "jsonl")
+        spooled = Spool(tmp_path).stream(stream, "jsonl")
     with open("/dev/null", "rb") as stream:
-        assert spool_stream(stream, tmp_path, "jsonl") == spooled
+        assert Spool(tmp_path, spooled).stream(stream, "jsonl") == spooled
     assert values(spooled) == ROWS

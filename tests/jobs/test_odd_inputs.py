@@ -181,6 +181,16 @@ def test_a_file_that_is_no_text_is_refused_before_its_rows_fail(
         values(tmp_path / f"{name}.gz")
 
 
+def test_lines_that_end_in_cr_alone_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r {"text": "b"}\r')
+    with pytest.raises(InvalidOption, match="end in CR alone"):
+        values(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\r{"}')  # one bad row, and no lines
+    assert values(tmp_path / "a.jsonl") == ["malformed_row"]
+    (tmp_path / "a.csv").write_bytes(b"text\ra\rb\r")
+    assert values(tmp_path / "a.csv") == [{"text": "a"}, {"text": "b"}]
+
+
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
@@ -300,7 +310,7 @@ def test_other_rows_do_not_cost_a_job_those_that_it_answered(tmp_path: Path) -> 
     tables = [pa.table({"text": [text]}) for text in "ab"]
     for mine, others in (([{"text": "a"}], [{"text": "b"}]), tables):
         Job(mine, output, **usual, overwrite=True).run(progress=False)
-        [spooled] = Path(f"{output}.quire").glob("input.*")
+        [spooled] = Path(f"{output}.quire").glob("input*")
         before = spooled.stat()
         for wrong in (others, others[:0]):
             with pytest.raises(JobChanged, match="has answers to"):
@@ -308,8 +318,16 @@ def test_other_rows_do_not_cost_a_job_those_that_it_answered(tmp_path: Path) -> 
         assert [row["text"] for row in store.read_rows(output)] == ["a"]
         Job(mine, output, **usual).run(progress=False)
         assert spooled.stat().st_mtime_ns == before.st_mtime_ns  # the file that it knows
+        clash = [{"text": "b", "output": ""}]
+        for given in ({"overwrite": True}, {"reuse": True}):  # refused: the job is as it was
+            with pytest.raises(InvalidOption, match="has a column 'output'"):
+                Job(clash, output, **usual, **given).run(progress=False)
+            assert [row["text"] for row in store.read_rows(output)] == ["a"]
+            assert list(Path(f"{output}.quire").glob("input*")) == [spooled]
+        Job(mine, output, **usual).run(progress=False)
         Job(others, output, **usual, reuse=True).run(progress=False)
         assert [row["text"] for row in store.read_rows(output)] == ["b"]
+        Job([], output, **usual, reuse=True).run(progress=False)
 
 
 def test_an_input_that_changes_while_the_job_runs_spoils_no_output(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from quire.errors import InvalidOption
 from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
 
 LONGEST_ROW = 32 << 20  # bytes
 _BOM = b"\xef\xbb\xbf"
+_CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
 
 Values = dict[str, Any]
 
@@ -27,6 +30,14 @@ def read_jsonl(
             file.seek(start)
         elif file.peek(len(_BOM)).startswith(_BOM):
             file.read(len(_BOM))
+        beginning = file.peek(1 << 13)
+        if b"\n" not in beginning and _CR_ALONE.search(beginning):
+            raise InvalidOption(
+                f"the lines of {path} end in CR alone, and rows end in LF: convert it with "
+                "tr '\\r' '\\n'",
+                parameter="input",
+                value=str(path),
+            )
         for line in _lines(file):
             if isinstance(line, bytes) and not line.strip():
                 continue

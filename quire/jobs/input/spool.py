@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -21,67 +22,75 @@ from quire.jobs.input.rows import BadRow
 from quire.jobs.store.durable import replacing
 
 STEM = "input"
+NAME = rf"{STEM}(-2)?\.\w+"  # a pattern: the rows of the job on disk, and those that replace them
 
 
-def spool_stream(stream: IO[bytes], job_dir: Path, format: str, *, keep: bool = False) -> Path:
-    """Copy all of `stream` into the job directory. A stream with nothing in it leaves what was
-    spooled before: the same command, run again without its pipe, continues. With `keep` there are
-    answers to that, and other rows are refused."""
-    path = job_dir / f"{STEM}.{format}"
-    first = stream.read(1 << 16)
-    if not first.strip() and path.exists():
-        return path
-    with _spooling(path, keep) as file:
-        file.write(first)
-        shutil.copyfileobj(stream, file, 1 << 20)
-    return path
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Where such rows go. `known` are those of the job on disk, which stay until a manifest names
+    others; with `keep` there are answers to them, and other rows are refused."""
 
+    job_dir: Path
+    known: Path | None = None
+    keep: bool = False
 
-def spool_rows(rows: Iterable[Mapping[str, Any]], job_dir: Path, *, keep: bool = False) -> Path:
-    """Write the rows of a program as JSON lines, or as Arrow what can be read as such: tables of
-    pyarrow, polars, pandas, datasets."""
-    if hasattr(rows, "__arrow_c_stream__"):
-        return _spool_table(rows, job_dir, keep)
-    path = job_dir / f"{STEM}.jsonl"
-    with _spooling(path, keep) as file:
-        for number, row in enumerate(rows):
-            file.write(_line(row, number))
-    return path
+    def stream(self, stream: IO[bytes], format: str) -> Path:
+        """Copy all of `stream`. One with nothing in it leaves what was spooled before: the same
+        command, run again without its pipe, continues."""
+        first = stream.read(1 << 16)
+        if not first.strip() and self.known is not None:
+            return self.known
+        with self._spooling(format) as (file, path):
+            file.write(first)
+            shutil.copyfileobj(stream, file, 1 << 20)
+        return path if path.exists() else self.known or path
+
+    def rows(self, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Write the rows of a program as JSON lines, or as Arrow what can be read as such: tables
+        of pyarrow, polars, pandas, datasets."""
+        is_table = hasattr(rows, "__arrow_c_stream__")
+        with self._spooling("arrow" if is_table else "jsonl") as (file, path):
+            if is_table:
+                _write_table(rows, file)
+            else:
+                file.writelines(_line(row, number) for number, row in enumerate(rows))
+        return path if path.exists() else self.known or path
+
+    @contextmanager
+    def _spooling(self, format: str) -> Iterator[tuple[BinaryIO, Path]]:
+        """A file to write under a name that the job on disk does not have. It is not made where
+        that job has the same; JobChanged where those rows are to be kept."""
+        known = self.known
+        name = f"{STEM}.{format}"
+        is_taken = known is not None and known.name == name
+        path = self.job_dir / (f"{STEM}-2.{format}" if is_taken else name)
+        path.unlink(missing_ok=True)  # of a run that was killed
+        with suppress(_Unchanged), replacing(path) as file:
+            yield file, path
+            file.flush()
+            if known is not None and sha256_of(known) == sha256_of(Path(file.name)):
+                raise _Unchanged
+            if known is not None and self.keep:
+                raise JobChanged(
+                    f"the rows given now are not those that the job in {self.job_dir} has answers "
+                    "to. Pass --reuse to keep the rows whose content is unchanged, --overwrite to "
+                    "begin again, or give another OUTPUT."
+                )
 
 
 class _Unchanged(Exception):
     """The same bytes were spooled before."""
 
 
-@contextmanager
-def _spooling(path: Path, keep: bool) -> Iterator[BinaryIO]:
-    """A file to write. It takes the place of what was spooled before if it is another one, and then
-    JobChanged where that is to be kept: the job's answers would be left without their rows."""
-    with suppress(_Unchanged), replacing(path) as file:
-        yield file
-        file.flush()
-        if path.exists() and sha256_of(path) == sha256_of(Path(file.name)):
-            raise _Unchanged
-        if path.exists() and keep:
-            raise JobChanged(
-                f"the rows given now are not those that the job in {path.parent} has answers to. "
-                "Pass --reuse to keep the rows whose content is unchanged, --overwrite to begin "
-                "again, or give another OUTPUT."
-            )
-
-
-def _spool_table(table: Any, job_dir: Path, keep: bool) -> Path:
+def _write_table(table: Any, file: BinaryIO) -> None:
     import pyarrow as pa
 
-    path = job_dir / f"{STEM}.arrow"
-    with _spooling(path, keep) as file:
-        reader = pa.RecordBatchReader.from_stream(table)
-        with pa.ipc.new_stream(file, reader.schema) as writer:
-            for batch in reader:
-                # In pieces: whoever reads it later holds one of them at a time.
-                for start in range(0, batch.num_rows, BATCH_ROWS):
-                    writer.write_batch(batch.slice(start, BATCH_ROWS))
-    return path
+    reader = pa.RecordBatchReader.from_stream(table)
+    with pa.ipc.new_stream(file, reader.schema) as writer:
+        for batch in reader:
+            # In pieces: whoever reads it later holds one of them at a time.
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                writer.write_batch(batch.slice(start, BATCH_ROWS))
 
 
 def _line(row: Any, number: int) -> bytes:
