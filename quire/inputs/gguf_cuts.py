@@ -46,18 +46,36 @@ class Cut(NamedTuple):
     bos: bool = False  # the beginning token is added where the file does not say
 
 
+# Han apart; otherwise as GPT-4o, with marks that take no slash.
+_NOT_HAN = r"&&[^\p{Han}]]"
+_KIMI = r"\p{Han}+|" + _GPT4O.replace(r"\p{M}]", rf"\p{{M}}{_NOT_HAN}").replace(
+    "[\\r\\n/]", "[\\r\\n]"
+)
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 _DIGITS_THEN_GPT2 = Cut((r"\p{N}", _GPT2))
-_DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b")
-_LIKE_GPT2 = ("gpt-2", "phi-2", "olmo", "mpt", "mellum", "trillion", "a.x-4.0", "granite-docling")
+_DIGITS_APART = (
+    *("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "exaone", "mellum2"),
+)
+_LIKE_GPT2 = (
+    *("gpt-2", "phi-2", "olmo", "mpt", "mellum", "trillion", "a.x-4.0", "granite-docling"),
+    *("gigachat", "exaone4", "jais"),
+)
 _LIKE_LLAMA3 = Cut((_LLAMA3,), whole_words=True, bos=True)
+_NAMES_OF_LLAMA3 = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+)
 _LIKE_QWEN2 = Cut((_QWEN2,), nfc=True)
+_LIKE_DEEPSEEK3 = Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3))
 CUTS = {
     **dict.fromkeys(_DIGITS_APART, _DIGITS_THEN_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LIKE_LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _LIKE_QWEN2),
+    **dict.fromkeys(_NAMES_OF_LLAMA3, _LIKE_LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "f2llmv2"), _LIKE_QWEN2),
     **dict.fromkeys(_LIKE_GPT2, Cut((_GPT2,))),
     **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), Cut((_LLAMA3,))),
-    "stablelm2": Cut((_QWEN2,)),
+    **dict.fromkeys(("stablelm2", "kormo", "hunyuan", "solar-open"), Cut((_QWEN2,))),
+    "seed-coder": Cut((_SEED,)),
+    "kimi-k2": Cut((_KIMI,)),
+    "tiny_aya": Cut((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     "qwen35": Cut((_QWEN35,), nfc=True),
     "falcon": Cut((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-llm": Cut(
@@ -67,8 +85,8 @@ CUTS = {
         )
     ),
     "deepseek-coder": Cut((_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
-    "deepseek-v3": Cut((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
-    "gpt-4o": Cut((_GPT4O,)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _LIKE_DEEPSEEK3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), Cut((_GPT4O,))),
     "tekken": Cut((_TEKKEN,), whole_words=True, bos=True),
     "default": Cut((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
 }

@@ -96,13 +96,13 @@ READABLE = _formats(
 )
 
 # GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;
-# a dash is a number given up.
+# some are given up, and old files still have them.
 _GGUF_NAMES = (
-    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
+    "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
     "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 "
-    "- - - TQ1_0 TQ2_0 - - - MXFP4 NVFP4 Q1_0"
+    "Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 IQ4_NL_4_8 IQ4_NL_8_8 MXFP4 NVFP4 Q1_0"
 )
-GGUF_TYPES = {i: name for i, name in enumerate(_GGUF_NAMES.split()) if name != "-"}
+GGUF_TYPES = dict(enumerate(_GGUF_NAMES.split()))
 
 # safetensors also holds integers and the like, which no weight of ours may be stored in.
 SAFETENSORS_DTYPES = {

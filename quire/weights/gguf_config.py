@@ -108,6 +108,11 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     arch = fields.word("general.architecture")
+    if (kind := fields.word("general.type", "model")) != "model":
+        raise UnsupportedModel(
+            f"{fields.source}: a GGUF file of the type {kind[:40]!r} is no model. Give the model's "
+            "own file; adapters are read as PEFT stores them"
+        )
     families = families_of_gguf(arch, fields.source)
     window = _window(fields, arch)
     experts = _experts(fields, arch)

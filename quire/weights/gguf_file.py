@@ -29,6 +29,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 MAX_NAME = 65_535
+# Everything before the tensors' bytes; the largest vocabularies take some 20 MB.
+MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_STRINGS = 1 << 27, 1 << 16, 1 << 20, 1 << 22
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = dict(zip([0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12], "BbHhIif?Qqd", strict=True))
@@ -138,6 +140,11 @@ class _Cursor:
     def need(self, count: int, what: str) -> None:
         if count > self.size - self.at:
             raise self.corrupt(f"{what} needs {count:,} bytes, {self.size - self.at:,} are left")
+        if count > MAX_HEADER - self.at:
+            raise self.corrupt(
+                f"{what} needs {count:,} bytes; metadata and names of tensors have at most "
+                f"{MAX_HEADER:,} together"
+            )
 
     def number(self, code: str, what: str) -> Any:
         form = struct.Struct("<" + code)
@@ -158,6 +165,8 @@ class _Cursor:
 
     def strings(self, count: int, what: str) -> list[str]:
         """Many strings. The loop is bare because a vocabulary has 300,000 of them."""
+        if count > MAX_STRINGS:
+            raise self.corrupt(f"{what} has {count:,} strings; quire reads up to {MAX_STRINGS:,}")
         self.need(count * _LENGTH.size, what)
         data, size, at, unpack = self.data, self.size, self.at, _LENGTH.unpack_from
         found = []
@@ -165,7 +174,7 @@ class _Cursor:
             for _ in range(count):
                 (length,) = unpack(data, at)
                 at += 8
-                if length > size - at:
+                if length > min(size, MAX_HEADER) - at:
                     raise self.corrupt(f"{what} holds a string of {length:,} bytes")
                 found.append(data[at : at + length].decode())
                 at += length
@@ -206,6 +215,12 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
         )
     num_tensors = cursor.number("Q", "the number of tensors")
     num_entries = cursor.number("Q", "the number of metadata entries")
+    for count, most, what in (
+        (num_tensors, MAX_TENSORS, "tensors"),
+        (num_entries, MAX_ENTRIES, "metadata entries"),
+    ):
+        if count > most:
+            raise cursor.corrupt(f"{count:,} {what}; quire reads up to {most:,}")
     # The shortest entry has a key length, a type and one byte; the shortest tensor 8+4+8+4+8.
     cursor.need(num_entries * 13, f"metadata of {num_entries:,} entries")
     cursor.need(num_tensors * 32, f"a table of {num_tensors:,} tensors")

@@ -135,6 +135,26 @@ def test_cutting_rules_equal_those_of_transformers(pre: str, tmp_path: Path) -> 
     assert made == [oracle(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("kimi-k2", ["a", " ", " ", "中文", " Test's", " x", "/\n", "123", "45"]),
+        (
+            "seed-coder",
+            ["a", " ", " 中文", " Test", "'s", " x", "/", "\n", "1", "2", "3", "4", "5"],
+        ),
+        ("tiny_aya", ["a", " ", " 中文", " Test's", " x", "/\n", "12", "345"]),
+        ("kanana2", ["a", " ", " 中文", " Test's", " x", "/\n", "123", "45"]),
+        ("joyai-llm", ["a", "  ", "中文", " Test", "'s", " x", "/\n", "123", "45"]),
+    ],
+)
+def test_rarer_cutting_rules(pre: str, expected: list[str]) -> None:
+    backend = load_gguf_tokenizer(gguf_metadata(train_byte_bpe(False), "gpt2", pre=pre)).backend
+    text = "a  中文 Test's x/\n12345"
+    cut = [text[slice(*at)] for _, at in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert cut == expected
+
+
 def test_qwen_text_is_brought_to_its_normal_form() -> None:
     tokenizer = load_gguf_tokenizer(gguf_metadata(train_byte_bpe(False), "gpt2", pre="qwen2"))
     assert ids_of(tokenizer, ["e\u0301"]) == ids_of(tokenizer, ["\u00e9"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import PoolingParams, SamplingParams
-from quire.errors import InvalidParams, NotSupported
+from quire.errors import InvalidParams, NotSupported, UnsupportedModel
 from tests.pooling.tiny import (
     DECODERS,
     hidden_of,
@@ -20,6 +20,7 @@ from tests.pooling.tiny import (
     write_model,
     write_sentence_files,
 )
+from tests.weights.tiny import tiny_model, write_gguf
 
 EMBEDS: dict[str, Any] = {"convert": "embed"}
 
@@ -174,3 +175,20 @@ def test_text_and_embeddings_share_an_engine(tmp_path: Path) -> None:
         before = llm.generate("w1 w2 w3", greedy, use_tqdm=False)[0].outputs[0].token_ids
         llm.embed(texts(), use_tqdm=False)
         assert llm.generate("w1 w2 w3", greedy, use_tqdm=False)[0].outputs[0].token_ids == before
+
+
+def test_a_gguf_file_names_its_pooling(tmp_path: Path) -> None:
+    model = tiny_model("qwen3")
+    ids = [9, 4, 12, 7]
+    for kind, pool in ((1, "MEAN"), (2, "CLS"), (3, "LAST")):
+        metadata: dict[str, int | float | str] = {"{arch}.pooling_type": kind}
+        path = write_gguf(model, tmp_path / f"{kind}.gguf", metadata=metadata)
+        with open_llm(path, skip_tokenizer_init=True) as llm:
+            assert llm.supported_tasks == ("generate", "embed", "token_embed")
+            [output] = llm.embed([{"prompt_token_ids": ids}], use_tqdm=False)
+        assert similarity(output.outputs.embedding, pooled(hidden_of(model, ids), pool)) > 0.99999
+    write_gguf(model, path, metadata={"{arch}.pooling_type": 4})
+    with pytest.raises(UnsupportedModel, match="pooling_type 4"):
+        open_llm(path, skip_tokenizer_init=True)
+    with open_llm(path, skip_tokenizer_init=True, runner="generate") as llm:
+        assert llm.supported_tasks == ("generate",)

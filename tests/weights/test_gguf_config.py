@@ -79,3 +79,10 @@ def test_the_dtype_is_the_one_the_layers_are_stored_in(quantised: str, tmp_path:
     write_gguf(tiny_model("qwen3"), tmp_path / "m", quantised=quantised)
     expected = {"F16": "float16", "BF16": "bfloat16"}.get(quantised, "float32")
     assert spec_from_gguf(GgufFile(tmp_path / "m")).dtype == expected
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    metadata: dict[str, int | float | str] = {"general.type": "adapter"}
+    write_gguf(tiny_model("llama"), tmp_path / "m", metadata=metadata)
+    with pytest.raises(UnsupportedModel, match="'adapter' is no model"):
+        spec_from_gguf(GgufFile(tmp_path / "m"))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quire.errors import ModelNotFound
+from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.weights.gguf_file import GgufFile
+from tests.weights import hostile
 from tests.weights.tiny import tiny_model, write_gguf
 
 gguf = pytest.importorskip("gguf")
@@ -96,3 +100,42 @@ def test_nothing_here_needs_torch() -> None:
     imports = "; ".join(f"import quire.weights.{module}" for module in modules)
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        hostile.entry("x", hostile.STRING, struct.pack("<Q", 3 << 30)),
+        hostile.entry("x", hostile.ARRAY, hostile.array(hostile.STRING, 3 << 27)),
+        hostile.entry("x", hostile.ARRAY, hostile.array(0, 3 << 30)),
+    ],
+    ids=["a text", "texts", "numbers"],
+)
+def test_metadata_of_gigabytes_are_not_read(head: bytes, tmp_path: Path) -> None:
+    """Of a file that does have as many bytes, most of them a hole."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(hostile.gguf_bytes((head,), (), data=b""))
+    os.truncate(path, 4 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptModel, match="'x'"):
+            GgufFile(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_counts_beyond_any_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for counts in ({"num_entries": 1 << 17}, {"num_tensors": 1 << 21}):
+        path.write_bytes(hostile.gguf_bytes(**counts))  # type: ignore[arg-type]
+        os.truncate(path, 1 << 30)
+        with pytest.raises(CorruptModel, match="quire reads up to"):
+            GgufFile(path)
+
+
+def test_formats_that_were_given_up_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(hostile.gguf_bytes(tensors=(hostile.tensor("a", kind=31),)))
+    with pytest.raises(UnsupportedModel, match="Q4_0_4_4"):
+        GgufFile(path)
