@@ -131,7 +131,9 @@ class RequestMaker:
         A prompt that is an error already (a chat that could not be rendered) is passed on.
         """
         encoding = read_tokenization(tokenization_kwargs)
-        media = None if self._media is None else self._media.for_call(media_options or {})
+        media: CallMedia | None = None
+        if self._media is not None:
+            media = self._media.for_call(media_options or {}, sum(map(_has_media, prompts)))
         parsed = [
             given if isinstance(given, QuireError) else self._attempt(self._parse, given, media)
             for given in prompts
@@ -312,6 +314,13 @@ class RequestMaker:
         if prompt.token_ids is None and encoding.add_special_tokens and ids[0] == bos:
             return np.concatenate([ids[:1], ids[len(ids) - keep + 1 :]])
         return ids[-keep:]
+
+
+def _has_media(given: Any) -> bool:
+    """As far as can be seen without reading it."""
+    if isinstance(given, ChatText):
+        return given.media is not None
+    return isinstance(given, dict) and "multi_modal_data" in given
 
 
 def _own_processors(params: SamplingParams) -> tuple[Callable[..., Any], ...]:

@@ -68,8 +68,9 @@ def load(model: str, options: Options) -> LoadedModel:
             media = media if isinstance(planned, ModelSpec) else None
             if media is not None:
                 media.check(reading.result)
+                media.start_children()
             config, executor = _executor(files, planned, options, media)
-        facts = executor.start()
+        facts = _started(executor, media)
         tokenizer = reading.result()
     spec = planned if isinstance(planned, ModelSpec | EncoderSpec) else planned.spec
     head = _head(pooler, files, spec, tokenizer, dummy=options.load_format == "dummy")
@@ -96,6 +97,15 @@ def load(model: str, options: Options) -> LoadedModel:
         media=media,
         adapters=make_store(config, planned, options, files, executor.handles),
     )
+
+
+def _started(executor: ModelExecutor, media: ModelMedia | None) -> ExecutorFacts:
+    try:
+        return executor.start()
+    except BaseException:
+        if media is not None:
+            media.children.close()  # nobody else will
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +41,7 @@ class ModelMedia:
     options: MediaOptions
     processor: Mapping[str, Any]  # options of its processor, over its files'
     interleave: bool = False
+    children: MediaChildren = field(default_factory=MediaChildren)
 
     @classmethod
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
@@ -73,6 +74,15 @@ class ModelMedia:
         rules = cast(ForeignImages, self.rules(lambda token: None)["image"])
         encode = partial(made.encode, add_special_tokens=False)
         try_foreign(self.family, dict(self.config), rules, lambda text: encode(text).tolist())
+
+    def start_children(self) -> None:
+        """Where it was said that media will come, one that decodes them starts as the model is
+        loaded."""
+        said = self.options
+        expected = self.kinds[:1] if said.folder or said.hosts else ()
+        for kind in self.kinds:
+            if said.most.get(kind) or kind in expected:
+                self.children.start(kind)
 
     def as_text(self) -> str:
         """What another process needs for the tower, beside the files."""
@@ -121,7 +131,7 @@ class ModelMedia:
         }
         tokenizer.interleave_media = self.interleave
         return MediaReader(
-            *(make, tokenizer, MediaPool(), self.options),
+            *(make, tokenizer, MediaPool(self.children), self.options),
             three_axes=three_axes,
             crossed=self.family.crossed,
             pass_tokens=pass_tokens,

@@ -228,5 +228,47 @@ def test_a_decoder_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     (tmp_path / "av.py").write_text("raise ImportError('libavcodec.so: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pytest.importorskip("av")
-    with MediaChildren() as made, pytest.raises(NotSupported, match="libavcodec.so: no such file"):
-        FileVideo.of(b"some", made)
+    with MediaChildren() as made:
+        for made.likely in (4, 1):
+            with pytest.raises(NotSupported, match="libavcodec.so: no such file"):
+                FileVideo.of(b"some", made)
+        assert not pids(made)
+
+
+def test_an_item_goes_to_the_first_that_is_idle(tmp_path: Path, monkeypatch: Any) -> None:
+    """And waits for none of those that start for the items behind it."""
+    itself = Path(pytest.importorskip("soundfile").__file__)
+    sleepy = "import os, time\nif os.path.exists({!r}): time.sleep(60)\n"
+    (tmp_path / "soundfile.py").write_text(
+        sleepy.format(str(tmp_path / "slow")) + itself.read_text(encoding="utf-8")
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(itself.parent)]))
+    with MediaChildren(most=3) as made:
+        made.start("audio")
+        [ready] = pids(made)
+        while made._starting["audio"]:
+            time.sleep(0.01)
+        (tmp_path / "slow").touch()
+        made.likely = 50
+        assert about(wav(tone(0.2)), made).frames == 3200
+        assert sum(map(len, blocks(wav(tone(0.2)), RATE, made))) == 3200
+        begun = pids(made)
+        assert ready in begun and len(begun) == 3 and made._starting["audio"] == 2
+    assert all(map(gone, begun))
+
+
+def test_decoders_start_with_the_model_where_media_are_expected(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    family = HEARING["qwen2_audio"]
+    made = save_tiny(tmp_path_factory.mktemp("hears"), family.make(), family.added, EARS)
+    short = SamplingParams(max_tokens=1)
+    with made.llm() as llm:
+        llm.generate(["Words alone."], short, use_tqdm=False)
+        assert not pids(reader_pool(llm))
+    with made.llm(limit_mm_per_prompt={"audio": 2}) as llm:
+        [begun] = pids(reader_pool(llm))
+        sound = {"prompt": "Hear <|AUDIO|>", "multi_modal_data": {"audio": wav(tone(0.2))}}
+        llm.generate(sound, short, use_tqdm=False)
+        assert [begun] == pids(reader_pool(llm))
+    assert gone(begun)

@@ -2,9 +2,10 @@
 may have written ends at most one of these, and with it one row.
 
 Each process reads one kind of media, one item at a time, under limits on memory, processor time and
-time, and can open neither files nor sockets (child.py). One is started when there is no idle one,
-up to as many as there are processors; they stay for the next item and end with their owner. An item
-goes there as an open file; what comes back is lines of JSON and the bytes of arrays, on a socket.
+time, and can open neither files nor sockets (child.py). With the first item as many start as there
+are likely to be items, at most as many as there are processors; one starts before, where items are
+expected. They stay for the next item and end with their owner. An item goes to whichever is idle
+first, as an open file; what comes back is lines of JSON and the bytes of arrays, on a socket.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from contextlib import suppress
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from threading import Condition
+from threading import Condition, Thread
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from quire.base.line_child import import_paths
-from quire.errors import EngineError, InvalidPrompt, NotSupported
+from quire.errors import EngineError, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media.allowed import WORDS, bad_medium
 from quire.inputs.media.files import open_file
 
@@ -41,6 +42,7 @@ LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
 _MOST_ARRAY = 1 << 30  # bytes
 _START_SECONDS = 60.0
+_PROGRAM = f"{__package__}.child"
 _KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 _MISSING = {
@@ -67,7 +69,10 @@ class MediaChildren:
         self._seconds, self._changed = seconds, Condition()
         self._idle: dict[str, list[_Child]] = {kind: [] for kind in WORDS}
         self._count, self._decoding = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
-        self._busy: set[_Child] = set()
+        self._starting, self._waiting = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
+        self._failures: dict[str, QuireError] = {}  # why the last start of a kind was none
+        self._busy: set[_Child] = set()  # those that start, too
+        self.likely = 1  # how many items come together, as far as is known
         self._headers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
         self._closed = False
 
@@ -126,36 +131,77 @@ class MediaChildren:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start(self, kind: str) -> None:
+        """Have one ready for the first item, which starts the others; does not wait for it."""
+        if find_spec(_MISSING[kind][0]) is not None:
+            with self._changed:
+                self._start(kind, 1)
+
     def _taken(self, kind: str, decodes: bool) -> _Child:
         with self._changed:
-            while not (self._closed or self._may_take(kind, decodes)):
+            while decodes and self._decoding[kind] >= self._most and not self._closed:
                 self._changed.wait()
+            if not self._waiting[kind]:
+                self._failures.pop(kind, None)  # of another item, which may have been long ago
+            self._start(kind, min(self.likely, self._most))
+            self._decoding[kind] += decodes
+            self._waiting[kind] += 1
+            try:
+                child = self._first_idle(kind)
+            except BaseException:
+                self._decoding[kind] -= decodes
+                self._changed.notify_all()
+                raise
+            finally:
+                self._waiting[kind] -= 1
+            self._busy.add(child)
+            return child
+
+    def _first_idle(self, kind: str) -> _Child:
+        """One that is idle, or the first to be: who has one started may take another before."""
+        while not self._idle[kind]:
             if self._closed:
                 raise _closed()
-            self._decoding[kind] += decodes
-            if self._idle[kind]:
-                child = self._idle[kind].pop()
-                self._busy.add(child)
-                return child
-            self._count[kind] += 1
-        try:
-            child = _Child(kind)
-        except BaseException:
-            self._forget(kind, decodes)
-            raise
-        with self._changed:
+            if not self._count[kind] and kind in self._failures:
+                raise self._failures.pop(kind)
+            at_work = self._count[kind] - self._starting[kind]
+            self._start(kind, at_work + self._waiting[kind])
+            if self._count[kind]:
+                self._changed.wait()
+        return self._idle[kind].pop()
+
+    def _start(self, kind: str, count: int) -> None:
+        """Until there are so many, or as many as may be; under the lock."""
+        while self._count[kind] < min(count, self._most + 1) and not self._closed:
+            try:
+                child = _Child(kind)
+            except EngineError as error:
+                self._note(kind, error)
+                return
             self._busy.add(child)
-            if not self._closed:
-                return child
-        self._give_back(child, decodes)
-        raise _closed()
+            self._count[kind] += 1
+            self._starting[kind] += 1
+            Thread(target=self._await, args=(child,), name="quire-decoder", daemon=True).start()
 
-    def _may_take(self, kind: str, decodes: bool) -> bool:
-        if decodes and self._decoding[kind] >= self._most:
-            return False
-        return bool(self._idle[kind]) or self._count[kind] <= self._most
+    def _await(self, child: _Child) -> None:
+        """Until it is ready, or is no decoder."""
+        failure: QuireError | None = None
+        try:
+            child.await_ready()
+        except (EngineError, NotSupported) as error:
+            failure = error
+        with self._changed:
+            self._starting[child.kind] -= 1
+        self._give_back(child, False, failure)
 
-    def _give_back(self, child: _Child, decodes: bool) -> None:
+    def _note(self, kind: str, failure: QuireError) -> None:
+        """Why one did not start: where there are others, these go on; where there is none, it is
+        the error of whoever waits."""
+        self.likely = 1
+        if not self._count[kind]:
+            self._failures[kind] = failure
+
+    def _give_back(self, child: _Child, decodes: bool, failure: QuireError | None = None) -> None:
         with self._changed:
             self._busy.discard(child)
             if child.is_idle and not self._closed:
@@ -164,12 +210,11 @@ class MediaChildren:
                 self._changed.notify_all()
                 return
         child.end()
-        self._forget(child.kind, decodes)
-
-    def _forget(self, kind: str, decodes: bool) -> None:
         with self._changed:
-            self._count[kind] -= 1
-            self._decoding[kind] -= decodes
+            self._count[child.kind] -= 1
+            self._decoding[child.kind] -= decodes
+            if failure is not None:
+                self._note(child.kind, failure)
             self._changed.notify_all()
 
 
@@ -180,11 +225,10 @@ class _Child:
         self.kind, self.is_idle = kind, False
         kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
         self._socket, theirs = socket.socketpair()
-        program = f"{__package__}.child"
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", program, kind, str(MEMORY[kind])],
+                    [sys.executable, "-P", "-m", _PROGRAM, kind, str(MEMORY[kind])],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -194,6 +238,9 @@ class _Child:
                 self._socket.close()
                 raise _not_started(kind, str(error)) from None
         self._incoming = self._socket.makefile("rb")
+
+    def await_ready(self) -> None:
+        """Once, before the first task."""
         self._socket.settimeout(_START_SECONDS)
         ready = b""
         with suppress(OSError):
@@ -201,11 +248,10 @@ class _Child:
         head = json.loads(ready) if ready.endswith(b"\n") else {}
         self.is_idle = "last" in head
         if "missing" in head:
-            self.end()
-            raise NotSupported(f"{_MISSING[kind][1]} ({head['missing'][:200]})")
+            raise NotSupported(f"{_MISSING[self.kind][1]} ({head['missing'][:200]})")
         if not self.is_idle:
-            self.end()
-            raise _not_started(kind, f"see whether `{sys.executable} -m {program}` runs")
+            program = f"{sys.executable} -m {_PROGRAM}"
+            raise _not_started(self.kind, f"see whether `{program}` runs")
 
     def answers(self, task: dict[str, Any], file: BinaryIO) -> Iterator[Any]:
         """Those of one task; InvalidPrompt where the item is at fault, whatever it did."""

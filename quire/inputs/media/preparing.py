@@ -93,12 +93,12 @@ class Preparing:
 class MediaPool:
     """Prepares media; one for an LLM."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most, self._lock = most_bytes, Lock()
+    def __init__(self, children: MediaChildren, most_bytes: int = MOST_BYTES) -> None:
+        """What is encoded is decoded by `children`, which end with the pool."""
+        self.children, self._most, self._lock = children, most_bytes, Lock()
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
-        self.children = MediaChildren()  # what is encoded is decoded there
         # Whether an item is encoded already: one that is then missed is prepared when it is.
         self.holds: Callable[[int], bool] = lambda serial: False
 

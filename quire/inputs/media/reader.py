@@ -60,8 +60,10 @@ class MediaReader:
         self._tokenizer, self._serials = tokenizer, Serials()
         self._uuids: OrderedDict[str, bytes] = OrderedDict()
 
-    def for_call(self, options: Mapping[str, Any]) -> CallMedia:
-        """For the prompts of one call, with these options of the processor for all of them."""
+    def for_call(self, options: Mapping[str, Any], count: int) -> CallMedia:
+        """For the prompts of one call, `count` of them with media, with these options of the
+        processor for all of them."""
+        self.pool.children.likely = count
         return CallMedia(self, options)
 
     def rules_with(self, options: Mapping[str, Any]) -> Rules:
