@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.job import Job
+from quire.jobs.store import store
 from quire.jobs.store.journal import Journal
 from tests.jobs.driving import (
     ENVIRONMENT,
@@ -99,23 +100,18 @@ def test_structured_answers_and_a_plan(tmp_path: Path, default_model: Path) -> N
     assert "choice_probs" not in rows[0]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_the_chances_of_choices_are_stored(
-    tmp_path: Path, default_model: Path, ending: str
-) -> None:
-    source, output = questions(tmp_path / "in.jsonl", 3), tmp_path / f"out.{ending}"
+def test_the_chances_of_choices_are_stored(tmp_path: Path, default_model: Path) -> None:
+    source, output = questions(tmp_path / "in.jsonl", 3), tmp_path / "out.parquet"
     options: dict[str, Any] = {"prompt": "Is {{ text }} good?", "choice": ["yes", "no", "maybe so"]}
     Job(source, output, model=str(default_model), choice_probs=True, **options).run(progress=False)
-    if ending == "jsonl":
-        found = [(row["output"], row["choice_probs"]) for row in read_lines(output)]
-    else:
-        table = parquet.read_table(output).to_pylist()
-        found = [(row["output"], dict(row["choice_probs"])) for row in table]
-    for answer, probs in found:
-        assert list(probs) == options["choice"] and sum(probs.values()) == pytest.approx(
-            1, abs=1e-4
-        )
-        assert probs[answer] == max(probs.values())
+    rows = list(store.read_rows(output))
+    table = parquet.read_table(output).to_pylist()
+    assert [dict(row["choice_probs"]) for row in table] == [row["choice_probs"] for row in rows]
+    for row in rows:
+        probs = row["choice_probs"]
+        assert list(probs) == options["choice"]
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-4)
+        assert probs[row["output"]] == max(probs.values())
     with pytest.raises(JobChanged, match="choice_probs"):
         Job(source, output, model=str(default_model), **options).run(progress=False)
 
