@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -71,27 +71,17 @@ class Job:
 
 def make_options(input: Any, output: str | Path, model: str, given: dict[str, Any]) -> JobOptions:
     """Options as a caller writes them, checked and complete."""
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {
+        name: _READ[name](value) if name in _READ else value
+        for name, value in given.items()
+        if value is not None
+    }
     params = set(SamplingParams.__struct_fields__) - {"seed"}
     sampling = dict(options.pop("sampling", {}))
     sampling |= {name: options.pop(name) for name in params & options.keys()}
     engine = with_flags(options.pop("options", {}), options)
     options = {name: value for name, value in options.items() if name not in ENGINE_FLAGS}
     options["options"] = engine
-    if "lora" in options:
-        options["lora"] = parse_lora(options["lora"])
-    for name in ("choice", "settings"):
-        if name in options:
-            options[name] = as_tuple(options[name])
-    if isinstance(options.get("continuations"), list):
-        options["continuations"] = tuple(options["continuations"])
-    if isinstance(options.get("shard"), str):
-        options["shard"] = parse_shard(options["shard"])
-    for name in ("schema", "grammar", "few_shot", "job"):
-        if isinstance(options.get(name), Path):
-            options[name] = str(options[name])
-    if isinstance(options.get("schema"), dict):
-        options["schema"] = json.dumps(options["schema"])
     if options.get("embed"):
         options.setdefault("output_column", COLUMN)
     if options.get("transcribe"):
@@ -112,6 +102,21 @@ def make_options(input: Any, output: str | Path, model: str, given: dict[str, An
             "into options={...}",
             parameter=strange[0],
         ) from None
+
+
+def _path_as_text(given: Any) -> Any:
+    return str(given) if isinstance(given, Path) else given
+
+
+# What callers may write in more than one way, and how it becomes what RunOptions has.
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("choice", "settings", "image", "audio", "video"), as_tuple),
+    **dict.fromkeys(("grammar", "few_shot", "job"), _path_as_text),
+    "schema": lambda given: json.dumps(given) if isinstance(given, dict) else _path_as_text(given),
+    "continuations": lambda given: tuple(given) if isinstance(given, list) else given,
+    "shard": lambda given: parse_shard(given) if isinstance(given, str) else given,
+    "lora": parse_lora,
+}
 
 
 def _input(given: Any) -> dict[str, Any]:

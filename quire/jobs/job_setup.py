@@ -191,45 +191,30 @@ def manifest_of(
 ) -> Manifest:
     """What this job is, as far as it can be known before the engine has started."""
     output = Path(options.output).absolute()
+    as_written = options.kept()
+    known_by_content = {
+        "few_shot": _few_shot(options),
+        "lora": digests(options.lora, options.options),
+        "chat": options.chat if options.kind in ("generate", "choices") else False,
+    }
     manifest = Manifest(
+        **{**as_written, **known_by_content},
         version=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=tuple(command),
         kind=options.kind,
         inputs=tuple(FileStamp.of(file.path.absolute()) for file in files),
-        input_format=options.format,
-        prompt=options.prompt,
-        messages=options.messages,
-        system=options.system,
-        image=None if options.image is None else tuple(options.image),
-        audio=None if options.audio is None else tuple(options.audio),
-        video=None if options.video is None else tuple(options.video),
-        few_shot=_few_shot(options),
-        continuations=options.continuations,
-        schema_column=options.schema_column,
-        chat=options.chat if options.kind in ("generate", "choices") else False,
-        lora=digests(options.lora, options.options),
-        lora_column=options.lora_column,
-        id_column=options.id,
-        where=options.where,
-        limit=options.limit,
-        shard=options.shard,
-        join=options.join,
         sampling={} if options.settings else _plain(options.sampling_settings()[0].params),
         settings=tuple(
             _plain({"name": setting.name, **setting.params})
             for setting in options.sampling_settings()
             if setting.name is not None
         ),
-        seed=options.seed,
         model=options.model,
         tokenizer=options.options.get("tokenizer"),
         options=_plain({**_media_folder(options, files), **options.options}),
         output=str(output),
         output_format=_output_format(options.kind, output),
-        output_column=options.output_column,
-        timings=options.timings,
-        choice_probs=options.choice_probs,
     )
     return manifest if options.batch else manifest.changed(columns=ResultColumns(manifest).names)
 

@@ -136,7 +136,11 @@ class RunOptions:
     def media_columns(self) -> dict[str, tuple[str, ...]]:
         """The columns with media, by kind; empty where there are none."""
         found = {"image": self.image, "audio": self.audio, "video": self.video}
-        return {kind: tuple(columns) for kind, columns in found.items() if columns is not None}
+        return {kind: columns for kind, columns in found.items() if columns is not None}
+
+    def kept(self) -> dict[str, Any]:
+        """What the rows of a job depend on, by its name in a manifest."""
+        return {name: getattr(self, each) for each, name in _kept()}
 
 
 # Sampling parameters and engine options that have flags of their own; the others go by
@@ -182,5 +186,11 @@ def with_flags(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 def kept_names() -> tuple[str, ...]:
     """What a manifest calls the options that its rows depend on."""
-    found = (each.metadata["flag"].kept_as for each in fields(RunOptions) if each.metadata)
-    return tuple(name for name in found if name is not None)
+    return tuple(name for _, name in _kept())
+
+
+def _kept() -> Iterator[tuple[str, str]]:
+    """Such options: their names, and those in a manifest."""
+    for each in fields(RunOptions):
+        if each.metadata and (name := each.metadata["flag"].kept_as) is not None:
+            yield each.name, name

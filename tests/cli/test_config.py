@@ -88,3 +88,13 @@ def test_every_verb_that_opens_an_engine_has_the_flag(verb: str) -> None:
     found = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
     flags = {flag for parameter in found.params for flag in parameter.opts}
     assert f"--{'judge-' if verb == 'score' else ''}tensor-parallel-size" in flags
+
+
+def test_one_column_is_written_without_a_list_and_a_schema_as_a_path(tmp_path: Path) -> None:
+    single = {"image": "photo", "audio": "call", "video": "clip"}
+    made = make_options("in.jsonl", "out.jsonl", "fake", {"prompt": "{{ text }}", **single})
+    assert made.media_columns() == {kind: (column,) for kind, column in single.items()}
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    made = make_options("in", "o.jsonl", "m", {"prompt": "", "schema": schema})
+    assert made.schema == str(schema)
