@@ -8,27 +8,16 @@ import pytest
 
 from quire.errors import InvalidOption
 from quire.options import DeviceFacts, Options, parse_options, resolve
-from quire.spec import ModelSpec, plain_decoder
+from quire.spec import ModelSpec
+from tests.specs import small_spec
 
 GIB = 1 << 30
 
 
 def spec(**changes: Any) -> ModelSpec:
-    facts: dict[str, Any] = {
-        "family": "llama",
-        "vocab_size": 100,
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_layers": 2,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "head_dim": 4,
-        "max_model_len": 2048,
-        "norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "dtype": "bfloat16",
-    }
-    return plain_decoder(**{**facts, **changes})
+    facts = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "hidden_size": 8}
+    facts |= {"intermediate_size": 16, "max_model_len": 2048}
+    return small_spec(**{**facts, "dtype": "bfloat16", **changes})
 
 
 def cpu(*fast: str) -> DeviceFacts:

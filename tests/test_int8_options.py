@@ -10,9 +10,9 @@ import pytest
 from quire.config import EngineConfig
 from quire.errors import NotSupported
 from quire.options import DeviceFacts, WeightFacts, parse_options, resolve
-from quire.spec import plain_decoder
+from tests.specs import small_spec
 
-SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+SPEC = small_spec()
 
 
 def decided(

@@ -11,8 +11,8 @@ from quire.executor import memory
 from quire.executor.cpu.local import LocalExecutor
 from quire.layers.kv_groups import KVGroup, kv_groups
 from quire.weights.load import dummy_weights
-from tests.executor.harness import small_config
 from tests.executor.test_invariance import spec_of
+from tests.specs import small_config
 
 
 def gemma(num_layers: int) -> list[int | None]:

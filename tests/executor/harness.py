@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from quire.backends.choose import kernels_for
-from quire.config import EngineConfig
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.cpu.runner import Runner
 from quire.executor.memory import make_cache
@@ -31,36 +30,6 @@ from quire.steps.handles import Handles
 
 def ints(*values: int) -> Ints:
     return np.array(values, np.int32)
-
-
-def small_config(**changes: object) -> EngineConfig:
-    """A config for tiny models on a CPU."""
-    fields: dict[str, object] = {
-        "device": "cpu",
-        "dtype": "float32",
-        "quantization": None,
-        "max_model_len": 512,
-        "block_size": 4,
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 256,
-        "enable_prefix_caching": True,
-        "depth": 1,
-        "max_repeat": 1,
-        "batch_invariant": False,
-        "seed": 0,
-        "gpu_memory_utilization": 0.9,
-        "kv_cache_memory_bytes": None,
-        "num_blocks": 64,
-        "kv_cache_dtype": "auto",
-        "enforce_eager": True,
-        "logprobs_mode": "raw_logprobs",
-        "max_logprobs": -1,
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "max_wait": 60.0,
-    }
-    return EngineConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 class TextSampler:

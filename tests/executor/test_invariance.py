@@ -13,29 +13,17 @@ from quire.backends.cpu.invariant import InvariantKernels, agreeing
 from quire.backends.cpu.native.library import library
 from quire.backends.ops import HeadShape
 from quire.errors import NotSupported
-from quire.spec import ModelSpec, plain_decoder
+from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.harness import Drive, make_runner
+from tests.specs import small_spec
 
 NUM_BLOCKS = 512
 
 
 def spec_of(**changes: object) -> ModelSpec:
-    fields: dict[str, object] = {
-        "family": "llama",
-        "vocab_size": 200,
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_layers": 2,
-        "num_heads": 6,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "max_model_len": 512,
-        "norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tied_embeddings": True,
-    }
-    return plain_decoder(**{**fields, **changes})  # type: ignore[arg-type]
+    facts = {"vocab_size": 200, "hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
+    return small_spec(**{**facts, "num_heads": 6, "tied_embeddings": True, **changes})
 
 
 def loud(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,8 +16,9 @@ from quire.params.row_sampling import RowSampling
 from quire.sampling_params import SamplingParams
 from quire.step import Assigned, Slice, StepPlan
 from quire.weights.load import dummy_weights
-from tests.executor.harness import ints, row_start, small_config
+from tests.executor.harness import ints, row_start
 from tests.executor.test_invariance import spec_of
+from tests.specs import small_config
 
 SPEC = spec_of()
 

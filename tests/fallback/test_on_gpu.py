@@ -19,9 +19,9 @@ from quire.models.fallback.planning import FallbackPlan, plan_fallback
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from tests.executor.cuda.plain import PlainExecutor, answers
-from tests.executor.harness import small_config
 from tests.fallback.judging import OPTIONS, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
+from tests.specs import small_config
 
 # A window in some layers; a softcap in all; latent heads; experts; latent heads and experts.
 SIDE_BY_SIDE = (

@@ -28,9 +28,10 @@ from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
-from quire.spec import ModelSpec, plain_decoder
+from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
 from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, mix
+from tests.specs import small_config, small_spec
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
 CRASH, HANG, NAN, HUGE, EOS = 990, 991, 992, 993, 996
@@ -179,45 +180,15 @@ class OtherFiles(StubEngine):
 
 
 def _spec() -> ModelSpec:
-    return plain_decoder(
-        family="llama",
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=8,
-        num_layers=1,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
-        max_model_len=512,
-        norm_eps=1e-5,
-        rope_theta=10000.0,
-        eos_ids=(EOS,),
-    )
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "num_kv_heads": 1}
+    return small_spec(vocab_size=VOCAB, num_layers=1, eos_ids=(EOS,), **small)
 
 
 def _config(max_num_seqs: int) -> EngineConfig:
-    return EngineConfig(
-        device="cpu",
-        dtype="float32",
-        quantization=None,
-        max_model_len=512,
+    return small_config(
         block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=2048,
-        enable_prefix_caching=True,
-        depth=1,
-        max_repeat=1,
-        batch_invariant=False,
-        seed=0,
-        gpu_memory_utilization=0.9,
-        kv_cache_memory_bytes=None,
-        num_blocks=NUM_BLOCKS,
-        kv_cache_dtype="auto",
-        enforce_eager=True,
-        logprobs_mode="raw_logprobs",
-        max_logprobs=-1,
-        load_format="dummy",
         skip_tokenizer_init=False,
-        trust_remote_code=False,
-        max_wait=60.0,
     )

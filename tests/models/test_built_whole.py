@@ -14,7 +14,7 @@ from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import HeadShape
 from quire.executor.declined import declined_notes
 from quire.layer_plan import MlpPlan, NormPlan
-from quire.spec import plain_decoder
+from tests.specs import small_spec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "quire"
 # What a weight is, whose product is being made: asked while building.
@@ -23,7 +23,7 @@ ASKED_OF_WEIGHTS = {"Rows", "LoadedModule"}
 WHOLE = {"Decoder"}
 TYPED = ("layers/", "models/", "backends/ops.py", "backends/generic.py", "backends/cpu/")
 OF_OTHERS = ("models/fallback/", "models/towers/")  # modules of Transformers
-SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+SPEC = small_spec()
 
 
 @dataclass

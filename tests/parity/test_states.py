@@ -30,11 +30,11 @@ from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.plain import answers
-from tests.executor.harness import small_config
 from tests.parity.families import Pair
 from tests.parity.more_families import HYBRID, HYBRID_EXPERTS, MORE, random_model
 from tests.parity.test_families import check_against, check_directory
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
+from tests.specs import small_config
 
 MODEL = "qwen3_next"
 

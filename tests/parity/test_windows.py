@@ -16,8 +16,8 @@ from quire.executor.memory import groups_of, windows_of
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from tests.executor.cuda.plain import answers
-from tests.executor.harness import small_config
 from tests.parity.families import Pair, make_pair
+from tests.specs import small_config
 
 MODELS = (
     "mistral, window 9",

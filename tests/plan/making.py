@@ -19,21 +19,11 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
-from quire.spec import plain_decoder
 from quire.step import StepPlan, StepResult
+from tests.specs import small_config, small_spec
 
-SPEC = plain_decoder(
-    family="llama",
-    vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=128,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_model_len=4096,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
+SPEC = small_spec(
+    vocab_size=1000, hidden_size=64, intermediate_size=128, head_dim=16, max_model_len=4096
 )
 
 
@@ -53,32 +43,8 @@ def request(prompt: Many[int], number: int = 0, **given: Any) -> Request:
 
 
 def config(**given: Any) -> EngineConfig:
-    plain: dict[str, Any] = {
-        "device": "cpu",
-        "dtype": "float32",
-        "quantization": None,
-        "max_model_len": 4096,
-        "block_size": 4,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "enable_prefix_caching": True,
-        "depth": 1,
-        "max_repeat": 1,
-        "batch_invariant": False,
-        "seed": 0,
-        "gpu_memory_utilization": 0.9,
-        "kv_cache_memory_bytes": None,
-        "num_blocks": None,
-        "kv_cache_dtype": "auto",
-        "enforce_eager": False,
-        "logprobs_mode": "raw_logprobs",
-        "max_logprobs": -1,
-        "load_format": "auto",
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "max_wait": 1e9,
-    }
-    return EngineConfig(**{**plain, **given})
+    usual = {"max_model_len": 4096, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    return small_config(**{**usual, "num_blocks": None, "max_wait": 1e9, **given})
 
 
 def planner(

@@ -19,7 +19,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
 from quire.ranks.shares import ALONE, RankShare, check_ranks, of_rank
-from quire.spec import ModelSpec, plain_decoder
+from quire.spec import ModelSpec
 from quire.weights.cuts import cut_of
 from quire.weights.hf_config import spec_from_hf
 from quire.weights.load import cut_tensor, rank_weights
@@ -28,6 +28,7 @@ from quire.weights.parts import Weight
 from tests.parity.families import FAMILIES as TINY
 from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
+from tests.specs import small_spec
 
 SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
 CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE, **LATENTS}
@@ -126,12 +127,12 @@ def test_widths_are_divided_in_tiles_and_none_is_lost(width: int, size: int) -> 
 
 
 def test_what_cannot_be_divided_is_refused_with_its_numbers() -> None:
-    spec = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+    spec = small_spec()
     check_ranks(spec, 4)
     with pytest.raises(InvalidOption, match=r"=5 is more than 4 heads over 2 KV heads.*most 4"):
         of_rank(spec, RankShare(0, 5))
     assert of_rank(spec, ALONE) is spec
-    narrow = plain_decoder("llama", 100, 32, 3, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+    narrow = small_spec(intermediate_size=3)
     with pytest.raises(InvalidOption, match=r"=4 is more than a feed-forward of width 3.*most 3"):
         check_ranks(narrow, 4)
 
@@ -143,7 +144,7 @@ class Latent(AttentionPlan):
 @pytest.mark.parametrize("field", ["attention", "cross", "state"])
 def test_layers_of_another_kind_are_refused_by_name(field: str) -> None:
     """A part that ranks do not know must not be every rank's by mistake."""
-    spec = plain_decoder("llama", 100, 32, 64, 1, 4, 2, 8, 512, 1e-5, 10000.0)
+    spec = small_spec(num_layers=1)
     strange: dict[str, Any] = {field: Latent(4, 2, 16, 0.25, Rope(100.0, 16))}
     layer = replace(spec.layers[0], **strange)
     with pytest.raises(NotSupported, match=r"=2: a layer with a Latent is not divided"):
@@ -151,7 +152,7 @@ def test_layers_of_another_kind_are_refused_by_name(field: str) -> None:
 
 
 def test_a_weight_that_is_not_known_is_not_given_to_every_rank() -> None:
-    spec = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+    spec = small_spec()
     some = next(iter(weights_of(spec)))
     for name in ("layers.0.attn.gates.weight", "layers.0.mlp.latent.weight", "tower.weight"):
         with pytest.raises(NotSupported, match=name):

@@ -18,9 +18,10 @@ from quire.layer_plan import (
     Rope,
 )
 from quire.session.fingerprint import _facts
-from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, plain_decoder
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
+from tests.specs import small_spec
 
-SPEC = plain_decoder("llama", 100, 32, 64, 2, 4, 2, 8, 512, 1e-5, 10000.0)
+SPEC = small_spec()
 # Another value for each field that computes something and that no weight's shape or name shows.
 ATTENTION = {
     "scale": 1.0,

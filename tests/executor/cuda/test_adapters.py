@@ -19,7 +19,7 @@ from quire.request import Adapter, Request
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ADAPTERS = AdapterOptions(max_loras=2, max_lora_rank=4, max_cpu_loras=8)

@@ -18,7 +18,8 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
 from tests.executor.cuda.plain import PlainExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 WIDTHS = (2, 4, 3)
 

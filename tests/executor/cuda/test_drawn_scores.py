@@ -15,7 +15,8 @@ from quire.request import Request
 from quire.step import StepPlan
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 SCORED: list[dict[str, object]] = [
     {"temperature": 0.0, "logprobs": 0},

@@ -12,7 +12,8 @@ from quire.steps.arena import Arena
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched, few_stop
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 EDITED: list[dict[str, object]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},

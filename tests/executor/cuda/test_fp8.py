@@ -27,8 +27,7 @@ from tests.executor.cuda.plain import (
 )
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
-from tests.executor.harness import small_config
-from tests.specs import changed
+from tests.specs import changed, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -29,8 +29,8 @@ from tests.executor.cuda.test_masks import GUIDED
 from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_scoring import check_scores, scoring_requests
-from tests.executor.harness import small_config, told
-from tests.specs import changed
+from tests.executor.harness import told
+from tests.specs import changed, small_config
 
 pytestmark = pytest.mark.gpu
 

@@ -25,7 +25,8 @@ from quire.steps.row_schema import DROPPED, FAILED, RESTS, Column
 from tests.executor.cuda.looping import LOOPING, looping_weights
 from tests.executor.cuda.plain import PlainExecutor, PlainOps, answers
 from tests.executor.cuda.test_interpreted import DEVICE, InterpretedExecutor, columns_of
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 WEIGHTS = looping_weights()

@@ -14,7 +14,7 @@ from quire.sampling_params import SamplingParams
 from quire.scheduler.hidden import joined
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 KINDS: tuple[HiddenKind, ...] = ("first", "last", "sum", "all")
 

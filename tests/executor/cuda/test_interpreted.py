@@ -34,7 +34,8 @@ from tests.executor.cuda.test_masks import GUIDED
 from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_processors import seldom
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with infinity.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -22,7 +22,8 @@ from quire.steps.handles import Handles
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config
 
 VOCAB = 200
 GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a")}  # stands for a walk

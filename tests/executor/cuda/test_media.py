@@ -26,7 +26,7 @@ from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_runner import SPEC as TEXT
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 
 def with_axes(one: AttentionPlan) -> AttentionPlan:

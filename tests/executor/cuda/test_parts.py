@@ -21,8 +21,8 @@ from quire.params.row_sampling import RowSampling
 from quire.sampling_params import SamplingParams
 from quire.step import Slice
 from tests.executor.cuda.test_runner import SPEC
-from tests.executor.harness import ints, row_start, small_config
-from tests.specs import changed
+from tests.executor.harness import ints, row_start
+from tests.specs import changed, small_config
 
 GIB = 1 << 30
 

@@ -25,8 +25,8 @@ from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan, StepResult
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
-from tests.executor.harness import small_config
 from tests.executor.harness import told as scores_of
+from tests.specs import small_config
 
 
 def quick(output_ids: list[int], logits: Tensor) -> Tensor:

@@ -17,25 +17,12 @@ from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
-from quire.spec import plain_decoder
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
+from tests.specs import small_config, small_spec
 
-SPEC = plain_decoder(
-    family="llama",
-    vocab_size=200,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_model_len=512,
-    norm_eps=1e-5,
-    rope_theta=10000.0,
-    tied_embeddings=True,
-)
+SPEC = small_spec(vocab_size=200, intermediate_size=48, head_dim=16, tied_embeddings=True)
 WEIGHTS = {
     name: w * 10 if w.dim() == 2 else w
     for name, w in dummy_weights(SPEC, dtype=torch.float32, device="cpu").items()

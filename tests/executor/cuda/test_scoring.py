@@ -17,7 +17,7 @@ from quire.scheduler.sequence import Sequence
 from quire.step import join_scores
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 
 def scoring_requests(count: int = 8, seed: int = 5) -> list[Request]:

@@ -12,7 +12,7 @@ from quire.backends.triton.invariant import SteadyLinear
 from quire.errors import NotSupported
 from quire.executor.cuda.steady import check_steady
 from tests.executor.cuda.test_runner import SPEC
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 
 def test_windows_sinks_and_fp8_are_refused_by_name() -> None:

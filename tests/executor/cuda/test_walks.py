@@ -26,9 +26,10 @@ from quire.step import Masks, StepPlan
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, requests
-from tests.executor.harness import small_config, told
+from tests.executor.harness import told
 from tests.grammar.conftest import NAMED
 from tests.inputs.makers import train_byte_bpe
+from tests.specs import small_config
 
 TOKENIZER = Tokenizer(train_byte_bpe(digits=False), special_tokens=NAMED)
 VOCAB = TOKENIZER.vocab_size + 70  # ids beyond the tokenizer's, as models pad them

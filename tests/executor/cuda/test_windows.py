@@ -18,7 +18,7 @@ from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.windowed import MANY, MANY_WEIGHTS
-from tests.executor.harness import small_config
+from tests.specs import small_config
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with infinity.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
