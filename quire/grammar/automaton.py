@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.grammar.plain_regex import AnyOf, InOrder, OneOf, Part, Repeated
+from quire.grammar.parts import AnyOf, Both, InOrder, OneOf, Part, Repeated, Without
 
 MAX_STATES = 4096
-_MAX_NODES = 20_000
+_MAX_NODES = 40_000
 _MAX_WORK = 500_000  # nodes looked at while states are found
 DEAD = -1
 
@@ -51,113 +51,184 @@ class _TooLargeError(Exception):
 def automaton_of(part: Part) -> Automaton | None:
     """None where it would be too large, or where there is no text at all."""
     try:
-        nodes = _Nodes()
-        first, last = nodes.new(), nodes.new()
-        nodes.add(part, first, last)
-        return _determined(nodes, first, last)
-    except _TooLargeError:
+        return _made(part)
+    except (_TooLargeError, RecursionError):
         return None
 
 
-@dataclass(slots=True)
+def _made(part: Part) -> Automaton | None:
+    nodes = _Nodes()
+    last = nodes.new()
+    return _determined(nodes, nodes.before(part, last), last)
+
+
 class _Nodes:
-    """Places between characters: steps by a range of bytes, or by nothing."""
+    """Places between characters: steps by a range of bytes, or by nothing.
 
-    by_bytes: list[list[tuple[int, int, int]]] = field(default_factory=list)
-    freely: list[list[int]] = field(default_factory=list)
+    Made from the end of the text on, so that what goes on in the same way is there once.
+    """
 
-    def new(self) -> int:
-        if len(self.freely) == _MAX_NODES:
+    def __init__(self) -> None:
+        self.steps: list[list[tuple[int, int, int]]] = []
+        self._freely: list[list[int]] = []
+        self._made: dict[tuple[object, int], tuple[int, object]] = {}
+        self._closures: dict[int, frozenset[int]] = {}
+
+    def new(self, freely: Iterable[int] = ()) -> int:
+        if len(self.steps) == _MAX_NODES:
             raise _TooLargeError
-        self.by_bytes.append([])
-        self.freely.append([])
-        return len(self.freely) - 1
+        self.steps.append([])
+        self._freely.append(list(freely))
+        return len(self.steps) - 1
 
-    def add(self, part: Part, first: int, last: int) -> None:
-        """Ways from node `first` to node `last` by the texts of the part."""
+    def before(self, part: Part, after: int) -> int:
+        """The node from which the texts of the part lead to node `after`."""
+        key = (part.ranges if isinstance(part, OneOf) else id(part), after)
+        made = self._made.get(key)
+        if made is None:
+            made = self._make(part, after), part  # which keeps its id from being another's
+            self._made[key] = made
+        return made[0]
+
+    def _make(self, part: Part, after: int) -> int:
         if isinstance(part, OneOf):
-            for ranges in _in_bytes(part.ranges):
-                at = first
-                for low, high in ranges[:-1]:
-                    at, before = self.new(), at
-                    self.by_bytes[before].append((low, high, at))
-                self.by_bytes[at].append((*ranges[-1], last))
-        elif isinstance(part, AnyOf):
-            for one in part.parts:
-                self.add(one, first, last)
-        elif isinstance(part, InOrder):
-            for one in part.parts:
-                at, first = first, self.new()
-                self.add(one, at, first)
-            self.freely[first].append(last)
-        else:
-            self._repeat(part, first, last)
+            return self._character(part, after)
+        if isinstance(part, InOrder):
+            for one in reversed(part.parts):
+                after = self.before(one, after)
+            return after
+        if isinstance(part, AnyOf):
+            return self.new([self.before(one, after) for one in part.parts])
+        if isinstance(part, Repeated):
+            return self._repeated(part, after)
+        return self._states(_combined(part), after)
 
-    def _repeat(self, part: Repeated, first: int, last: int) -> None:
-        at = first
-        for _ in range(part.least):
-            before, at = at, self.new()
-            self.add(part.part, before, at)
+    def _character(self, part: OneOf, after: int) -> int:
+        node = self.new()
+        for ranges in _in_bytes(part.ranges):
+            at = after
+            for low, high in reversed(ranges[1:]):
+                key = ((low, high), at)
+                if key not in self._made:
+                    self._made[key] = self.new(), None
+                    self.steps[self._made[key][0]].append((low, high, at))
+                at = self._made[key][0]
+            self.steps[node].append((*ranges[0], at))
+        return node
+
+    def _repeated(self, part: Repeated, after: int) -> int:
+        at = after
         if part.most is None:
-            again = self.new()
-            self.freely[at].append(again)
-            self.freely[again].append(last)
-            self.add(part.part, again, again)
-            return
-        self.freely[at].append(last)
-        for _ in range(part.most - part.least):
-            before, at = at, self.new()
-            self.add(part.part, before, at)
-            self.freely[at].append(last)
+            at = self.new([after])
+            self._freely[at].append(self.before(part.part, at))
+        else:
+            for _ in range(part.most - part.least):
+                at = self.new([after, self.before(part.part, at)])
+        for _ in range(part.least):
+            at = self.before(part.part, at)
+        return at
+
+    def _states(self, automaton: Automaton, after: int) -> int:
+        """A node for each state."""
+        first = self.new()
+        for _ in automaton.accepts[1:]:
+            self.new()
+        for state, line in enumerate(automaton.follows):
+            if automaton.accepts[state]:
+                self._freely[first + state].append(after)
+            edges = [0, *(np.flatnonzero(np.diff(line)) + 1).tolist(), 256]
+            for low, high in zip(edges, edges[1:], strict=False):
+                if line[low] != DEAD:
+                    self.steps[first + state].append((low, high - 1, first + int(line[low])))
+        return first
 
     def closure(self, nodes: Iterable[int]) -> frozenset[int]:
-        """These, and what can be reached from them by nothing."""
-        found, left = set(nodes), list(nodes)
-        while left:
-            for node in self.freely[left.pop()]:
-                if node not in found:
-                    found.add(node)
-                    left.append(node)
-        return frozenset(found)
+        """What can be reached from these by nothing, without those that lead on by nothing only."""
+        found: frozenset[int] = frozenset()
+        return found.union(*map(self._closure, nodes))
+
+    def _closure(self, node: int) -> frozenset[int]:
+        found = self._closures.get(node)
+        if found is None:
+            seen, left = {node}, [node]
+            while left:
+                new = [to for to in self._freely[left.pop()] if to not in seen]
+                seen.update(new)
+                left += new
+            found = frozenset(one for one in seen if self.steps[one] or not self._freely[one])
+            self._closures[node] = found
+        return found
 
 
 def _determined(nodes: _Nodes, first: int, last: int) -> Automaton | None:
     """An automaton whose states are sets of nodes."""
-    edges = {0, 256}
-    for steps in nodes.by_bytes:
-        for low, high, _ in steps:
-            edges |= {low, high + 1}
-    borders = sorted(edges)  # bytes between two of these are alike everywhere
     start = nodes.closure([first])
     numbers, states = {start: 0}, [start]
-    follows: list[list[int]] = []
+    closed: dict[frozenset[int], int] = {}
+    lines: list[npt.NDArray[np.int32]] = []
     work = 0
-    while len(follows) < len(states):
-        here = states[len(follows)]
-        work += len(here)
-        ways: dict[int, list[int]] = {}
-        for node in here:
-            for low, high, to in nodes.by_bytes[node]:
-                for border in borders[bisect_left(borders, low) : bisect_left(borders, high + 1)]:
-                    ways.setdefault(border, []).append(to)
-        line = []
-        closed: dict[frozenset[int], int] = {}
-        for border in borders[:-1]:
-            reached = frozenset(ways.get(border, ()))
-            if reached and reached not in closed:
+    while len(lines) < len(states):
+        here = states[len(lines)]
+        line = np.full(256, DEAD, np.int32)
+        for low, high, reached in _ways(nodes, here):
+            work += len(reached)
+            if reached not in closed:
                 state = nodes.closure(reached)
                 work += len(state)
                 if state not in numbers:
                     numbers[state] = len(states)
                     states.append(state)
                 closed[reached] = numbers[state]
-            line.append(closed[reached] if reached else DEAD)
-        follows.append(line)
+            line[low:high] = closed[reached]
+        lines.append(line)
+        work += len(here)
         if len(states) > MAX_STATES or work > _MAX_WORK:
             raise _TooLargeError
-    widths = np.diff(borders)
-    table = np.repeat(np.array(follows, np.int32), widths, axis=1)
-    return _living(table, np.array([last in state for state in states], np.bool_))
+    return _living(np.array(lines), np.array([last in state for state in states], np.bool_))
+
+
+def _ways(nodes: _Nodes, state: frozenset[int]) -> Iterable[tuple[int, int, frozenset[int]]]:
+    """From byte, to byte (not included), and the nodes that these lead to."""
+    steps = [step for node in state for step in nodes.steps[node]]
+    edges = sorted({low for low, _, _ in steps} | {high + 1 for _, high, _ in steps})
+    reached: list[list[int]] = [[] for _ in edges]
+    for low, high, to in steps:
+        for i in range(bisect_left(edges, low), bisect_left(edges, high + 1)):
+            reached[i].append(to)
+    for low, high, found in zip(edges, edges[1:], reached, strict=False):
+        if found:
+            yield low, high, frozenset(found)
+
+
+def _combined(part: Both | Without) -> Automaton:
+    """An automaton whose states are pairs of states of the two."""
+    one, other = _made(part.one), _made(part.other)
+    if one is None or other is None:
+        raise _TooLargeError
+    is_both = isinstance(part, Both)
+    numbers, pairs = {(0, 0): 0}, [(0, 0)]
+    lines: list[npt.NDArray[np.int32]] = []
+    nowhere = np.full(256, DEAD, np.int32)
+    while len(lines) < len(pairs):
+        mine, theirs = pairs[len(lines)]
+        left, right = one.follows[mine], nowhere if theirs == DEAD else other.follows[theirs]
+        lives = (left != DEAD) & (right != DEAD) if is_both else left != DEAD
+        line = nowhere.copy()
+        for pair in set(zip(left[lives].tolist(), right[lives].tolist(), strict=True)):
+            if pair not in numbers:
+                numbers[pair] = len(pairs)
+                pairs.append(pair)
+            line[lives & (left == pair[0]) & (right == pair[1])] = numbers[pair]
+        lines.append(line)
+        if len(pairs) > MAX_STATES:
+            raise _TooLargeError
+    accepts = [
+        bool(one.accepts[a]) and is_both == (b != DEAD and bool(other.accepts[b])) for a, b in pairs
+    ]
+    made = _living(np.array(lines), np.array(accepts, np.bool_))
+    if made is None:
+        raise _TooLargeError
+    return made
 
 
 def _living(follows: npt.NDArray[np.int32], accepts: npt.NDArray[np.bool_]) -> Automaton | None:

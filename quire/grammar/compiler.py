@@ -21,8 +21,10 @@ from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.door import refusing
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
-from quire.grammar.plain_regex import Part, read, spelled
+from quire.grammar.parts import AnyOf, Part, spelled
+from quire.grammar.plain_regex import read
 from quire.grammar.plain_schema import read_schema
+from quire.grammar.regex import translated
 from quire.grammar.regular import TokenTable
 from quire.grammar.source import WHITESPACE, GrammarSource, SourceKey, read_source, source_key
 from quire.grammar.trial import Trial
@@ -226,7 +228,10 @@ class GrammarCompiler:
 
 def _schema_automaton(schema: Any, whitespace: str | None) -> Automaton | None:
     """Of a plain schema."""
-    part = read_schema(schema, whitespace) if whitespace in (None, WHITESPACE) else None
+    if schema is None or whitespace not in (None, WHITESPACE):
+        return None
+    by_number = "json_allowed_escapes" not in schema["x-guidance"]
+    part = read_schema(schema, whitespace, by_number=by_number)
     return None if part is None else automaton_of(part)
 
 
@@ -236,9 +241,9 @@ def _automaton_of(key: SourceKey) -> Automaton | None:
     if len(key.text) > _MAX_READ:
         return None
     if key.kind == "choice":
-        part: Part | None = spelled(json.loads(key.text))
+        part: Part | None = AnyOf(tuple(map(spelled, json.loads(key.text))))
     else:
-        part = read(key.text) if key.kind == "regex" else None
+        part = read(translated(key.text)) if key.kind == "regex" else None
     made = None if part is None else automaton_of(part)
     return None if made is None or made.ends[0] else made
 

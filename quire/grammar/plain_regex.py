@@ -1,52 +1,35 @@
-r"""Regexes that say the same in every dialect, read into parts: what is read here needs no more
-than an automaton to be followed.
+r"""Regexes, as llguidance is given them (regex.py), read into parts: what is read here needs no
+more than an automaton to be followed.
 
-Characters, classes, `.`, `\d`, groups, `|` and the quantifiers. Whatever else a regex may hold
-(anchors, flags, lazy quantifiers, classes of Unicode, look-around) is left to llguidance: `read`
-then gives None.
+Characters, classes, `.`, `\s`, groups, `|`, the quantifiers, and anchors at the ends. Whatever else
+a regex may hold (flags, lazy quantifiers, classes of Unicode) is left to llguidance: `read` then
+gives None.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from quire.grammar.parts import (
+    ANY,
+    NOTHING,
+    AnyOf,
+    InOrder,
+    OneOf,
+    Part,
+    Ranges,
+    Repeated,
+    joined,
+    others,
+    sign,
+)
 
-_MAX_UNICODE = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
 _SPECIAL = frozenset("\\.[](){}*+?|^$")
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPED = {"n": 0x0A, "t": 0x09, "r": 0x0D, "f": 0x0C, "v": 0x0B, "a": 0x07}
+_HEX = {"x": 2, "u": 4, "U": 8}
+# White space in Unicode, which gets no more members.
+_SPACES = [(0x09, 0x0D), (0x2000, 0x200A), (0x2028, 0x2029)]
+_SPACES += [(one, one) for one in (0x20, 0x85, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000)]
 _MAX_COUNT = 2000
 _MAX_DEPTH = 50
-
-Ranges = tuple[tuple[int, int], ...]  # of code points, in order, both ends included
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """One character of these."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class InOrder:
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """`most` None: without end."""
-
-    part: Part
-    least: int
-    most: int | None
-
-
-Part = OneOf | InOrder | AnyOf | Repeated
 
 
 class _NotPlainError(Exception):
@@ -54,20 +37,34 @@ class _NotPlainError(Exception):
 
 
 def read(regex: str) -> Part | None:
-    """The parts of a plain regex, None for any other."""
+    """The parts of a plain regex that a whole text matches, None for any other."""
+    found = _alternatives(regex)
+    return None if found is None else _either([part for _, part, _ in found])
+
+
+def read_search(regex: str) -> Part | None:
+    """The same for one that need match a piece of the text only, as patterns of schemas do."""
+    found = _alternatives(regex)
+    if found is None:
+        return None
+    rest = Repeated(ANY, 0, None)
+    return _either(
+        [
+            InOrder((NOTHING if begins else rest, part, NOTHING if ends else rest))
+            for begins, part, ends in found
+        ]
+    )
+
+
+def _alternatives(regex: str) -> list[tuple[bool, Part, bool]] | None:
     try:
         return _Reading(regex).whole()
     except _NotPlainError:
         return None
 
 
-def spelled(texts: list[str]) -> Part:
-    """Exactly one of these texts."""
-    return AnyOf(tuple(InOrder(tuple(map(_character, text))) for text in texts))
-
-
-def _character(char: str) -> OneOf:
-    return OneOf(((ord(char), ord(char)),))
+def _either(parts: list[Part]) -> Part:
+    return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
 
 class _Reading:
@@ -76,11 +73,18 @@ class _Reading:
     def __init__(self, regex: str) -> None:
         self._regex, self._at, self._depth = regex, 0, 0
 
-    def whole(self) -> Part:
-        part = self._choices()
+    def whole(self) -> list[tuple[bool, Part, bool]]:
+        """The alternatives, each with whether it is anchored at its beginning and at its end."""
+        found = [self._anchored()]
+        while self._skip("|"):
+            found.append(self._anchored())
         if self._at < len(self._regex):
             raise _NotPlainError
-        return part
+        return found
+
+    def _anchored(self) -> tuple[bool, Part, bool]:
+        begins = self._skip("^")
+        return begins, self._sequence(), self._skip("$")
 
     def _peek(self) -> str:
         return self._regex[self._at : self._at + 1]
@@ -92,73 +96,105 @@ class _Reading:
         self._at += 1
         return char
 
+    def _skip(self, text: str) -> bool:
+        found = self._regex.startswith(text, self._at)
+        self._at += len(text) if found else 0
+        return found
+
     def _choices(self) -> Part:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _NotPlainError
         found = [self._sequence()]
-        while self._peek() == "|":
-            self._at += 1
+        while self._skip("|"):
             found.append(self._sequence())
         self._depth -= 1
-        return found[0] if len(found) == 1 else AnyOf(tuple(found))
+        return _either(found)
 
     def _sequence(self) -> Part:
         parts: list[Part] = []
-        while self._peek() not in ("", "|", ")"):
+        while self._peek() not in ("", "|", ")", "$"):
             parts.append(self._quantified(self._atom()))
         return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
 
     def _atom(self) -> Part:
         char = self._take()
         if char == "(":
-            if self._regex.startswith("?:", self._at):
-                self._at += 2
-            elif self._peek() == "?":
-                raise _NotPlainError
-            part = self._choices()
-            if self._take() != ")":
-                raise _NotPlainError
-            return part
+            return self._group()
         if char == "[":
-            return self._class()
+            return OneOf(self._class())
         if char == ".":
-            return OneOf(_others(((10, 10),)))
+            return OneOf(others(((10, 10),)))
         if char == "\\":
             return OneOf(self._escaped())
         if char in _SPECIAL:
             raise _NotPlainError
-        return _character(char)
+        return sign(char)
+
+    def _group(self) -> Part:
+        if self._skip("?P<") or self._skip("?<"):
+            while (char := self._take()) != ">":
+                if not char.isalnum() and char != "_":  # look-behind, too
+                    raise _NotPlainError
+        elif not self._skip("?:") and self._peek() == "?":
+            raise _NotPlainError
+        part = self._choices()
+        if self._take() != ")":
+            raise _NotPlainError
+        return part
 
     def _escaped(self) -> Ranges:
         char = self._take()
-        if char == "d":
-            return ((48, 57),)
-        if char.isalnum() or not char.isascii() or char == "_":
+        if char == "s":
+            return joined(_SPACES)
+        if char in _HEX:
+            code = self._code(_HEX[char])
+        elif char.isalnum() or not char.isascii() or char == "_":
             if char not in _ESCAPED:
                 raise _NotPlainError
-            char = _ESCAPED[char]
-        return ((ord(char), ord(char)),)
+            code = _ESCAPED[char]
+        else:
+            code = ord(char)
+        return ((code, code),)
 
-    def _class(self) -> OneOf:
-        negated = self._peek() == "^"
-        self._at += negated
+    def _code(self, num_digits: int) -> int:
+        """Of a character: 41 or {41}."""
+        braced = self._skip("{")
+        end = self._regex.find("}", self._at) if braced else self._at + num_digits
+        digits = self._regex[self._at : max(end, self._at)]
+        self._at = end + braced
+        try:
+            return ord(chr(int(digits, 16)).encode().decode())
+        except (ValueError, OverflowError):
+            raise _NotPlainError from None
+
+    def _class(self) -> Ranges:
+        negated = self._skip("^")
         found: list[tuple[int, int]] = []
         while (char := self._take()) != "]" or not found:
-            if char in "[]&~^" or (char == "-" and self._peek() == "-"):
-                raise _NotPlainError
-            one = self._escaped() if char == "\\" else ((ord(char), ord(char)),)
-            if self._peek() == "-" and self._regex[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                last = self._take()
-                end = self._escaped() if last == "\\" else ((ord(last), ord(last)),)
-                is_range = one[0][0] == one[0][1] and end[0][0] == end[0][1] and last not in "[&~-"
-                if not is_range or end[0][0] < one[0][0] or char == "-":
+            if char == "[":
+                if self._peek() == ":":
                     raise _NotPlainError
-                one = ((one[0][0], end[0][0]),)
+                one = self._class()
+            else:
+                if char in "]&~^" or (char == "-" and self._peek() == "-"):
+                    raise _NotPlainError
+                one = self._escaped() if char == "\\" else ((ord(char), ord(char)),)
+            if self._peek() == "-" and self._regex[self._at + 1 : self._at + 2] not in ("]", ""):
+                one = self._range(char, one)
             found += one
-        ranges = _joined(found)
-        return OneOf(_others(ranges) if negated else ranges)
+        ranges = joined(found)
+        return others(ranges) if negated else ranges
+
+    def _range(self, char: str, one: Ranges) -> Ranges:
+        """From the one to what stands behind the dash."""
+        self._at += 1
+        last = self._take()
+        end = self._escaped() if last == "\\" else ((ord(last), ord(last)),)
+        is_range = len(one) == len(end) == 1 and one[0][0] == one[0][1] and end[0][0] == end[0][1]
+        if not is_range or last in "[&~-" or char in "[-" or end[0][0] < one[0][0]:
+            raise _NotPlainError
+        return ((one[0][0], end[0][0]),)
 
     def _quantified(self, part: Part) -> Part:
         char = self._peek()
@@ -184,26 +220,3 @@ class _Reading:
         if max(least, most or 0) > _MAX_COUNT or (most is not None and most < least):
             raise _NotPlainError
         return least, most
-
-
-def _joined(ranges: list[tuple[int, int]]) -> Ranges:
-    """[(3, 5), (1, 2), (5, 9)] -> ((1, 9),)"""
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        else:
-            found.append((first, last))
-    return tuple(found)
-
-
-def _others(ranges: Ranges) -> Ranges:
-    """All characters but these."""
-    found, at = [], 0
-    for first, last in _joined([*ranges, _SURROGATES]):
-        if first > at:
-            found.append((at, first - 1))
-        at = last + 1
-    if at <= _MAX_UNICODE:
-        found.append((at, _MAX_UNICODE))
-    return tuple(found)

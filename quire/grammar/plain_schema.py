@@ -1,9 +1,10 @@
 """JSON schemas whose texts an automaton can follow, read into parts as plain regexes are.
 
-Objects that name all their properties, arrays, strings, whole numbers, choices, and references that
-do not lead back to themselves. Whatever else a schema may say is left to llguidance: `read_schema`
-then gives None. Texts are those that llguidance takes: properties in their order, space between any
-two signs but neither before the first nor after the last, and a character spelled in one way.
+Objects that name their properties or say of what type all others are, arrays, strings, numbers,
+choices, and references that do not lead back to themselves. Whatever else a schema may say, and
+what is any JSON at all, is left to llguidance: `read_schema` then gives None. Texts are those that
+llguidance takes: properties in their order, space between any two signs but neither before the
+first nor after the last, and a character spelled in one way.
 """
 
 from __future__ import annotations
@@ -11,199 +12,261 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.grammar.plain_regex import AnyOf, InOrder, OneOf, Part, Repeated, read, spelled
+from quire.grammar.parts import (
+    ANY,
+    NOTHING,
+    AnyOf,
+    InOrder,
+    Part,
+    Repeated,
+    Without,
+    quoted,
+    sign,
+    spelled,
+)
+from quire.grammar.plain_numbers import bounds_of, number, whole_number
+from quire.grammar.plain_regex import read, read_search
+from quire.grammar.plain_text import read_text
+from quire.grammar.schema import referred
 
-_NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment"})
 _MOST_NESTED, _MOST_VALUES = 16, 1000  # the second with all that references repeat
-_MOST_LENGTH = 200
-_ESCAPES = r'\\(["\\bfnrt]|u00([01][0-9a-fA-F]|7[fF]))'
-_PLAIN = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
-_WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+# What constrains nothing, beside "x-..." and what an object says of names that are references.
+_NOTES = frozenset(
+    {
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("$comment", "$anchor", "$defs", "definitions", "contentEncoding", "contentMediaType"),
+        *("discriminator", "example", "nullable", "enumNames"),
+    }
+)
+_OF_TYPE = {
+    "object": ("properties", "required", "additionalProperties", "patternProperties")
+    + ("minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_ALL_OF_TYPES = frozenset({"type"}).union(*_OF_TYPE.values())
 
 
 class _NotPlainError(Exception):
     """It is llguidance's to read."""
 
 
-def read_schema(schema: Any, whitespace: str | None) -> Part | None:
+def read_schema(schema: Any, whitespace: str | None, *, by_number: bool = True) -> Part | None:
     """The parts of a plain schema, None for any other. `whitespace` is the regex of what may stand
-    between signs, None for nothing."""
+    between signs, None for nothing; `by_number`: see `quoted`."""
     between = None if whitespace is None else read(whitespace)
     if whitespace is not None and between is None:
         return None
     try:
-        return _Reading(schema, between).value(schema, 0)
+        return _Reading(schema, between, by_number).value(schema, 0)
     except _NotPlainError:
         return None
 
 
-def _regex(text: str) -> Part:
-    part = read(text)
+def _plain(part: Part | None) -> Part:
     if part is None:
         raise _NotPlainError
     return part
 
 
+def _regex(text: str | None) -> Part:
+    return _plain(None if text is None else read(text))
+
+
 class _Reading:
-    def __init__(self, root: Any, between: Part | None) -> None:
-        self._root, self._num_values = root, 0
-        self._space = InOrder(()) if between is None else Repeated(between, 0, 1)
-        self._character = AnyOf((OneOf(_PLAIN), _regex(_ESCAPES)))
+    def __init__(self, root: Any, between: Part | None, by_number: bool) -> None:
+        self._root, self._num_values, self._by_number = root, 0, by_number
+        self._space = NOTHING if between is None else Repeated(between, 0, 1)
+        self._comma = InOrder((self._space, sign(","), self._space))
 
     def value(self, schema: Any, depth: int) -> Part:
         self._num_values += 1
         too_much = depth > _MOST_NESTED or self._num_values > _MOST_VALUES
-        if not isinstance(schema, dict) or too_much:
+        if not isinstance(schema, dict) or too_much or (depth and "$id" in schema):
             raise _NotPlainError
-        said = {key: value for key, value in schema.items() if key not in _NOTES}
-        said.pop("x-guidance", None)
-        if depth == 0:
-            for key in ("$defs", "definitions"):
-                said.pop(key, None)
-        if "$ref" in said:
-            return self.value(self._referred(said), depth + 1)
-        for key, options in (("anyOf", said.get("anyOf")), ("enum", said.get("enum"))):
-            if options is not None:
-                if len(said) > 1 + (key == "enum" and "type" in said) or not options:
-                    raise _NotPlainError
-                return self._any(key, options, said.get("type"), depth)
-        if "const" in said:
-            return self._any("enum", [said.pop("const")], said.pop("type", None), depth, left=said)
-        kind = said.pop("type", None)
-        if not isinstance(kind, str):
+        said = {
+            key: value
+            for key, value in schema.items()
+            if key not in _NOTES and not key.startswith("x-") and key != "$id"
+        }
+        listed = said.keys() & {"enum", "const"}
+        if len(listed) == 1 and said.keys() <= {*listed, "type"}:
+            options = said["enum"] if "enum" in said else [said["const"]]
+            return self._literals(options, said.get("type"), depth)
+        if len(said) == 1:
+            ((key, one),) = said.items()
+            if key == "$ref":
+                return self.value(referred(self._root, str(one)), depth + 1)
+            if key in ("anyOf", "oneOf") or (key == "allOf" and len(one) == 1):
+                return AnyOf(tuple(self.value(option, depth + 1) for option in one))
+        kinds = said.get("type")
+        if said.keys() - _ALL_OF_TYPES or not kinds:
             raise _NotPlainError
-        made = self._typed(kind, said, depth)
-        if said:  # what was not asked about
-            raise _NotPlainError
-        return made
+        if isinstance(kinds, str):
+            return self._typed(kinds, said, depth)
+        return AnyOf(tuple(self._typed(kind, said, depth) for kind in kinds))
 
-    def _referred(self, said: dict[str, Any]) -> Any:
-        reference = said["$ref"]
-        group, _, name = str(reference).removeprefix("#/").partition("/")
-        found = self._root.get(group)
-        is_known = isinstance(found, dict) and name in found and "/" not in name
-        if len(said) > 1 or group not in ("$defs", "definitions") or not is_known:
-            raise _NotPlainError
-        return found[name]
-
-    def _any(
-        self, key: str, options: Any, kind: Any, depth: int, left: dict[str, Any] | None = None
-    ) -> Part:
-        if left or not isinstance(options, list):
-            raise _NotPlainError
-        if key == "anyOf":
-            return AnyOf(tuple(self.value(one, depth + 1) for one in options))
-        return AnyOf(tuple(_literal(one, kind) for one in options))
-
-    def _typed(self, kind: str, said: dict[str, Any], depth: int) -> Part:
-        """What a value of this type may be; takes what it asks about from `said`."""
+    def _typed(self, kind: Any, said: dict[str, Any], depth: int) -> Part:
+        """What a value of this type may be; what is said of other types does not matter."""
         if kind == "object":
             return self._object(said, depth)
         if kind == "array":
             return self._array(said, depth)
         if kind == "string":
-            least, most = _counts(said, "minLength", "maxLength")
-            if max(least, most or 0) > _MOST_LENGTH:
+            return _plain(read_text(said, by_number=self._by_number))
+        if kind in ("integer", "number"):
+            bounds = bounds_of(said)
+            if bounds is None or "multipleOf" in said:
                 raise _NotPlainError
-            return InOrder((_sign('"'), Repeated(self._character, least, most), _sign('"')))
-        if kind == "integer":
-            return _whole_number(said.pop("minimum", None), said.pop("maximum", None))
-        plain = {"number": _WHOLE + _FRACTION, "boolean": "true|false", "null": "null"}
-        if kind not in plain:
+            return _regex(whole_number(bounds) if kind == "integer" else number(bounds))
+        if kind not in ("boolean", "null"):
             raise _NotPlainError
-        return _regex(plain[kind])
+        return _regex("true|false" if kind == "boolean" else "null")
+
+    def _literals(self, options: Any, kinds: Any, depth: int) -> Part:
+        """Those of the values that are of the type that is asked for."""
+        allowed = None if kinds is None else {kinds} if isinstance(kinds, str) else set(kinds)
+        if (
+            allowed is not None
+            and allowed & {"object", "array", "integer"}
+            and not _are_texts(options)
+        ):
+            raise _NotPlainError
+        found = [one for one in options if allowed is None or _type_of(one) & allowed]
+        if not found:
+            raise _NotPlainError
+        return AnyOf(tuple(self._literal(one, depth) for one in found))
+
+    def _literal(self, value: Any, depth: int) -> Part:
+        self._num_values += 1
+        if depth > _MOST_NESTED or self._num_values > _MOST_VALUES:
+            raise _NotPlainError
+        if isinstance(value, str):
+            text = quoted(spelled(value), by_number=self._by_number)
+            return InOrder((sign('"'), text, sign('"')))
+        if value is None or isinstance(value, bool):
+            return spelled(json.dumps(value))
+        if isinstance(value, list):
+            items = [self._literal(one, depth + 1) for one in value]
+            return self._listed(items, None, len(items), len(items))
+        if isinstance(value, dict):
+            items = [
+                self._named(name, self._literal(one, depth + 1)) for name, one in value.items()
+            ]
+            return self._in_braces(items, [True] * len(items))
+        bounds = bounds_of({"minimum": value, "maximum": value})
+        if bounds is None:
+            raise _NotPlainError
+        return _regex(whole_number(bounds) if isinstance(value, int) else number(bounds))
+
+    def _named(self, name: str, value: Part) -> Part:
+        # As llguidance spells names: controls by number, where no letter stands for them.
+        return self._pair(spelled(json.dumps(name, ensure_ascii=False)), value)
+
+    def _pair(self, name: Part, value: Part) -> Part:
+        return InOrder((name, self._space, sign(":"), self._space, value))
 
     def _object(self, said: dict[str, Any], depth: int) -> Part:
-        named, required = said.pop("properties", {}), said.pop("required", [])
-        is_plain = isinstance(named, dict) and isinstance(required, list)
-        if said.pop("additionalProperties", True) is not False or not is_plain:
+        named, required = said.get("properties", {}), said.get("required", [])
+        if not all(name in named for name in required):
             raise _NotPlainError
-        if not all(isinstance(name, str) and name in named for name in required):
-            raise _NotPlainError
-        items = [
-            self._spaced(_literal(name, "string"), _sign(":"), self.value(value, depth + 1))
-            for name, value in named.items()
-        ]
+        items = [self._named(name, self.value(one, depth + 1)) for name, one in named.items()]
         needed = [name in required for name in named]
+        least, most = said.get("minProperties", 0), said.get("maxProperties")
+        if named and (least or most is not None):
+            raise _NotPlainError
+        extra = self._others(said, named, depth)
+        if extra is not None and most != 0:
+            again = InOrder((self._comma, extra))
+            rest = Repeated(again, max(least - 1, 0), None if most is None else most - 1)
+            items.append(InOrder((extra, rest)))
+            needed.append(least > 0)
+        elif least:
+            raise _NotPlainError
+        return self._in_braces(items, needed)
+
+    def _others(self, said: dict[str, Any], named: dict[str, Any], depth: int) -> Part | None:
+        """A property that is not named; None if there can be none."""
+        patterns, extra = said.get("patternProperties", {}), said.get("additionalProperties", True)
+        if patterns:
+            if named or extra is not False:
+                raise _NotPlainError
+            pairs = [
+                self._pair(self._name(read_search(pattern)), self.value(one, depth + 1))
+                for pattern, one in patterns.items()
+            ]
+            return AnyOf(tuple(pairs))
+        if extra is False:
+            return None
+        name = self._name(Repeated(ANY, 0, None))
+        if named:
+            if self._by_number:  # of any character then
+                raise _NotPlainError
+            taken = tuple(spelled(json.dumps(one, ensure_ascii=False)) for one in named)
+            name = Without(name, AnyOf(taken))
+        return self._pair(name, self.value(extra, depth + 1))
+
+    def _name(self, part: Part | None) -> Part:
+        return InOrder((sign('"'), quoted(_plain(part), by_number=self._by_number), sign('"')))
+
+    def _in_braces(self, items: list[Part], needed: list[bool]) -> Part:
+        """In their order, each that is not needed left out or not."""
         # From the last on: what may follow others, and what may come first.
-        later: Part = InOrder(())
-        firsts: list[Part] = [] if any(needed) else [InOrder(())]
+        later: Part = NOTHING
+        firsts: list[Part] = [] if any(needed) else [NOTHING]
         for i in range(len(items) - 1, -1, -1):
             if not any(needed[:i]):
                 firsts.append(InOrder((items[i], later, self._space)))
-            following = InOrder((self._space, _sign(","), self._space, items[i]))
+            following = InOrder((self._comma, items[i]))
             later = InOrder((following if needed[i] else Repeated(following, 0, 1), later))
-        return InOrder((_sign("{"), self._space, AnyOf(tuple(firsts)), _sign("}")))
+        return InOrder((sign("{"), self._space, AnyOf(tuple(firsts)), sign("}")))
 
     def _array(self, said: dict[str, Any], depth: int) -> Part:
-        least, most = _counts(said, "minItems", "maxItems")
-        item = self.value(said.pop("items", None), depth + 1)
-        following = InOrder((self._space, _sign(","), self._space, item))
-        rest = Repeated(following, max(least - 1, 0), None if most is None else max(most - 1, 0))
-        some: list[Part] = [] if most == 0 else [InOrder((item, rest, self._space))]
-        if least == 0:
-            some.append(InOrder(()))
-        if not some:
+        least, most = said.get("minItems", 0), said.get("maxItems")
+        first, rest = said.get("prefixItems", []), said.get("items", True)
+        if isinstance(rest, list):  # as older versions have it
+            first, rest = rest, said.get("additionalItems", True)
+        elif "additionalItems" in said:
             raise _NotPlainError
-        return InOrder((_sign("["), self._space, AnyOf(tuple(some)), _sign("]")))
+        items = [self.value(one, depth + 1) for one in first]
+        if most is not None and most <= len(items):
+            rest = False
+        return self._listed(
+            items, None if rest is False else self.value(rest, depth + 1), least, most
+        )
 
-    def _spaced(self, *parts: Part) -> Part:
-        joined: list[Part] = []
-        for part in parts:
-            joined += [part, self._space]
-        return InOrder(tuple(joined[:-1]))
-
-
-def _sign(char: str) -> Part:
-    return OneOf(((ord(char), ord(char)),))
-
-
-def _literal(value: Any, kind: Any) -> Part:
-    """A value of an enumeration, if it can be spelled in one way only."""
-    is_text = isinstance(value, str) and kind in (None, "string")
-    if is_text and value.isascii() and value.isprintable() and not set(value) & set('"\\'):
-        return spelled([json.dumps(value)])
-    if kind is None and (value is None or isinstance(value, bool)):
-        return spelled([json.dumps(value)])
-    raise _NotPlainError
-
-
-def _counts(said: dict[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    low, high = said.pop(least, 0), said.pop(most, None)
-    if not all(one is None or (type(one) is int and one >= 0) for one in (low, high)):
-        raise _NotPlainError
-    if high is not None and high < low:
-        raise _NotPlainError
-    return low, high
-
-
-def _whole_number(low: Any, high: Any) -> Part:
-    """Whole numbers from `low` to `high`, neither or both given, and not below zero."""
-    if low is None and high is None:
-        return _regex(_WHOLE)
-    if type(low) is not int or (high is not None and type(high) is not int) or low < 0:
-        raise _NotPlainError
-    if high is None:
-        if low > 1:
+    def _listed(self, first: list[Part], rest: Part | None, least: int, most: int | None) -> Part:
+        """An array of these items, and any number of the rest."""
+        if most is not None and most < least:
             raise _NotPlainError
-        return _regex("[1-9][0-9]*" if low else "0|[1-9][0-9]*")
-    if not low <= high < 10**9:
-        raise _NotPlainError
-    return AnyOf(tuple(_regex(one) for one in _between(low, high)))
+        first = first[:most]
+        later: Part = NOTHING
+        if rest is not None:
+            count = max(len(first), 1)  # that stand before
+            following = InOrder((self._comma, rest))
+            limit = None if most is None else max(most - count, 0)
+            later = Repeated(following, max(least - count, 0), limit)
+            first = first or [rest]
+        elif least > len(first):
+            raise _NotPlainError
+        for i in range(len(first) - 1, 0, -1):
+            following = InOrder((self._comma, first[i], later))
+            later = following if i < least else Repeated(following, 0, 1)
+        some = [InOrder((first[0], later, self._space))] if first and most != 0 else []
+        empty = [] if least else [NOTHING]
+        return InOrder((sign("["), self._space, AnyOf((*some, *empty)), sign("]")))
 
 
-def _between(low: int, high: int) -> list[str]:
-    """Regexes of all numbers from one to the other: 7 .. 120 -> 7-9, 10-99, 100-119, 120."""
-    found: list[str] = []
-    while low <= high:
-        # As many zeros at the end as fit: all numbers with that beginning are taken at once.
-        free = 0
-        while low % 10 ** (free + 1) == 0 and low and low + 10 ** (free + 1) - 1 <= high:
-            free += 1
-        size = 10**free
-        digit = low // size % 10
-        last = min(9, digit + (high - low + 1) // size - 1)
-        begin = str(low // size)[:-1]
-        found.append(f"{begin}[{digit}-{last}]" + f"[0-9]{{{free}}}" * bool(free))
-        low += (last - digit + 1) * size
-    return found
+def _are_texts(values: list[Any]) -> bool:
+    """Strings or whole numbers, of which each type says itself what is left."""
+    return all(type(value) in (str, int, bool, type(None)) for value in values)
+
+
+def _type_of(value: Any) -> set[str]:
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return {names[type(value)]}

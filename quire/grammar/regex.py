@@ -9,6 +9,7 @@ llguidance takes Rust's syntax, which differs where a user would not expect it:
   \w              without the combining marks that Python does not count as part of a word
   \d              the ten ASCII digits, which every reader of \d expects
   \S              without U+001C .. U+001F, which Python takes for spaces
+  [^\d\s\w]       without any character that one of the dialects counts among them
   (?#...)         nothing
   a++, \ at the end   refused; Rust would read another language, silently
 
@@ -38,6 +39,16 @@ _UNICODE = {
     "S": r"[^\s\x1c-\x1f]",
 }
 _ASCII = {**_UNICODE, "D": r"[^\p{Nd}]", "w": "[_0-9A-Za-z]", "s": r"[ \t\n\r\x0b\x0c]"}
+# Inside [^...], where what is left out must be more rather than less.
+_LEFT_OUT = {
+    "d": r"\p{Nd}",
+    "D": "[^0-9]",
+    "w": r"[_\p{L}\p{N}]",
+    "W": rf"[^{_WORD}]",
+    "s": r"\s\x1c-\x1f",
+    "S": r"\S",
+}
+_ASCII_LEFT_OUT = {**_LEFT_OUT, "W": "[^_0-9A-Za-z]", "S": r"[^ \t\n\r\x0b\x0c]"}
 _RESPELLED = {"Z": r"\z", "<": "<", ">": ">"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _")
 
@@ -71,14 +82,16 @@ def translated(regex: str, *, ascii_classes: bool = False) -> str:
 
     Raises InvalidGrammar for what Rust would read as something else.
     """
-    return _Translation(regex, _ASCII if ascii_classes else _UNICODE).run()
+    if ascii_classes:
+        return _Translation(regex, _ASCII, _ASCII_LEFT_OUT).run()
+    return _Translation(regex, _UNICODE, _LEFT_OUT).run()
 
 
 class _Translation:
     """One pass over a regex, left to right."""
 
-    def __init__(self, regex: str, classes: dict[str, str]) -> None:
-        self._regex, self._classes = regex, classes
+    def __init__(self, regex: str, classes: dict[str, str], left_out: dict[str, str]) -> None:
+        self._regex, self._classes, self._left_out = regex, classes, left_out
         self._at = 0
         self._out: list[str] = []
 
@@ -137,19 +150,21 @@ class _Translation:
         text = self._counted_text()
         return None if text is None else text.replace("{,", "{0,")
 
-    def _escape(self) -> None:
+    def _escape(self, *, is_left_out: bool = False) -> None:
         if self._at + 1 == len(self._regex):
             self._refuse("a backslash with nothing behind it")
         letter = self._regex[self._at + 1]
         # A class within a class is fine in Rust.
-        short = self._classes.get(letter) or _RESPELLED.get(letter)
+        classes = self._left_out if is_left_out else self._classes
+        short = classes.get(letter) or _RESPELLED.get(letter)
         self._put(short or self._regex[self._at : self._at + 2], 2)
 
     def _class(self) -> None:
         """Everything up to the bracket that closes the class."""
         start = self._at
         self._put("[")
-        if self._regex.startswith("^", self._at):
+        negated = self._regex.startswith("^", self._at)
+        if negated:
             self._put("^")
         if self._regex.startswith("]", self._at):
             self._put(r"\]")
@@ -158,7 +173,7 @@ class _Translation:
             if here == "]":
                 return self._put("]")
             if here == "\\":
-                self._escape()
+                self._escape(is_left_out=negated)
             elif here == "[":
                 self._posix()
             elif here in "&~" or self._regex.startswith("--", self._at):

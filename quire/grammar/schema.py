@@ -7,6 +7,7 @@ $.anyOf[1] or $.properties["a b"]. No function here recurses, so no schema is to
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +193,7 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
             node["patternProperties"] = {
                 _pattern(name, below): value for name, value in node["patternProperties"].items()
             }
+        _leave_out_whole_bound(node)
         names_some = isinstance(node.get("properties") or node.get("patternProperties"), dict)
         if closed_objects and names_some and "unevaluatedProperties" not in node:
             node.setdefault("additionalProperties", False)
@@ -209,11 +211,37 @@ def _check_keywords(path: Path, node: dict[str, Any]) -> None:
             )
 
 
+def _leave_out_whole_bound(node: dict[str, Any]) -> None:
+    """Between bounds within one whole number, such as above 0 and at most 0.5, llguidance takes the
+    whole number though it is excluded: begin a billionth behind it."""
+    for side, far, way in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
+        bound: Any = node.get(f"exclusive{side}")
+        ends: list[Any] = [node.get(f"exclusive{far}"), node.get(far.lower())]
+        if not _is_number(bound) or bound % 1 or bound * way < 0:
+            continue
+        if any(_is_number(end) and 1e-6 < (end - bound) * way < 1 for end in ends):
+            del node[f"exclusive{side}"]
+            node[side.lower()] = bound + way * max(1e-9, math.ulp(bound))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
 def _pattern(regex: str, path: Path) -> str:
     try:
         return translated(regex, ascii_classes=True)
     except InvalidGrammar as error:
         raise InvalidGrammar(f"{error.message} ({path})", parameter="json", value=regex) from None
+
+
+def has_named_and_others(schema: Any) -> bool:
+    """Whether an object may have properties beside those that it names."""
+    return any(
+        node.get("additionalProperties", True) is not False
+        and bool(node.get("properties") or node.get("patternProperties") or node.get("required"))
+        for node in _objects(schema)
+    )
 
 
 def is_dear(schema: Any) -> bool:

@@ -19,13 +19,20 @@ from quire.grammar.equivalents import say_otherwise
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.regex import in_slashes, one_of, translated
-from quire.grammar.schema import is_dear, prepare, read_schema, schema_text, size
+from quire.grammar.schema import (
+    has_named_and_others,
+    is_dear,
+    prepare,
+    read_schema,
+    schema_text,
+    size,
+)
 from quire.grammar.structural_tag import structural_tag_to_lark
 from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
 
 # Where JSON allows white space: nothing, up to two blanks, or a new line with its indentation.
 # Without a bound a model may write blanks until its tokens run out.
-WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
+WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,20}"
 
 # A string or a regex of Lark, which ends with its line if nothing else ends it. What was read is
 # never read again, so that a grammar of quotes takes no longer than any other.
@@ -34,6 +41,9 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?')
 _ESCAPE = re.compile(
     r"\\[xuU](\{[0-9a-fA-F]{1,8}\}|(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4})|\\(.)"
 )
+
+# A control that JSON has no letter for, in a schema as Python spells it, or in a pattern.
+_BY_NUMBER = re.compile(r"\\u00([01]|7f)|\\\\[xuU]|\\\\c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,4 +210,7 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
     options: dict[str, Any] = {"whitespace_flexible": False, "lenient": False}
     if key.whitespace is not None:
         options["whitespace_pattern"] = translated(key.whitespace)
+    if has_named_and_others(schema) and not _BY_NUMBER.search(json.dumps(schema)):
+        # llguidance would take "\\u0061" for another name than "a".
+        options["json_allowed_escapes"] = 'nrbtf"\\'
     return {**schema, "x-guidance": {"coerce_one_of": False, **options}}

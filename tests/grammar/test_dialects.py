@@ -11,6 +11,7 @@ import random
 import re
 import string
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from quire.errors import InvalidGrammar
 from quire.grammar.automaton import automaton_of
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.plain_regex import read
+from quire.grammar.regex import translated
 from quire.grammar.regular import RegularMatcher
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
@@ -51,8 +53,11 @@ regexes = st.lists(
 ).map("".join)
 
 
+@pytest.mark.filterwarnings("ignore:Possible")  # Python's own word on [[a]
 @settings(max_examples=60)
 @given(regex=regexes, texts=st.lists(st.text("ab05_-<>&/é東😀\n\t ]", max_size=5), max_size=8))
+@example(regex=r"^\s[a\d]$|[[&&b]", texts=["\xa0a", "\u20285", "[", " a\n"])
+@example(regex=r"(?P<a>\x41)[\u00e9\S]", texts=["Aé", "A\xa0", "A\x1c"])
 @example(regex=r"\<a\>", texts=["<a>", "a"])
 @example(regex=r"[\<-\>]{,2}", texts=["<=", ""])
 def test_a_regex_means_the_same_to_all_three(
@@ -62,7 +67,7 @@ def test_a_regex_means_the_same_to_all_three(
     vocab_size: int,
     byte_bpe: Tokenizer,
 ) -> None:
-    part = read(regex)
+    part = read(translated(regex))
     automaton = None if part is None else automaton_of(part)
     if automaton is None:
         return

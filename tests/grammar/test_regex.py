@@ -85,6 +85,7 @@ def test_what_cannot_be_followed_is_refused(
 def test_the_dialects_meet() -> None:
     assert translated("[a&&b]{,3}\\Z") == r"[a\&\&b]{0,3}\z"
     assert translated(r"\d\W") == r"[0-9][^_\p{L}\p{N}]"
+    assert translated(r"[^\d\s]") == r"[^\p{Nd}\s\x1c-\x1f]"
     assert translated(r"[\d-z]") == r"[[0-9]-z]"
     assert translated(r"\d\w", ascii_classes=True) == "[0-9][_0-9A-Za-z]"
     # llguidance itself would take \D in a pattern for all but ASCII's digits.

@@ -1,0 +1,140 @@
+"""What a text is made of: the form that plain regexes and plain schemas are read into, before an
+automaton is made of it (automaton.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+_MAX_UNICODE = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
+Ranges = tuple[tuple[int, int], ...]  # of code points, in order, both ends included
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneOf:
+    """One character of these."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InOrder:
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnyOf:
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeated:
+    """`most` None: without end."""
+
+    part: Part
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Both:
+    """The texts that are of one and of the other."""
+
+    one: Part
+    other: Part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Without:
+    """The texts of the one that are none of the other."""
+
+    one: Part
+    other: Part
+
+
+Part = OneOf | InOrder | AnyOf | Repeated | Both | Without
+
+NOTHING = InOrder(())
+
+
+def sign(char: str) -> OneOf:
+    return OneOf(((ord(char), ord(char)),))
+
+
+def spelled(text: str) -> Part:
+    """Exactly this text."""
+    return InOrder(tuple(map(sign, text)))
+
+
+def joined(ranges: list[tuple[int, int]]) -> Ranges:
+    """[(3, 5), (1, 2), (5, 9)] -> ((1, 9),)"""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def others(ranges: Ranges) -> Ranges:
+    """All characters but these."""
+    found, at = [], 0
+    for first, last in joined([*ranges, _SURROGATES]):
+        if first > at:
+            found.append((at, first - 1))
+        at = last + 1
+    if at <= _MAX_UNICODE:
+        found.append((at, _MAX_UNICODE))
+    return tuple(found)
+
+
+ANY = OneOf(others(()))
+
+# What stands in a JSON string as it is, and what is spelled with a letter behind a backslash.
+_AS_IT_IS = others(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
+_LETTERS = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+
+
+def quoted(part: Part, *, by_number: bool) -> Part:
+    r"""The texts of the part as JSON writes them, without the quotes around them.
+
+    A character is spelled in one way, as llguidance has it. `by_number`: controls as \u000A, too.
+    """
+    if isinstance(part, OneOf):
+        return _quoted_character(part.ranges, by_number)
+    if isinstance(part, Repeated):
+        return Repeated(quoted(part.part, by_number=by_number), part.least, part.most)
+    if isinstance(part, Both | Without):
+        one, other = (quoted(half, by_number=by_number) for half in (part.one, part.other))
+        return type(part)(one, other)
+    return type(part)(tuple(quoted(one, by_number=by_number) for one in part.parts))
+
+
+@lru_cache(maxsize=256)
+def _quoted_character(ranges: Ranges, by_number: bool) -> Part:
+    escapes: list[Part] = []
+    letters = [letter for char, letter in _LETTERS.items() if _holds(ranges, ord(char))]
+    if letters:
+        escapes.append(OneOf(joined([(ord(letter), ord(letter)) for letter in letters])))
+    for high in (0x00, 0x10, 0x70) if by_number else ():
+        lows = [low for low in range(16) if high < 0x70 or low == 15]
+        digits = "".join(f"{low:x}{low:X}" for low in lows if _holds(ranges, high + low))
+        if digits:
+            last = OneOf(joined([(ord(digit), ord(digit)) for digit in digits]))
+            escapes.append(InOrder((spelled(f"u00{high >> 4:x}"), last)))
+    plain = OneOf(_shared(ranges, _AS_IT_IS))
+    if not escapes:
+        return plain
+    return AnyOf((plain, InOrder((sign("\\"), AnyOf(tuple(escapes))))))
+
+
+def _holds(ranges: Ranges, code: int) -> bool:
+    return any(first <= code <= last for first, last in ranges)
+
+
+def _shared(one: Ranges, other: Ranges) -> Ranges:
+    found = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
+    return tuple(sorted((first, last) for first, last in found if first <= last))
