@@ -35,7 +35,7 @@ _NOTES = frozenset(
     {
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
         *("$comment", "$anchor", "$defs", "definitions", "contentEncoding", "contentMediaType"),
-        *("discriminator", "example", "nullable", "enumNames"),
+        *("contentSchema", "discriminator", "example", "nullable", "enumNames"),
     }
 )
 _OF_TYPE = {
