@@ -1,9 +1,10 @@
 """The tokenizer of a GGUF file, built from its metadata.
 
-Two kinds exist. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and names
-the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" is SentencePiece: the
-file has pieces with scores, and the merges follow from the scores. A rule that is not known is
-refused, because a near guess gives near-right tokens and nobody notices.
+Three kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and
+names the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are
+SentencePiece's BPE and unigram: the file has pieces with scores, from which merges follow, or which
+add up to that of a text. A rule that is not known is refused, because a near guess gives near-right
+tokens and nobody notices.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import numpy as np
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.gguf_cuts import CUTS, Cut
+from quire.inputs.sentencepiece_file import NORMAL, merges_by_score
 from quire.inputs.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+    from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-_CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_NEVER = -1e6  # a score that no text is worth
 _NO_TOKEN = 2**32 - 1  # how some writers say "none"
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
@@ -42,31 +46,33 @@ class _Vocabulary(NamedTuple):
     types: list[int]
 
 
-def load_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that the metadata of a GGUF file describes."""
+def load_gguf_tokenizer(metadata: Mapping[str, Any], *, prefix_once: bool = False) -> Tokenizer:
+    """The tokenizer that the metadata of a GGUF file describes. `prefix_once`: where a space comes
+    before the first word, it does so in a text, and not behind each special token in it."""
     with refusing(lambda why: CorruptModel(f"the GGUF file's tokenizer cannot be built: {why}")):
-        return _built(metadata)
+        return _built(metadata, prefix_once)
 
 
-def _built(metadata: Mapping[str, Any]) -> Tokenizer:
+def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
     kind = _get(metadata, "model", str)
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "t5"):
         raise UnsupportedModel(
-            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2' and 'llama', for "
-            "others pass tokenizer= with a directory that has a tokenizer.json"
+            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2', 'llama' and "
+            "'t5', for others pass tokenizer= with a directory that has a tokenizer.json"
         )
     vocabulary = _vocabulary(metadata)
     if kind == "gpt2":
         cut = _cut(metadata)
         backend, bos_by_default = _byte_bpe(metadata, vocabulary, cut), cut.bos
     else:
-        backend, bos_by_default = _sentencepiece(metadata, vocabulary), True
+        backend = _sentencepiece(metadata, vocabulary, kind, prefix_once)
+        bos_by_default = kind == "llama"
     special = {}
     for name, key in _NAMED.items():
         if (token_id := _token_id(metadata, key, vocabulary)) is not None:
             special[name] = vocabulary.tokens[token_id]
     _add_tokens(backend, vocabulary, frozenset(special.values()))
-    _set_ends(backend, metadata, special, bos_by_default)
+    _set_ends(backend, metadata, special, bos_by_default, eos_default=kind == "t5")
     return Tokenizer(
         backend,
         special_tokens=special,
@@ -123,7 +129,7 @@ def _wrong(metadata: Mapping[str, Any], key: str, rule: str) -> CorruptModel:
 
 def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
     tokens = _strings(metadata, "tokens")
-    types = _numbers(metadata, "token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    types = _numbers(metadata, "token_type", len(tokens)) or [NORMAL] * len(tokens)
     for index, kind in enumerate(types):
         if kind == _USER_DEFINED:  # matched in the text as it is written, before "▁" stands for " "
             tokens[index] = tokens[index].replace("▁", " ")
@@ -196,30 +202,26 @@ def _pre_tokenizer(cut: Cut) -> PreTokenizer:
     return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Backend:
+def _sentencepiece(
+    metadata: Mapping[str, Any], vocabulary: _Vocabulary, kind: str, prefix_once: bool
+) -> Backend:
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, normalizers
+    from tokenizers import decoders, normalizers
+    from tokenizers.pre_tokenizers import Metaspace
 
     scores = _numbers(metadata, "scores", len(vocabulary.tokens))
     if scores is None:
         raise CorruptModel("the GGUF file has no tokenizer.ggml.scores, which order its merges")
     unknown = _token_id(metadata, "unknown_token_id", vocabulary)
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    backend = Backend(
-        _bpe(
-            models.BPE,
-            ids,
-            _merges_by_score(vocabulary, scores, ids),
-            unk_token=None if unknown is None else vocabulary.tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    backend = Backend(_pieces(vocabulary, scores, unknown, kind))
     prefix = _flag(metadata, "add_space_prefix", True)
-    spaces = normalizers.Replace(" ", "▁")
-    backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
-    )
+    steps = _cleaning(metadata, kind)
+    if prefix and prefix_once:
+        backend.pre_tokenizer = Metaspace("▁", "first", split=False)
+    else:
+        steps += [normalizers.Prepend("▁")] if prefix else []
+        steps.append(normalizers.Replace(" ", "▁"))
+    backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -231,26 +233,41 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> Back
     return backend
 
 
-def _merges_by_score(
-    vocabulary: _Vocabulary, scores: Sequence[float], ids: Mapping[str, int]
-) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, best piece first.
+def _pieces(
+    vocabulary: _Vocabulary, scores: Sequence[float], unknown: int | None, kind: str
+) -> Any:
+    from tokenizers import models
 
-    With pieces "a" 0, "b" 1, "ab" 2 (score -5), "abb" 3 (score -7): ("a","b") then ("ab","b").
-    Among equal scores the longest left part goes first, then the longest right one: Mistral's
-    runs of spaces all have one score, and 18 spaces are 16 and 2, not 8 and 10.
-    """
-    merges: list[tuple[float, int, int, int, int, int, str, str]] = []
-    for piece, kind, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True):
-        if kind != _NORMAL or len(piece) < 2:
-            continue
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in ids and right in ids:
-                whole = (ids[piece], ids[left], ids[right])
-                merges.append((-score, -len(left), -len(right), *whole, left, right))
-    merges.sort()
-    return [merge[-2:] for merge in merges]
+    if kind == "t5":
+        # Pieces that stand for something else than their text must not be found in one.
+        vocab = [
+            (token, float(score) if one in (NORMAL, _USER_DEFINED) else _NEVER)
+            for token, one, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
+        ]
+        return models.Unigram(vocab, unknown, byte_fallback=_BYTE in vocabulary.types)
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    return _bpe(
+        models.BPE,
+        ids,
+        merges_by_score(vocabulary.tokens, vocabulary.types, scores, ids),
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+
+
+def _cleaning(metadata: Mapping[str, Any], kind: str) -> list[Normalizer]:
+    """What is done to a text first: characters by a table, runs of spaces made one."""
+    from tokenizers import Regex, normalizers
+
+    steps: list[Normalizer] = []
+    table = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if table is not None and len(table):
+        steps.append(normalizers.Precompiled(bytes(bytearray(table))))
+    if _flag(metadata, "remove_extra_whitespaces", kind == "t5"):
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    return steps
 
 
 def _add_tokens(backend: Backend, vocabulary: _Vocabulary, named: frozenset[str]) -> None:
@@ -269,7 +286,11 @@ def _add_tokens(backend: Backend, vocabulary: _Vocabulary, named: frozenset[str]
 
 
 def _set_ends(
-    backend: Backend, metadata: Mapping[str, Any], special: Mapping[str, str], bos_default: bool
+    backend: Backend,
+    metadata: Mapping[str, Any],
+    special: Mapping[str, str],
+    bos_default: bool,
+    eos_default: bool,
 ) -> None:
     from tokenizers.processors import TemplateProcessing
 
@@ -277,7 +298,7 @@ def _set_ends(
         return [special[name]] if _flag(metadata, flag, default) and name in special else []
 
     bos = end("add_bos_token", "bos_token", bos_default)
-    eos = end("add_eos_token", "eos_token", False)
+    eos = end("add_eos_token", "eos_token", eos_default)
     if bos or eos:
         backend.post_processor = TemplateProcessing(
             single=[*bos, "$A", *eos],

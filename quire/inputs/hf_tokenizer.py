@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+from quire.inputs.sentencepiece_file import sentencepiece_metadata
 from quire.inputs.tokenizer import Tokenizer
 from quire.weights.checkpoint import check_inside
 
@@ -33,7 +35,14 @@ NAMES = (
     "mask_token",
 )
 # Vocabularies in other formats, which transformers knows how to convert.
-_CONVERTIBLE = ("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model")
+_CONVERTIBLE = (
+    *("tokenizer.model", "tekken.json", "tiktoken.model", "vocab.json", "spiece.model"),
+    *("sentencepiece.bpe.model", "vocab.txt"),
+)
+# Classes that use a SentencePiece file as it is, but for what the configuration adds.
+_PLAIN_PIECES = (
+    *("", "LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast"),
+)
 _LARGEST_FILE = 512 * 2**20
 _PREFIX = "continuing_subword_prefix"
 # A letter written as an escape, which no writer of JSON does and which would hide a name.
@@ -55,6 +64,9 @@ def _built(directory: Path) -> Tokenizer:
     if source.is_file():
         backend = _read_backend(directory, source)
         _add_tokens(backend, config, source)
+    elif (pieces := _own_pieces(directory, config)) is not None:
+        backend = pieces
+        _add_tokens(backend, config, source)
     else:
         backend = _converted(directory, config)
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
@@ -69,16 +81,24 @@ def _built(directory: Path) -> Tokenizer:
     )
 
 
-def _read_text(directory: Path, path: Path) -> str:
-    """A text of the model in `directory`; a link that leads out of it is refused."""
+def _read_bytes(directory: Path, path: Path) -> bytes:
+    """A file of the model in `directory`; a link that leads out of it is refused."""
     check_inside(directory, path)
+    size = path.stat().st_size
+    if size > _LARGEST_FILE:
+        raise CorruptModel(
+            f"{path} has {size:,} bytes; a tokenizer file has at most {_LARGEST_FILE:,}"
+        )
+    raw = path.read_bytes()
+    if raw.startswith(b"version https://git-lfs"):
+        raise CorruptModel(f"{path} is only a pointer of Git LFS; run: git lfs pull")
+    return raw
+
+
+def _read_text(directory: Path, path: Path) -> str:
+    raw = _read_bytes(directory, path)
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_FILE:
-            raise CorruptModel(
-                f"{path} has {size:,} bytes; a tokenizer file has at most {_LARGEST_FILE:,}"
-            )
-        return path.read_text(encoding="utf-8")
+        return raw.decode()
     except UnicodeDecodeError as error:
         raise CorruptModel(f"{path} is not UTF-8 text ({error}); fetch the model again") from None
 
@@ -106,7 +126,10 @@ def _read_backend(directory: Path, path: Path) -> Backend:
     text = _read_text(directory, path)
     _check_merges(text, path)
     with refusing(
-        lambda why: CorruptModel(f"{path} is not a tokenizer ({why}); fetch the model again")
+        lambda why: CorruptModel(
+            f"{path} is not a tokenizer ({why}); fetch the model again, or if it is newer than "
+            "this library, run: pip install -U tokenizers"
+        )
     ):
         return Backend.from_str(text)
 
@@ -131,6 +154,27 @@ def _check_merges(text: str, path: Path) -> None:
             )
 
 
+def _own_pieces(directory: Path, config: dict[str, Any]) -> Backend | None:
+    """A tokenizer.model of SentencePiece, whose tokens are then SentencePiece's own: what
+    transformers 5 makes of it lacks the first token and the space before the first word where
+    there is no configuration, and is BPE where the pieces are not. None where it is none, or where
+    a class of its own does more."""
+    path = directory / "tokenizer.model"
+    named = config.get("tokenizer_class") or ""
+    if not path.is_file() or named not in _PLAIN_PIECES or config.get("auto_map"):
+        return None
+    metadata = sentencepiece_metadata(_read_bytes(directory, path), str(path))
+    if metadata is None:
+        return None
+    for key, usual in (("add_bos_token", True), ("add_eos_token", False)):
+        flag = config.get(key)
+        metadata[f"tokenizer.ggml.{key}"] = flag if isinstance(flag, bool) else usual
+    made = load_gguf_tokenizer(metadata, prefix_once=config.get("legacy") is False)
+    for name, token in made.special_tokens.items():
+        config.setdefault(name, token)
+    return made.backend
+
+
 def _converted(directory: Path, config: dict[str, Any]) -> Backend:
     """A vocabulary in another format, through transformers; fills in what it learns there."""
     found = [name for name in _CONVERTIBLE if (directory / name).is_file()]
@@ -148,7 +192,7 @@ def _converted(directory: Path, config: dict[str, Any]) -> Backend:
     except ImportError:
         raise UnsupportedModel(
             f"{directory} has {found[0]} and no tokenizer.json; converting it takes transformers, "
-            f"run: pip install transformers sentencepiece ({way_out})"
+            f"run: pip install transformers sentencepiece protobuf ({way_out})"
         ) from None
     try:
         made = AutoTokenizer.from_pretrained(
@@ -156,8 +200,8 @@ def _converted(directory: Path, config: dict[str, Any]) -> Backend:
         )
     except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
         raise UnsupportedModel(
-            f"{directory / found[0]} could not be converted: {error}; install sentencepiece or "
-            f"tiktoken if it asks for them, {way_out}"
+            f"{directory / found[0]} could not be converted: {' '.join(str(error).split())[:300]}; "
+            f"it may take pip install sentencepiece protobuf, or tiktoken, {way_out}"
         ) from error
     backend: Backend | None = getattr(made, "backend_tokenizer", None)
     if backend is None:
@@ -166,7 +210,26 @@ def _converted(directory: Path, config: dict[str, Any]) -> Backend:
             f"quire takes those with a tokenizer.json, {way_out}"
         )
     config.update(made.special_tokens_map)
+    if found[0] == "tekken.json":
+        _begin_and_end(backend, config)
     return backend
+
+
+def _begin_and_end(backend: Backend, config: dict[str, Any]) -> None:
+    """Mistral's own format names no ends: its library adds "<s>" before every text, and answers end
+    with "</s>"."""
+    from tokenizers.processors import TemplateProcessing
+
+    for name, token in (("bos_token", "<s>"), ("eos_token", "</s>")):
+        if not config.get(name) and backend.token_to_id(token) is not None:
+            config[name] = token
+    begin = _content(config.get("bos_token"))
+    if begin is not None and not backend.num_special_tokens_to_add(is_pair=False):
+        backend.post_processor = TemplateProcessing(
+            single=[begin, "$A"],
+            pair=[begin, "$A", "$B:1"],
+            special_tokens=[(begin, backend.token_to_id(begin))],
+        )
 
 
 def _content(value: object) -> str | None:
