@@ -7,6 +7,7 @@ in quire imports this room.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Any
 
@@ -70,8 +71,20 @@ def version(
         raise typer.Exit
 
 
+def _open_standard_streams() -> None:
+    """Where a service started us without stdin, stdout or stderr, the next files that are opened
+    would have their numbers: an engine's pipes would close its board, and what a library says to
+    stderr would go into a job's journal."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and exit with its code; never returns."""
+    _open_standard_streams()
     with exits.reported():
         try:
             code = app(args=arguments, prog_name="quire", standalone_mode=False)

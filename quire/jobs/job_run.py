@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import Interrupted, JobStopped
+from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
 from quire.jobs.adapters import engine_options
 from quire.jobs.input.count import Counting
@@ -199,8 +199,15 @@ class JobRun:
         write = write_transcripts if self._manifest.kind == "transcribe" else write_output
         if self._manifest.kind == "batch":
             from quire.jobs.batch import write_batch as write  # with all words of OpenAI's bodies
-        with signals.at_once():
-            write(self._job_dir, self._manifest, journal.index, work.num_rows)
+        try:
+            with signals.at_once():
+                write(self._job_dir, self._manifest, journal.index, work.num_rows)
+        except JobChanged:
+            # Nothing tells which rows were read before the input changed. Even if it is put back,
+            # the next run shall compare each row with what was answered: --reuse.
+            self._hashing.pop("inputs", None)
+            self._change(inputs=tuple(file.read_while_changed() for file in self._manifest.inputs))
+            raise
         num_failed = journal.index.counts()[1]
         deadline = time.monotonic() + _HASH_PATIENCE
         for hashing in self._hashing.values():

@@ -347,6 +347,32 @@ def test_an_input_that_changes_while_the_job_runs_spoils_no_output(
         assert not output.exists()
 
 
+def test_rows_of_an_input_that_was_changed_and_put_back_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
+    before, real = source.read_bytes(), InstantEngine.__init__
+
+    def start(self: InstantEngine, *given: Any, **more: Any) -> None:
+        source.write_bytes(before.replace(b"row 2", b"ROW 2")[:-4])  # and the last one torn
+        real(self, *given, **more)
+
+    def job(**more: Any) -> Job:
+        return Job(source, output, model="m", prompt="{{ text }}", **more)
+
+    with monkeypatch.context() as changing:
+        changing.setattr(InstantEngine, "__init__", start)
+        with pytest.raises(JobChanged, match="not what this job read"):
+            job().run(progress=False)
+    source.write_bytes(before)
+    with pytest.raises(JobChanged, match="changed while it was read"):
+        job().run(progress=False)
+    InstantEngine.asked.clear()
+    assert job(reuse=True).run(progress=False).num_ok == 6
+    assert InstantEngine.asked == [2, 5]
+    assert all(row["output"].endswith(row["text"]) for row in read_lines(output))
+
+
 def test_the_hash_of_a_file_that_changed_meanwhile_is_not_taken(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "in.jsonl", 3)
     found = FileStamp.of(path)

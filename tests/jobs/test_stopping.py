@@ -113,7 +113,7 @@ def test_a_job_goes_on_where_nobody_hears_it(tmp_path: Path, kind: str) -> None:
     else:
         reader, told = pty.openpty() if kind == "terminal" else os.pipe()
         os.close(reader)
-    command = ["sh", "-c", 'exec 2>&-; exec "$@"', "sh"] if kind == "none" else []
+    command = ["sh", "-c", 'exec 0<&- 1>&- 2>&-; exec "$@"', "sh"] if kind == "none" else []
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, env=ENVIRONMENT, stderr=told, check=False, timeout=200
     )

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from quire.base.sha256 import sha256_of
 
+_CHANGED = "changed"  # in the place of a stamp
+
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
@@ -51,8 +53,15 @@ class FileStamp:
             return True
         return self.sha256 is not None and self.sha256 == now.hashed().sha256
 
+    def read_while_changed(self) -> FileStamp:
+        """What no file is the same as, if this one is no longer what was found."""
+        gone_or_same = not os.path.exists(self.path) or self.same_as(FileStamp.of(Path(self.path)))
+        return self if gone_or_same else replace(self, stamp=_CHANGED, sha256=None)
+
     @property
     def described(self) -> str:
+        if self.stamp == _CHANGED:
+            return "changed while it was read"
         return f"{self.size} bytes" + (f", sha256 {self.sha256[:12]}" if self.sha256 else "")
 
 
