@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
+from quire.base.boundary import for_row
 from quire.engine import Engine
 from quire.errors import InvalidRequest, QuireError
 from quire.outputs import RequestOutput
@@ -21,12 +22,13 @@ from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
 from quire.results.finished import Results
+from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
 from quire.results.text_watch import Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
 from quire.scheduler.reports import Grown, StepReport
 from quire.scheduler.scoring import score_lead
-from quire.scheduler.sequence import Guide, Sequence
+from quire.scheduler.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,74 +39,10 @@ class Refused:
     error: QuireError
 
 
-class Grammar(Protocol):
-    """A compiled grammar: a fresh guide for each sequence that follows it."""
-
-    def matcher(self) -> Guide: ...
-
-
-class Compiling(Protocol):
-    """A grammar that is being compiled; `result` raises InvalidRequest where it is refused."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> Grammar: ...
-
-
-class Preparing(Protocol):
-    """Media that are being prepared; `result` raises InvalidRequest where one cannot be read."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> object: ...
-
-
+WRITING = "its answer was written out"
 LOOKED_AT = 256  # requests that wait for grammars or media, in a step
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A request in the engine, and who gets its answer: itself, and requests that are equal."""
-
-    samples: list[Sequence]
-    num_left: int
-    receivers: list[_Receiver]
-    grammar: Compiling | None = None  # being compiled: the request is not in the engine yet
-    media: Preparing | None = None  # being prepared, likewise
-
-    @property
-    def is_waiting(self) -> bool:
-        return self.grammar is not None or self.media is not None
-
-    @property
-    def is_ready(self) -> bool:
-        return all(one is None or one.done() for one in (self.grammar, self.media))
-
-    def finish_waiting(self) -> None:
-        """Wait, and take what was waited for; InvalidRequest where there is none of it."""
-        grammar, media = self.grammar, self.media
-        self.grammar = self.media = None
-        if media is not None:
-            media.result()
-        if grammar is not None:
-            for sequence in self.samples:
-                sequence.guide = grammar.result().matcher()
-
-    @property
-    def number(self) -> int:
-        """Of the request that is computed, whether or not it still waits for the answer."""
-        return self.samples[0].request.number
-
-
-@dataclass(slots=True)
-class _Receiver:
-    """A request at its place among the prompts, and how much of its answer was shown."""
-
-    index: int
-    request: Request
-    shown: Shown
 
 
 class Run:
@@ -127,8 +65,8 @@ class Run:
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._on_finished = compile_grammar, on_finished
         self._prepare_media = prepare_media
-        self._not_ready: deque[_Pending] = deque()
-        self._pending: dict[int, _Pending] = {}  # by the number of each request in it
+        self._not_ready: deque[Pending] = deque()
+        self._pending: dict[int, Pending] = {}  # by the number of each request in it
         self._cancelled: list[Result] = []
         self._num_seen = 0
 
@@ -173,7 +111,7 @@ class Run:
         To be called on the thread that drives: between steps, or where an output was taken.
         """
         pending = self._pending.get(number)
-        if pending is None:
+        if pending is None or not any(r.request.number == number for r in pending.receivers):
             return
         if len(pending.receivers) > 1:  # others wait for the same answer
             self._cancelled += self._take_out(pending, number)
@@ -188,7 +126,7 @@ class Run:
             self._cancelled += self._take_out(pending, number)
             del self._pending[pending.number]
 
-    def _take_out(self, pending: _Pending, number: int) -> Iterator[Result]:
+    def _take_out(self, pending: Pending, number: int) -> Iterator[Result]:
         """Let one of several requests go without the answer that they wait for."""
         for one in [r for r in pending.receivers if r.request.number == number]:
             pending.receivers.remove(one)
@@ -210,27 +148,37 @@ class Run:
             return
         plan = self._planner.plan(requests)
         for place, i in enumerate(plan.order):
-            self._add(indices[i], requests[i], order=first + place)
+            yield from self._add(indices[i], requests[i], order=first + place)
         for i, original in plan.duplicates.items():
-            pending = self._pending[requests[original].number]
-            pending.receivers.append(_Receiver(indices[i], requests[i], Shown(requests[i])))
+            pending = self._pending.get(requests[original].number)
+            if pending is None:  # it failed, and so will this one, with an error of its own
+                yield from self._add(indices[i], requests[i], order=first + i)
+                continue
+            pending.receivers.append(Receiver(indices[i], requests[i], Shown(requests[i])))
             self._pending[requests[i].number] = pending
 
-    def _add(self, index: int, request: Request, *, order: int) -> None:
-        samples = self._samples(request, order)
-        tree = samples[0].tree
-        pending = _Pending(
-            samples,
-            len(samples) if tree is None else len(tree.paths),
-            [_Receiver(index, request, Shown(request))],
-            self._compile_grammar(request.params) if tree is None else None,
-            self._prepare_media(request) if request.items else None,
-        )
+    def _add(self, index: int, request: Request, *, order: int) -> Iterator[Result]:
+        """Queue a request; it is done already where it cannot begin."""
+        pending = for_row("it was begun", self._new, index, request, order)
+        if isinstance(pending, QuireError):
+            yield index, self._finished(failed(request, pending))
+            return
         self._pending[request.number] = pending
         if pending.is_waiting:
             self._not_ready.append(pending)
         else:
-            self._engine.add(samples)
+            self._engine.add(pending.samples)
+
+    def _new(self, index: int, request: Request, order: int) -> Pending:
+        samples = self._samples(request, order)
+        tree = samples[0].tree
+        return Pending(
+            samples,
+            len(samples) if tree is None else len(tree.paths),
+            [Receiver(index, request, Shown(request))],
+            self._compile_grammar(request.params) if tree is None else None,
+            self._prepare_media(request) if request.items else None,
+        )
 
     def _samples(self, request: Request, order: int) -> list[Sequence]:
         if request.continuations:
@@ -254,15 +202,15 @@ class Run:
             if self._pending.get(pending.number) is not pending:  # cancelled meanwhile
                 continue
             self._not_ready.remove(pending)
-            try:
-                pending.finish_waiting()
-            except InvalidRequest as error:
-                for sequence in pending.samples:
-                    index = pending.receivers[0].index
-                    sequence.finish_reason, sequence.error = "error", error.at(index)
-                yield from self._done(pending)
-            else:
+            error = for_row("it was made ready", pending.finish_waiting)
+            if error is None:
                 self._engine.add(pending.samples)
+                continue
+            if isinstance(error, InvalidRequest):
+                error = error.at(pending.receivers[0].index)
+            for sequence in pending.samples:
+                sequence.finish_reason, sequence.error = "error", error
+            yield from self._done(pending)
 
     def _step(self) -> StepReport:
         try:
@@ -297,11 +245,26 @@ class Run:
         for one in grown:
             by_request.setdefault(one.sequence.request.number, []).append(one)
         for number, some in by_request.items():
-            pending = self._pending.get(number)  # it may have been cancelled meanwhile
-            for receiver in list(pending.receivers) if pending is not None else ():
-                yield receiver.index, self._results.partial(receiver.request, some, receiver.shown)
+            pending = self._pending.get(number)
+            if pending is None:  # cancelled meanwhile
+                continue
+            for receiver in list(pending.receivers):
+                request = receiver.request
+                output = for_row(WRITING, self._results.partial, request, some, receiver.shown)
+                if isinstance(output, QuireError):
+                    output = self._finished(failed(request, output))
+                    self._go_on_without(receiver, pending)
+                yield receiver.index, output
 
-    def _scored(self, path: Sequence, pending: _Pending) -> Iterator[Result]:
+    def _go_on_without(self, receiver: Receiver, pending: Pending) -> None:
+        """Nothing more is computed where it was the only one that waits for the answer."""
+        pending.receivers.remove(receiver)
+        if not pending.receivers:
+            self._engine.abort(pending.samples)
+        if not pending.receivers or receiver.request.number != pending.number:
+            del self._pending[receiver.request.number]
+
+    def _scored(self, path: Sequence, pending: Pending) -> Iterator[Result]:
         """One path of a tree has its scores. If it failed, so has the request: nothing more of it
         is computed."""
         if path.error is not None:
@@ -314,12 +277,18 @@ class Run:
         if not pending.num_left:
             yield from self._done(pending)
 
-    def _done(self, pending: _Pending) -> Iterator[Result]:
+    def _done(self, pending: Pending) -> Iterator[Result]:
         for number in {pending.number, *(r.request.number for r in pending.receivers)}:
             del self._pending[number]
         for one in pending.receivers:
-            output = self._finished(self._results.output(one.request, pending.samples))
-            yield one.index, one.shown.last(output)
+            yield one.index, self._last(one, pending.samples)
+
+    def _last(self, receiver: Receiver, samples: Many[Sequence]) -> RequestOutput:
+        request = receiver.request
+        whole = for_row(WRITING, self._results.output, request, samples)
+        if isinstance(whole, QuireError):
+            return self._finished(failed(request, whole))
+        return receiver.shown.last(self._finished(whole))
 
     def _finished(self, output: RequestOutput) -> RequestOutput:
         self._on_finished(output)

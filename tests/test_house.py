@@ -162,6 +162,7 @@ MAY_CATCH_ANYTHING = {
     "quire/models/fallback/planning.py",
     "quire/sampling/lanes.py",
     "quire/server/batch_service.py",
+    "quire/server/generation.py",
     "quire/session/engine_thread.py",
     "quire/session/rank.py",
 }

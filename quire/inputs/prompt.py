@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from quire.base.boundary import refusing
 from quire.errors import (
     InvalidParams,
@@ -31,6 +29,7 @@ from quire.inputs.media.reader import CallMedia, MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
 from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
+from quire.inputs.shortening import kept_end, num_kept
 from quire.inputs.tokenization import Encoding, read_tokenization
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Choices, Ints, Request
@@ -296,9 +295,7 @@ class RequestMaker:
         keep = encoding.truncate_prompt_tokens or params.truncate_prompt_tokens
         if keep is None:
             return ids
-        if keep == -1:
-            answer = min(params.max_tokens or 1, self._max_model_len - 1)
-            keep = self._max_model_len - answer
+        keep = num_kept(keep, params.max_tokens, self._max_model_len)
         if len(ids) <= keep:
             return ids
         if isinstance(prompt, PromptWithMedia):
@@ -311,9 +308,8 @@ class RequestMaker:
         if encoding.keep_start:
             return ids[:keep]
         bos = self._tokenizer.bos_id if self._tokenizer is not None else None
-        if prompt.token_ids is None and encoding.add_special_tokens and ids[0] == bos:
-            return np.concatenate([ids[:1], ids[len(ids) - keep + 1 :]])
-        return ids[-keep:]
+        from_text = prompt.token_ids is None and encoding.add_special_tokens
+        return kept_end(ids, keep, bos if from_text else None)
 
 
 def _has_media(given: Any) -> bool:

@@ -37,6 +37,11 @@ class ChatText:
     literal: frozenset[int] = frozenset()
     media: Any = None  # what was given beside it (inputs/parse.py)
 
+    def since(self, start: int) -> ChatText:
+        """From this character on."""
+        literal = frozenset(at - start for at in self.literal if at >= start)
+        return ChatText(self.text[start:], literal, self.media)
+
 
 class SpecialTokens:
     """The special tokens of one tokenizer, as they are looked for in the text of messages."""

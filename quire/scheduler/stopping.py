@@ -14,6 +14,8 @@ from collections.abc import Sequence as Many
 import numpy as np
 import numpy.typing as npt
 
+from quire.base.boundary import for_row
+from quire.errors import QuireError
 from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide, Sequence
@@ -68,8 +70,17 @@ def stop_by_last(sequence: Sequence) -> None:
 def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
     """How many of `tokens` a visited sequence keeps; sets its finish reason if it ends there.
 
-    `num_outputs` = how many it had before. Finds stop strings by feeding the text watch.
+    `num_outputs` = how many it had before. Finds stop strings by feeding the text watch. One whose
+    text or grammar cannot go on ends alone, without these tokens.
     """
+    kept = for_row("its text was followed", _judge, sequence, tokens, num_outputs)
+    if isinstance(kept, QuireError):
+        sequence.finish_reason, sequence.error = "error", kept
+        return 0
+    return kept
+
+
+def _judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
     request, watch, guide = sequence.request, sequence.watch, sequence.guide
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept

@@ -107,7 +107,7 @@ async def row_outputs(
             async for output in alone:
                 yield 0, output
         return
-    came: asyncio.Queue[tuple[int, Output | ApiError | None]] = asyncio.Queue(maxsize=64)
+    came: asyncio.Queue[tuple[int, Output | Exception | None]] = asyncio.Queue(maxsize=64)
 
     async def read(number: int) -> None:
         try:
@@ -117,7 +117,7 @@ async def row_outputs(
                 async for output in outputs:
                     await came.put((number, output))
             await came.put((number, None))
-        except ApiError as error:
+        except Exception as error:  # raised again below, where it is answered
             await came.put((number, error))
 
     tasks = [asyncio.ensure_future(read(number)) for number in range(len(asked.rows))]
@@ -125,7 +125,7 @@ async def row_outputs(
         left = len(tasks)
         while left:
             number, one = await came.get()
-            if isinstance(one, ApiError):
+            if isinstance(one, Exception):
                 raise one
             if one is None:
                 left -= 1

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported
+from quire.base.boundary import for_row
+from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported, QuireError
 from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
@@ -42,11 +43,17 @@ class _Reader:
         if isinstance(news, BaseException):
             self._error = news
         else:
-            before = self._output
-            self._output = (
-                news if before is None else before.followed_by(news, only_new=self._only_new)
-            )
+            joined = for_row("its outputs were joined", self._joined, news)
+            if isinstance(joined, QuireError):  # its task gets that, and does not wait for ever
+                self._error = joined
+            else:
+                self._output = joined
         self._ready.set()
+
+    def _joined(self, news: RequestOutput) -> RequestOutput:
+        if self._output is None:
+            return news
+        return self._output.followed_by(news, only_new=self._only_new)
 
     async def next(self) -> RequestOutput:
         """What came since the last time, as one output."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.base.boundary import for_row
 from quire.errors import EngineClosed, EngineError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.pooling import PoolingParams
@@ -200,10 +201,7 @@ class EngineThread:
         if asked.given_up:
             answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
             return RequestOutput(asked.request_id, None, None, None, [answer], True)
-        try:
-            item = self._made(asked, asked.params)
-        except Exception as error:  # the reader's, whatever it is: the others go on
-            return error
+        item = for_row("its prompt was read", self._made, asked, asked.params)
         return item.error if isinstance(item, Refused) else item
 
     def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:

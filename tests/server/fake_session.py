@@ -5,8 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.openai_api.outputs import Output
+from quire.outputs import RequestOutput
+from quire.replicas.wire import Message
+from quire.server.child.outputs import Place
+from quire.server.child.preparing import Prepared, Preparing
 from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
+from tests.faults_of_rows import fail, put_faults
 from tests.jobs.fake_engine import FaultyExecutor, _config, _spec, tokenizer
 
 
@@ -19,3 +25,20 @@ def make(model: str, options: dict[str, Any]) -> Session:
         "fake", _spec(), config, executor, executor.start(), tokenizer(chat=True), {}
     )
     return Session(loaded)
+
+
+def make_faulty(model: str, options: dict[str, Any]) -> Session:
+    """The same, with the faults of tests/faults_of_rows.py, and two more places for them."""
+    put_faults()
+    as_it_was, prepare = Place.output, Preparing.prepare
+
+    def send(self: Place, output: RequestOutput) -> Output:
+        fail("sending", output.prompt)
+        return as_it_was(self, output)
+
+    def read(self: Preparing, row: Message) -> Prepared:
+        fail("preparing", row.get("prompt"))
+        return prepare(self, row)
+
+    Place.output, Preparing.prepare = send, read  # type: ignore[method-assign]
+    return make(model, options)

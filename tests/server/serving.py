@@ -17,7 +17,6 @@ from quire.server.serve import Serving
 from quire.server.services import Settings
 
 KEY, OTHER_KEY = "sk-test-0123456789abcdef", "sk-other-0123456789abcdef"
-FAKE_COMMAND = (*COMMAND, "--session", "tests.server.fake_session:make")
 
 
 @contextmanager
@@ -25,7 +24,8 @@ def serving(
     folder: Path, model: str = "fake", *, keys: tuple[str, ...] = (KEY,), **settings: Any
 ) -> Iterator[Serving]:
     """A server at a free port, ready; ended and waited for at the end."""
-    command = FAKE_COMMAND if model.startswith("fake") else COMMAND
+    session = settings.pop("session", "tests.server.fake_session:make")
+    command = (*COMMAND, "--session", session) if model.startswith("fake") else COMMAND
     names = settings.pop("names", (model.partition(":")[0],))
     made = Serving(
         Settings(model=model, names=names, data_dir=folder, port=0, **settings),

@@ -86,6 +86,17 @@ def test_prompts_are_text_ids_or_lists_of_either(http: httpx.Client, prompt: Any
         assert mine[-1]["finish_reason"] == "length"
 
 
+def test_of_megabytes_that_are_cut_the_end_is_read(http: httpx.Client) -> None:
+    end = "the last forty characters of a long book"
+    asked = {"model": "fake", "max_tokens": 3, "temperature": 0}
+    long = "x y\n" * 1_000_000 + end
+    cut = http.post(TEXT, json={**asked, "prompt": long, "truncate_prompt_tokens": 40}).json()
+    assert cut["choices"] == http.post(TEXT, json={**asked, "prompt": end}).json()["choices"]
+    assert cut["usage"]["prompt_tokens"] == 40
+    counted = http.post("/tokenize", json={"prompt": long})
+    assert counted.status_code == 400 and "2,097,152" in counted.json()["error"]["message"]
+
+
 def test_a_stream_that_waits_shows_that_it_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,10 @@ def test_long_texts_are_cut_where_that_is_asked(embeds: Serving) -> None:
     [cut] = data(embeds, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)
     [same] = data(embeds, "/v1/embeddings", input="w1 " * 62)
     assert cut["embedding"] == same["embedding"]
+    book = "w1 " * 400_000
+    [cut] = data(embeds, "/v1/embeddings", input=book, truncate_prompt_tokens=-1)
+    assert cut["embedding"] == same["embedding"]
+    assert "far more" in post(embeds, "/v1/embeddings", input=book).json()["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["embeds", "ranks"])

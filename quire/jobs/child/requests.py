@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire.base.boundary import fault_of_row
 from quire.errors import (
     DoesNotFit,
-    EngineError,
     GrammarFailed,
     InvalidGrammar,
     InvalidLogits,
@@ -24,7 +24,6 @@ from quire.errors import (
     NotSupported,
     PromptTooLong,
     QuireError,
-    RowError,
 )
 from quire.inputs.media.allowed import WORDS
 from quire.inputs.media.urls import MediaUrl
@@ -69,14 +68,9 @@ def row_error(error: BaseException) -> QuireError:
     """What went wrong while one row was made into a request, as the error of that row: the door
     for whatever templates and tokenizers raise, a panic among it, which is no Exception. What is
     about the process and not about a row is raised again."""
-    about_process = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, EngineError)
-    if isinstance(error, about_process):
-        raise error
-    if isinstance(error, QuireError):
-        return error
     if isinstance(error, RecursionError):
         return InvalidPrompt("the row nests too deeply to be written out; make it flatter")
-    return RowError(f"the row cannot be made into a request: {type(error).__name__}: {error}")
+    return fault_of_row(error, "it was made into a request")
 
 
 def attempt(make: Callable[[], Made]) -> Made | QuireError:

@@ -34,7 +34,7 @@ class Calls:
         }
 
     def _tokenize(self, row: Message, *, strings: bool) -> dict[str, Any]:
-        prompt = self._preparing.prompt_of(row, may_be_cut=True)
+        prompt = self._preparing.prompt_of(row)
         if "multi_modal_data" in prompt:
             raise NotSupported(
                 "tokens of media are not counted here; usage of an answer has them all"

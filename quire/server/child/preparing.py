@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.errors import InvalidPrompt, NotSupported, QuireError
 from quire.inputs.chat import render_conversation
 from quire.inputs.quoting import ChatText
+from quire.inputs.shortening import kept_end, kept_part, num_kept
 from quire.inputs.thoughts import after_thoughts
 from quire.inputs.tokenizer import Tokenizer, check_text
 from quire.jobs.child.requests import refuse_far_too_long, sampling_params
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from quire.request import Ints
     from quire.session.session import Session
 
+# Millions of digits would take a minute and gigabytes.
+LONGEST_COUNTED = 1 << 21
 MakePooled = Callable[[RequestOutput], Floats | None]
 
 
@@ -68,8 +71,7 @@ class Preparing:
         search = None
         if "beam" in row:
             search, params = self._searching(params, row["beam"])
-        may_be_cut = params.truncate_prompt_tokens is not None
-        prompt = self.prompt_of(row, may_be_cut=may_be_cut)
+        prompt = self.prompt_of(row, params)
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
         if "messages" in row and params.structured_outputs is not None:
@@ -104,18 +106,21 @@ class Preparing:
     def _pooling(self, row: Message, wanted: Message) -> Prepared:
         names = ("task", "dimensions", "use_activation", "truncate_prompt_tokens")
         params = PoolingParams(**{name: wanted[name] for name in names if name in wanted})
-        pooling, prompt = self._session.pooling, row["prompt"]
+        pooling, prompt, pair = self._session.pooling, row["prompt"], wanted.get("pair")
         [asked] = pooling.asked(params, pooling.check(str(params.task)), 1)
-        if not isinstance(prompt, str):
+        if isinstance(prompt, str):
+            prompt = self._part_to_pool(prompt, params.truncate_prompt_tokens)
+        else:
             prompt = {"prompt_token_ids": prompt}
-        given = PoolingPrompt(
-            prompt, wanted.get("prompt_name"), wanted.get("pair"), row.get("salt", "")
-        )
+        if pair is not None:
+            pair = self._part_to_pool(pair, params.truncate_prompt_tokens)
+        given = PoolingPrompt(prompt, wanted.get("prompt_name"), pair, row.get("salt", ""))
         kwargs = {name: wanted[name] for name in ("add_special_tokens",) if name in wanted}
         return Prepared(given, params, kwargs, partial(pooling.pooled, asked=asked))
 
-    def prompt_of(self, row: Message, *, may_be_cut: bool = False) -> dict[str, Any]:
-        """The prompt as token ids, with its text where it has one."""
+    def prompt_of(self, row: Message, params: SamplingParams | None = None) -> dict[str, Any]:
+        """The prompt as token ids, with its text where it has one; cut as the parameters say, and
+        whole where there are none."""
         if "messages" in row:
             chat = render_conversation(row["messages"], self.tokenizer, **row.get("chat", {}))
             add = bool(row.get("add_special_tokens", False))
@@ -124,13 +129,42 @@ class Preparing:
         else:
             return {"prompt_token_ids": row["prompt"], **self._text_back(row)}
         check_text(chat.text)
-        if not may_be_cut:
-            max_model_len = self._session.model.config.max_model_len
-            refuse_far_too_long(chat.text, self.tokenizer, max_model_len)
-        ids = self.encode(chat, add)
+        ids = self._whole(chat, add) if params is None else self._fitting(chat, add, params)
         if not len(ids):
             raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
         return {"prompt_token_ids": ids.tolist(), "prompt": chat.text, **self._media(chat)}
+
+    def _whole(self, chat: ChatText, add: bool) -> Ints:
+        if len(chat.text) > LONGEST_COUNTED:
+            raise InvalidPrompt(
+                f"the text has {len(chat.text):,} characters; up to {LONGEST_COUNTED:,} are made "
+                "into tokens here, which takes seconds: send it in parts",
+                parameter="prompt",
+            )
+        return self.encode(chat, add)
+
+    def _fitting(self, chat: ChatText, add: bool, params: SamplingParams) -> Ints:
+        """The ids of a text that is cut where the parameters say so, or else is not too long."""
+        most, keep = self._session.model.config.max_model_len, params.truncate_prompt_tokens
+        keep = most if keep is None else num_kept(keep, params.max_tokens, most)
+        if keep >= most or chat.media is not None:  # media are not cut
+            refuse_far_too_long(chat.text, self.tokenizer, most)
+            return self.encode(chat, add)
+        part = kept_part(chat.text, keep, self._encode_part)
+        ids = self.encode(chat.since(part.start), add)
+        return kept_end(ids, keep, self.tokenizer.bos_id if add else None)
+
+    def _encode_part(self, text: str) -> Ints:
+        return self.tokenizer.encode(text, False)
+
+    def _part_to_pool(self, text: str, truncate_prompt_tokens: int | None) -> str:
+        """Of what is cut the beginning is kept; the rest is not worth the time of the engine."""
+        most = self._session.model.config.max_model_len
+        if truncate_prompt_tokens is None:
+            refuse_far_too_long(text, self.tokenizer, most)
+            return text
+        keep = most if truncate_prompt_tokens == -1 else min(truncate_prompt_tokens, most)
+        return text[kept_part(text, keep, self._encode_part, of_start=True)]
 
     def _media(self, chat: ChatText) -> dict[str, Any]:
         """Media beside a prompt, read here and not on the engine's thread. Names that callers give

@@ -7,12 +7,15 @@ slow template keeps the engine from its next step.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire.errors import InvalidRequest, QuireError
+import msgspec
+
+from quire.base.boundary import for_row, reason
+from quire.errors import EngineError, InvalidRequest, QuireError, RowError
 from quire.inputs.reasoning import opens_reasoning
 from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
@@ -28,13 +31,14 @@ from quire.server.child.calls import Calls
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.reasoning import ReasoningCount
-from quire.server.child.writer import Writer
+from quire.server.child.writer import Writer, encoded
 from quire.session.engine_thread import Asked, EngineThread, News
 from quire.session.metrics import Histogram, Metric
 
 if TYPE_CHECKING:
     from quire.session.session import Session
 
+Made = TypeVar("Made")
 PREPARING_THREADS = 2
 TELL_SECONDS = 0.5
 
@@ -125,7 +129,7 @@ class ServingEngine:
         threads.submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Asked) -> None:
-        failed = attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
+        failed = _attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
         if isinstance(failed, QuireError):
             self._refuse(asked, failed)
 
@@ -143,32 +147,48 @@ class ServingEngine:
         self._engine.ask(asked)
 
     def _refuse(self, asked: Asked, error: QuireError) -> None:
+        self._writer.send(self._refusal(asked, error))
+
+    def _refusal(self, asked: Asked, error: QuireError) -> Message:
         self._asked.pop(asked.reader.id, None)
-        self._writer.send(
-            {
-                "kind": "refused",
-                "id": asked.reader.id,
-                "error_type": error_type(error),
-                "error": error_text(error),
-                "param": _field_of(error, asked),
-            }
-        )
+        return {
+            "kind": "refused",
+            "id": asked.reader.id,
+            "error_type": error_type(error),
+            "error": error_text(error),
+            "param": _field_of(error, asked),
+        }
 
     def _hand_over(self, news: list[News]) -> None:
         """What a step made, as one message. On the engine's thread."""
-        made: list[tuple[Place, RequestOutput]] = []
+        made: list[tuple[Asked, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
                 if one.finished:
                     self._asked.pop(asked.reader.id, None)
-                made.append((asked.reader, one))
+                made.append((asked, one))
                 continue
             failure = one.error if isinstance(one, RequestOutput) else one
             if not isinstance(failure, QuireError):
                 failure = QuireError("the engine failed")
             self._refuse(asked, failure)
         if made:
-            self._writer.send(partial(_delta, made))
+            self._writer.send(partial(self._told_of, made))
+
+    def _told_of(self, made: list[tuple[Asked, RequestOutput]]) -> list[Message]:
+        """The messages of a step: [number, output] for each row that has one. On the writer's
+        thread."""
+        rows: list[tuple[int, msgspec.Raw]] = []
+        failed: list[Message] = []
+        for asked, output in made:
+            place = asked.reader
+            data = for_row("its output was sent", _data, place, output)
+            if isinstance(data, QuireError):
+                self._engine.give_up(asked)
+                failed.append(self._refusal(asked, data))
+            else:
+                rows.append((place.id, msgspec.Raw(data)))
+        return [{"kind": "delta", "rows": rows}, *failed]
 
     def _held(self) -> list[int]:
         """The rows that are on the device."""
@@ -205,13 +225,26 @@ class ServingEngine:
         return self._engine.failure
 
     def _answer_call(self, message: Message) -> None:
-        made = attempt(lambda: self._calls.answer(message))
+        made = _attempt(lambda: self._calls.answer(message))
         told: dict[str, Any] = {"kind": "called", "id": message["id"]}
         if isinstance(made, QuireError):
             told |= {"error_type": error_type(made), "error": error_text(made)}
         else:
             told["value"] = made
         self._writer.send(told)
+
+
+def _data(place: Place, output: RequestOutput) -> bytes:
+    return encoded(place.output(output))
+
+
+def _attempt(make: Callable[[], Made]) -> Made | QuireError:
+    """What the call makes, or the error that its row ends with, whatever it is: what is raised on a
+    thread of a pool reaches nobody, and the row would be waited for."""
+    try:
+        return attempt(make)
+    except (MemoryError, EngineError) as error:
+        return RowError(f"this row could not be prepared: {reason(error)}")
 
 
 def _field_of(error: QuireError, asked: Asked) -> str | None:
@@ -238,9 +271,3 @@ def _labels(config: Mapping[str, Any]) -> list[str]:
     by_number = {str(number): str(label) for number, label in named.items()}
     numbers = [str(i) for i in range(len(by_number))]
     return [by_number[i] for i in numbers] if by_number.keys() == set(numbers) else []
-
-
-def _delta(made: list[tuple[Place, RequestOutput]]) -> dict[str, Any]:
-    """The message of a step: [number, output] for each row that has one."""
-    rows = [(place.id, place.output(output)) for place, output in made]
-    return {"kind": "delta", "rows": rows}

@@ -12,28 +12,29 @@ from typing import Any
 import msgspec
 
 MOST_UNWRITTEN = 4096  # messages; then the engine waits
-_encode = msgspec.json.Encoder().encode
+encoded = msgspec.json.Encoder().encode
 
 Made = dict[str, Any]
 
 
 class Writer(threading.Thread):
-    """Sends messages in the order in which they were given. One may be given as what makes it, so
-    that making it is no work of the engine's thread."""
+    """Sends messages in the order in which they were given. Some may be given as what makes them,
+    so that making them is no work of the engine's thread."""
 
     def __init__(self, file: int) -> None:
         super().__init__(name="quire-writer", daemon=True)
         self._file = file
-        self._messages: queue.Queue[Callable[[], Made] | Made] = queue.Queue(MOST_UNWRITTEN)
+        self._messages: queue.Queue[Callable[[], list[Made]] | Made] = queue.Queue(MOST_UNWRITTEN)
         self.start()
 
-    def send(self, message: Callable[[], Made] | Made) -> None:
+    def send(self, message: Callable[[], list[Made]] | Made) -> None:
         self._messages.put(message)
 
     def run(self) -> None:
         while True:
             message = self._messages.get()
-            data = _encode(message() if callable(message) else message) + b"\n"
+            made = message() if callable(message) else [message]
+            data = b"".join(encoded(one) + b"\n" for one in made)
             view = memoryview(data)
             while view:
                 view = view[os.write(self._file, view) :]

@@ -1,0 +1,87 @@
+"""Requests that are in the engine, or on their way there, and who gets what comes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.errors import QuireError
+from quire.outputs import RequestOutput
+from quire.request import Request
+from quire.results.text_watch import Shown
+from quire.scheduler.sequence import Guide, Sequence
+
+
+class Grammar(Protocol):
+    """A compiled grammar: a fresh guide for each sequence that follows it."""
+
+    def matcher(self) -> Guide: ...
+
+
+class Compiling(Protocol):
+    """A grammar that is being compiled; `result` raises InvalidRequest where it is refused."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Grammar: ...
+
+
+class Preparing(Protocol):
+    """Media that are being prepared; `result` raises InvalidRequest where one cannot be read."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> object: ...
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request in the engine, and who gets its answer: itself, and requests that are equal."""
+
+    samples: list[Sequence]
+    num_left: int
+    receivers: list[Receiver]
+    grammar: Compiling | None = None  # being compiled: the request is not in the engine yet
+    media: Preparing | None = None  # being prepared, likewise
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.grammar is not None or self.media is not None
+
+    @property
+    def is_ready(self) -> bool:
+        return all(one is None or one.done() for one in (self.grammar, self.media))
+
+    def finish_waiting(self) -> None:
+        """Wait, and take what was waited for; InvalidRequest where there is none of it."""
+        grammar, media = self.grammar, self.media
+        self.grammar = self.media = None
+        if media is not None:
+            media.result()
+        if grammar is not None:
+            for sequence in self.samples:
+                sequence.guide = grammar.result().matcher()
+
+    @property
+    def number(self) -> int:
+        """Of the request that is computed, whether or not it still waits for the answer."""
+        return self.samples[0].request.number
+
+
+@dataclass(slots=True)
+class Receiver:
+    """A request at its place among the prompts, and how much of its answer was shown."""
+
+    index: int
+    request: Request
+    shown: Shown
+
+
+def failed(request: Request, error: QuireError) -> RequestOutput:
+    """The output of a request that ends with an error of its own."""
+    return RequestOutput.failed(
+        str(request.number),
+        error,
+        prompt=request.prompt,
+        prompt_token_ids=request.plain_ids.tolist(),
+    )
