@@ -69,7 +69,9 @@ _FIELDS = [
             "response_format",
             "an object",
             "Always enforced, `strict` or not, behind the thoughts of a model that thinks; beside "
-            "tools an answer is in it, or is calls.",
+            "tools an answer is in it, or is calls. Objects have the properties that the schema "
+            "names and no others, unless it says `additionalProperties`; so have the arguments of "
+            "forced calls.",
         ),
         ("structured_outputs", "an object", "One of json, regex, choice, grammar, json_object."),
         ("guided_json", "anything", "The older form of structured_outputs."),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.openai_api.closed_schema import closed
 from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.params.rules import show
 
@@ -125,7 +126,7 @@ def _allowed(
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return tool["function"].get("parameters") or {"type": "object"}
+    return closed(tool["function"].get("parameters") or {"type": "object"})
 
 
 def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, dict[str, Any]]:
