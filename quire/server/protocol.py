@@ -9,8 +9,10 @@ the client has read its answer and left, or has sent too much for too long.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.openai_api.errors import ApiError
@@ -69,9 +71,28 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(400, "this is not HTTP as the standard has it")
         if self._in_headers and self._header_bytes > MOST_HEADER_BYTES:
             self._refuse(431, _TOO_LONG)
+
+    def _feed(self, data: bytes) -> None:
+        """Have it parsed. Another protocol may be passed over that a client offers (Java's offers
+        HTTP/2 with its first request), but the parser then takes the body for the beginning of
+        that: so the request is parsed again without the offer."""
+        while not self._is_over:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                start = b"%s %s HTTP/%s\r\n" % (method, self.url, version.encode())
+                lines = [b"%s: %s\r\n" % header for header in _without_offer(self.headers)]
+                data = b"".join([start, *lines, b"\r\n", data[stopped.args[0] :]])
+                self.parser = httptools.HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -83,11 +104,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._is_over:
             return
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            return  # it comes again
         self._end_patience()
         self._in_headers = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
             self._refuse(431, _TOO_LONG)
+            return
+        if why := _not_ours(self.url, self.headers):
+            self._refuse(400, why)
             return
         super().on_headers_complete()
         cycle = self.cycle
@@ -100,7 +126,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_over:
+        if self._is_over or self._in_headers:
             return
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._stays_open
@@ -128,9 +154,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self._cut_after(LATE_SECONDS)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not HTTP as the standard has it")
-
     def _refuse(self, status: int, why: str) -> None:
         """Answer and close; what else is on its way is not read."""
         if self._is_over:
@@ -147,6 +170,33 @@ class BoundedProtocol(HttpToolsProtocol):
         length = b"content-length: %d\r\n\r\n" % len(body)
         self.transport.write(head + length + body)
         self.close_late()
+
+
+def _without_offer(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Headers without the offer to go on in another protocol."""
+    for name, value in headers:
+        if name == b"connection":
+            words = [word.strip() for word in value.split(b",")]
+            value = b", ".join(w for w in words if w.lower() not in (b"upgrade", b"http2-settings"))
+        if name not in (b"upgrade", b"http2-settings"):
+            yield name, value
+
+
+def _not_ours(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Why a request is not for this server, or cannot be read by it; "" where it can."""
+    said: dict[bytes, bytes] = {}
+    for name, value in headers:
+        said[name] = b", ".join([said[name], value]) if name in said else value
+    coding = said.get(b"transfer-encoding", b"chunked")
+    if coding.strip().lower() != b"chunked":
+        return "of the transfer codings chunked alone is read"
+    # A request line with a host counts more than the Host that is checked for all.
+    whole = (b"http://%s/" % said.get(b"host", b""), b"https://%s/" % said.get(b"host", b""))
+    if not url.startswith((b"/", b"*")) and not url.lower().startswith(
+        tuple(one.lower() for one in whole)
+    ):
+        return "the request line names another host than the header Host; a path is enough"
+    return ""
 
 
 class _AnswerTransport(asyncio.Transport):

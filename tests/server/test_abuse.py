@@ -43,14 +43,16 @@ def still_answers(server: Serving) -> Iterator[None]:
         assert made.post(CHAT, json=chat(max_tokens=1)).status_code == 200
 
 
-def raw(server: Serving, data: bytes, seconds: float = 10.0) -> bytes:
-    """What comes back for these bytes until the connection closes or is silent."""
+def raw(
+    server: Serving, data: bytes, seconds: float = 10.0, *, until_closed: bool = False
+) -> bytes:
+    """What comes back for these bytes: the headers of an answer, or all until the end."""
     with socket.create_connection(server.socket.getsockname(), timeout=seconds) as made:
         made.sendall(data)
         came = b""
         while part := made.recv(1 << 16):
             came += part
-            if b"\r\n\r\n" in came:
+            if b"\r\n\r\n" in came and not until_closed:
                 break
         return came
 
@@ -136,6 +138,68 @@ def test_3_odd_paths(server: Serving, path: bytes) -> None:
     assert b"Location" not in came
 
 
+BODY = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 1}).encode()
+POST = f"POST {TEXT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n".encode()
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+CHUNKED = b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+NEXT = f"GET /v1/models HTTP/1.1\r\n{HEAD}\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            b"GET %s/v1/models HTTP/1.1\r\n%s\r\n" % (where, HEAD.encode())
+            for where in (
+                b"http://evil.example",
+                b"http://evil@localhost",
+                b"ftp://localhost",
+                b"http://localhost:1",
+            )
+        ),
+        b"CONNECT evil.example:443 HTTP/1.1\r\n%s\r\n" % HEAD.encode(),
+        POST + LENGTH + b"Transfer-Encoding: chunked\r\n" + CHUNKED,
+        POST + LENGTH + LENGTH + b"\r\n" + BODY,
+        POST + b"Content-Length: %d\r\nContent-Length: 5\r\n\r\n" % len(BODY) + BODY,
+        *(
+            POST + b"Transfer-Encoding%s\r\n" % coding + CHUNKED
+            for coding in (
+                b": xchunked",
+                b" : chunked",
+                b": gzip, chunked",
+                b": identity, chunked",
+                b": chunked, identity",
+                b":\x0bchunked",
+                b": chunked\r\nTransfer-Encoding: identity",
+            )
+        ),
+        POST + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\n" + BODY,
+    ],
+)
+def test_2_requests_that_another_could_read_otherwise(server: Serving, data: bytes) -> None:
+    """Each is refused, and nothing behind it on the connection is read as a request."""
+    came = raw(server, data + NEXT, until_closed=True)
+    assert came.startswith(b"HTTP/1.1 400 ") and came.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_an_offer_of_another_protocol_is_passed_over(server: Serving, offer: str) -> None:
+    """As Java's client makes one with its first request, whatever that is."""
+    more = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\nHTTP2-Settings: AA\r\n"
+    last = NEXT.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    asked = POST + more.encode() + LENGTH
+    for data in (
+        asked + b"\r\n" + BODY,
+        POST + more.encode() + b"Transfer-Encoding: chunked\r\n" + CHUNKED,
+    ):
+        came = raw(server, data + data + last, until_closed=True)
+        assert came.count(b"HTTP/1.1 200 OK") == 3 and came.count(b"text_completion") == 2
+    absolute = NEXT.replace(b" /v1", b" http://localhost/v1").replace(
+        b"\r\n", b"\r\n" + more.encode(), 1
+    )
+    assert b" 200 " in raw(server, absolute)
+
+
 def test_6_bodies_over_the_limit(server: Serving, http: httpx.Client) -> None:
     large = json.dumps(chat("x" * limits.MOST_BODY)).encode()
     typed = {"content-type": "application/json"}
@@ -202,6 +266,11 @@ def test_7_bodies_that_never_come(server: Serving, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("quire.server.reading.BODY_SECONDS", 0.2)
     start = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Type: application/json\r\n"
     assert b" 408 " in raw(server, (start + "Content-Length: 100\r\n\r\n{").encode())
+    start += "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    with socket.create_connection(server.socket.getsockname(), timeout=10) as made:
+        made.sendall(start.encode())
+        assert made.recv(1 << 10).startswith(b"HTTP/1.1 100 ")
+        assert b" 408 " in made.recv(1 << 16)
 
 
 def test_8_too_many_or_too_long_headers(server: Serving) -> None:
