@@ -1,5 +1,5 @@
 """The fetcher against real sockets. Addresses of this machine are private, so the judge of
-addresses is the one part that the tests put aside; it has its own."""
+addresses is the one part that most tests put aside; those at the end are about it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from quire.inputs.media import fetch
 
+judged = fetch._public_address
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
@@ -88,3 +90,53 @@ def test_answers_that_are_refused(answer: bytes, why: str) -> None:
 def test_urls_that_are_not_opened(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         fetch.fetched(urlsplit(url), ("a.example",), 100)
+
+
+class Names:
+    """A resolver that says something else each time it is asked for a name."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, host: str, port: int, *args: Any, **options: Any) -> list[Any]:
+        found = [host] if host[0].isdigit() or ":" in host else self.answers.pop(0)
+        kinds = [socket.AF_INET6 if ":" in one else socket.AF_INET for one in found]
+        return [
+            (kind, socket.SOCK_STREAM, 6, "", (one, port))
+            for kind, one in zip(kinds, found, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(["127.0.0.1"], ["10.0.0.1"], ["169.254.169.254"], ["0.0.0.0"], ["100.64.0.1"]),
+        *(["::1"], ["fe80::1"], ["fd00::1"], ["::ffff:127.0.0.1"], ["::"]),
+        *(["2002:7f00:1::"], ["64:ff9b::10.0.0.1"], ["2001:0:1:2:3:4:80ff:fffe"], ["224.0.0.1"]),
+        ["93.184.216.34", "192.168.0.1"],  # one that is public hides no other
+    ],
+)
+def test_no_private_address_under_any_of_its_names(
+    answer: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_public_address", judged)
+    monkeypatch.setattr(socket, "getaddrinfo", Names(answer))
+    with pytest.raises(ValueError, match="is not a public address"):
+        get(80)
+
+
+def test_the_address_that_was_judged_is_the_one_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, asked = Names(["93.184.216.34"], ["127.0.0.1"]), []
+
+    def connect(address: tuple[str, int], **options: Any) -> socket.socket:
+        asked.append(address)
+        raise OSError("not tried")
+
+    monkeypatch.setattr(fetch, "_public_address", judged)
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(ValueError, match="not tried"):
+        get(80)
+    assert asked == [("93.184.216.34", 80)] and names.answers == [["127.0.0.1"]]

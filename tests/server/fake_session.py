@@ -3,6 +3,7 @@ the fake executor of the jobs' tests, words that bring it down included."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from quire.openai_api.outputs import Output
@@ -38,6 +39,8 @@ def make_faulty(model: str, options: dict[str, Any]) -> Session:
 
     def read(self: Preparing, row: Message) -> Prepared:
         fail("preparing", row.get("prompt"))
+        if "a slow host" in str(row.get("messages")):
+            time.sleep(2)
         return prepare(self, row)
 
     Place.output, Preparing.prepare = send, read  # type: ignore[method-assign]

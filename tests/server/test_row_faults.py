@@ -15,10 +15,10 @@ from quire import AsyncLLM, BatchError, SamplingParams
 from quire.base import boundary
 from quire.errors import RowError
 from tests.faults_of_rows import PLACES, put_faults
-from tests.server.serving import client, serving
+from tests.server.serving import chat, client, serving, until
 from tests.tiny_llm import tiny_llm
 
-TEXT = "/v1/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FAULTS = [f"{kind} at {place}" for kind in ("fault", "panic") for place in PLACES]
 
 
@@ -56,6 +56,13 @@ def test_a_server_answers_the_others(tmp_path: Path, caplog: pytest.LogCaptureFi
             told = json.loads(last.removeprefix("data: "))
             assert told["error"]["code"] == "row_error", (prompt, last)
         assert http.post(TEXT, json=text("calm")).json()["choices"] == expected
+        with ThreadPoolExecutor(2) as pool:
+            url = {"type": "image_url", "image_url": {"url": "https://a slow host/x.png"}}
+            seen = chat(max_tokens=1, messages=[{"role": "user", "content": [url]}])
+            pictures = [pool.submit(http.post, CHAT, json=seen) for _ in range(2)]
+            until(lambda: len(server.bridge._readings) == 2)
+            assert http.post(CHAT, json=chat(max_tokens=1)).status_code == 200
+            assert not any(one.done() for one in pictures)  # text does not wait for them
         assert not server.bridge.stats().restarts
     noted = "\n".join(record.getMessage() for record in caplog.records)
     for place in ("stopping.py", "engine_thread.py", "run.py", "serving.py", "requests.py"):

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult
 
 SECONDS = 30.0
 _PIECE = 1 << 16
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def fetched(parts: SplitResult, hosts: tuple[str, ...], most: int) -> bytes:
@@ -83,6 +84,18 @@ def _public_address(host: str, port: int) -> str:
     """An address of the host; none of them may be private."""
     found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
-        if not ipaddress.ip_address(address).is_global:
+        if not _is_public(ipaddress.ip_address(address)):
             raise ValueError(f"{address} is not a public address")
     return found[0]
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Also of the IPv4 address that one of IPv6 stands for, where gateways lead to that."""
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in _NAT64:
+        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return all(one is None or _is_public(one) for one in inner)

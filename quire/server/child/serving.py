@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 Made = TypeVar("Made")
-PREPARING_THREADS = 2
+PREPARING_THREADS, MEDIA_THREADS = 2, 4
 TELL_SECONDS = 0.5
 
 
@@ -61,6 +61,8 @@ class ServingEngine:
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
         # Hundreds of rows of batches come at once: who waits for an answer is not behind them.
         self._background_threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare-batches")
+        # Nor is whoever sends text behind a picture, which a slow host may take seconds to give.
+        self._media_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-prepare-media")
         # Nor behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
@@ -126,6 +128,8 @@ class ServingEngine:
         )
         self._asked[place.id] = asked
         threads = self._background_threads if asked.background else self._threads
+        if _holds_media(row):
+            threads = self._media_threads
         threads.submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Asked) -> None:
@@ -232,6 +236,12 @@ class ServingEngine:
         else:
             told["value"] = made
         self._writer.send(told)
+
+
+def _holds_media(row: Message) -> bool:
+    contents = [m.get("content") for m in row.get("messages", ()) if isinstance(m, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
 
 
 def _data(place: Place, output: RequestOutput) -> bytes:
