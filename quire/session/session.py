@@ -76,9 +76,9 @@ class Session:
         )
         self._results = Results(model.tokenizer)
         self.pooling = make_pooling(model)
-        self._media = self._make_media()
+        self.media = self._make_media()
         self.intake = Intake(
-            make_maker(self.model, self._media),
+            make_maker(self.model, self.media),
             model.default_params,
             tokenizer=model.tokenizer,
             lazy_window=4 * self.engine.scheduler.rows.capacity,
@@ -124,7 +124,7 @@ class Session:
     @property
     def sound_rate(self) -> int | None:
         """Samples in a second of sounds that the model transcribes; None: it transcribes none."""
-        return self._media.sound_rate
+        return self.media.sound_rate
 
     def turn(self) -> AbstractContextManager[None]:
         return self._turns.turn()
@@ -147,7 +147,7 @@ class Session:
             self._lengths,
             self._results,
             compile_grammar=self._guides.compile,
-            prepare_media=partial(self._media.prepare, self.engine.scheduler.media.holds),
+            prepare_media=partial(self.media.prepare, self.engine.scheduler.media.holds),
             between_steps=between_steps,
             on_finished=self._metrics.count,
         )
@@ -243,10 +243,6 @@ class Session:
         pool = self.engine.scheduler.pool
         return KvCacheView(pool.num_blocks, pool.block_size, pool.peak_used)
 
-    @property
-    def media(self) -> SessionMedia:
-        return self._media
-
     def forget_media(self) -> None:
         """Forget every encoded item."""
         with self._turns.turn(needs_all=False):
@@ -278,9 +274,9 @@ class Session:
             self.engine.reset(make_scheduler(self.model, self._lengths, self._guides))
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
-            self._media.close()
-            self._media = self._make_media()
-            self.intake.use(make_maker(self.model, self._media), made)
+            self.media.close()
+            self.media = self._make_media()
+            self.intake.use(make_maker(self.model, self.media), made)
 
     def sleep(self, level: int) -> None:
         """Give memory back; see LLM.sleep."""
@@ -344,4 +340,4 @@ class Session:
             self._turns.closed = True
             self.model.executor.close()
             self._guides.close()
-            self._media.close()
+            self.media.close()

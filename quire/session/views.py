@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.config import SchedulerFacts
-from quire.session.workers import EngineCoreView, ExecutorView
+from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
     from quire.session.session import Session
@@ -81,11 +80,11 @@ class SpeculationView:
     num_accepted: int
 
 
-class EngineView:
+class EngineView(RestingView):
     """`llm.llm_engine`, as far as scripts look into it."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
         self.model_config = ModelConfigView(session)
         guesses = session.engine.scheduler.guesses
         self.speculation = SpeculationView(guesses.num_guessed, guesses.num_accepted)
@@ -112,12 +111,6 @@ class EngineView:
 
     def get_tokenizer(self, lora_request: Any = None) -> Any:
         return self._session.hf_tokenizer()
-
-    def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        self._session.sleep(level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        self._session.wake_up(tags)
 
     def is_sleeping(self) -> bool:
         return self._session.is_sleeping

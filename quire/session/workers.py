@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 
+class RestingView:
+    """A view from which the engine can be put to rest, as from the LLM itself."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        self._session.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self._session.wake_up(tags)
+
+
 class ModelView:
     """The model, as far as its weights can be exchanged."""
 
@@ -39,13 +52,13 @@ class ModelRunnerView:
         return self.model
 
 
-class WorkerView:
+class WorkerView(RestingView):
     """The one worker: what functions of `collective_rpc` are called with."""
 
     rank = local_rank = 0
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
         self.model_runner = ModelRunnerView(session)
 
     @property
@@ -83,21 +96,15 @@ class WorkerView:
         else:
             self._session.load_weights(self._session.model.stored(weights_path))
 
-    def sleep(self, level: int = 1) -> None:
-        self._session.sleep(level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        self._session.wake_up(tags)
-
     def check_health(self) -> None:
         self._session.check()
 
 
-class ExecutorView:
+class ExecutorView(RestingView):
     """`llm.llm_engine.model_executor`."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
         self.driver_worker = WorkerView(session)
 
     @property
@@ -125,12 +132,6 @@ class ExecutorView:
                 "a function that takes the worker for anything else."
             )
         return [found(*args, **(kwargs or {}))]
-
-    def sleep(self, level: int = 1) -> None:
-        self._session.sleep(level)
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        self._session.wake_up(tags)
 
     def shutdown(self) -> None:
         self._session.close()

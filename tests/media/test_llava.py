@@ -142,11 +142,11 @@ def test_a_thousand_prompts_over_few_images_encode_each_once(model: TinyModel) -
     with model.llm() as llm:
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
         assert llm._session.model.executor.shelf.num_encoded == 50
-        assert llm._session._media.reader.pool.num_bytes == 0
+        assert llm._session.media.reader.pool.num_bytes == 0
     few = [prompt for i, prompt in enumerate(prompts) if i % 50 < 8][:80]
     with model.llm(enable_prefix_caching=False) as llm:  # where no KV stands in for an image
         llm.generate(few, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-        pool, shelf = llm._session._media.reader.pool, llm._session.model.executor.shelf
+        pool, shelf = llm._session.media.reader.pool, llm._session.model.executor.shelf
         assert shelf.num_encoded == 8
         begun: list[int] = []
         setattr(pool, "hold", begun.append)  # noqa: B010 - of what is prepared
