@@ -230,12 +230,9 @@ class Beams:
         """Put the beams that were just chosen where their parents are, or where beams died; what
         finds no row is saved, with its parent's blocks."""
         parents = [beam.parent for beam in group.search.beams]
-        spare = list(group.spare_rows)
-        for i, place in enumerate(group.places):
-            if i not in parents and isinstance(place, SavedRow):
-                self._placements.pool.release(place.blocks)
-            elif i not in parents and isinstance(place, int):
-                spare.append(place)
+        childless = [place for i, place in enumerate(group.places) if i not in parents]
+        self._release_saved(childless)
+        spare = [*group.spare_rows, *(place for place in childless if isinstance(place, int))]
         settled: set[int] = set()
         places: list[int | SavedRow] = []
         guides: list[Guide | None] = []
@@ -255,6 +252,12 @@ class Beams:
         for beam, place in enumerate(group.places):
             if isinstance(place, SavedRow) and group.spare_rows:
                 self._return(group, beam, group.spare_rows.pop())
+
+    def _release_saved(self, places: list[int | SavedRow]) -> None:
+        """Give the blocks back of those that are in no row."""
+        for place in places:
+            if isinstance(place, SavedRow):
+                self._placements.pool.release(place.blocks)
 
     def _beside(self, parent: int | SavedRow, spare: list[int]) -> int | SavedRow:
         """A place for another child of a beam: a spare row, or none, over the same blocks."""
@@ -309,9 +312,7 @@ class Beams:
         ends for all."""
         for row in group.rows:
             self._placements.end(row)
-        for place in group.places:
-            if isinstance(place, SavedRow):
-                self._placements.pool.release(place.blocks)
+        self._release_saved(group.places)
         group.places, group.spare_rows, group.offers, group.num_begun = [], [], {}, 0
         lead = group.lead
         if group.search.beams:

@@ -176,16 +176,20 @@ class Pooling:
 
     def request_output(self, output: RequestOutput, asked: Asked) -> PoolingRequestOutput[Any]:
         """A result as `encode` gives it."""
-        values = self.pooled(output, asked)
-        return self.made(
-            PoolingRequestOutput, output, None if values is None else PoolingOutput(values)
-        )
+        return self.made(PoolingRequestOutput, PoolingOutput, output, asked)
 
-    def made(self, kind: Callable[..., Output], output: RequestOutput, outputs: Any) -> Output:
-        """One result of a kind, around what was made of the hidden states."""
+    def made(
+        self,
+        kind: Callable[..., Output],
+        make: Callable[[Floats], Any],
+        output: RequestOutput,
+        asked: Asked,
+    ) -> Output:
+        """One result of a kind, with what `make` makes of the numbers that were asked for."""
+        values = self.pooled(output, asked)
         return kind(
             output.request_id,
-            outputs,
+            None if values is None else make(values),
             self.token_ids(output),
             output.num_cached_tokens or 0,
             output.finished,
@@ -219,7 +223,6 @@ class PoolCall:
 
     def __init__(
         self,
-        pooling: Pooling,
         made: Sequence[Made],
         asked: Sequence[Asked],
         finish: Callable[[RequestOutput, Asked], Any],
@@ -229,7 +232,7 @@ class PoolCall:
     ) -> None:
         """`finish` makes a result of an output. `strict`: the first bad prompt raises, before any
         work."""
-        self._pooling, self._asked, self._finish = pooling, asked, finish
+        self._asked, self._finish = asked, finish
         self.num_requests = len(made)
         self._items: Window = []
         for i, one in enumerate(made):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,19 +13,18 @@ from quire.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingRequestOutput,
-    RequestOutput,
 )
+from quire.params.pooling import PoolingOutput
 from quire.session.gather import OnError, UseTqdm, raises
 from quire.session.pooling import (
-    Asked,
     Params,
     PoolCall,
-    Pooling,
     task_of,
     text_options,
     truncation,
 )
 from quire.session.score_method import ScoreMethod
+from quire.step import Floats
 
 
 class PoolingMethods(ScoreMethod):
@@ -51,7 +51,8 @@ class PoolingMethods(ScoreMethod):
         """
         return self._pooled(
             "embed",
-            _embedding,
+            EmbeddingRequestOutput,
+            EmbeddingOutput,
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
@@ -76,7 +77,8 @@ class PoolingMethods(ScoreMethod):
         """The probabilities of each prompt's labels: `output.outputs.probs`."""
         return self._pooled(
             "classify",
-            _classification,
+            ClassificationRequestOutput,
+            lambda values: ClassificationOutput(values.tolist()),
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
@@ -102,7 +104,8 @@ class PoolingMethods(ScoreMethod):
         prompt, as an array: `output.outputs.data`."""
         return self._pooled(
             task_of(pooling_task, pooling_params),
-            lambda pooling, output, asked: pooling.request_output(output, asked),
+            PoolingRequestOutput,
+            PoolingOutput,
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,
@@ -119,7 +122,8 @@ class PoolingMethods(ScoreMethod):
     def _pooled(
         self,
         task: str,
-        finish: Any,
+        kind: Callable[..., Any],
+        make: Callable[[Floats], Any],
         prompts: Any,
         params: Params,
         *,
@@ -130,6 +134,7 @@ class PoolingMethods(ScoreMethod):
         prompt_name: str | None = None,
         on_error: OnError,
     ) -> list[Any]:
+        """A result of this kind for each prompt, with what `make` makes of its numbers."""
         strict = raises(on_error)
         with self._session.turn():
             pooling = self._session.pooling
@@ -152,21 +157,6 @@ class PoolingMethods(ScoreMethod):
                 skip_cache=any(one.skip_cache for one in asked),
             )
             made = made if adapters is None else adapters.onto(made, 0)
-            call = PoolCall(
-                pooling, made, asked, partial(finish, pooling), first_number=first, strict=strict
-            )
+            finish = partial(pooling.made, kind, make)
+            call = PoolCall(made, asked, finish, first_number=first, strict=strict)
             return self._run(call, use_tqdm, strict)
-
-
-def _embedding(pooling: Pooling, output: RequestOutput, asked: Asked) -> EmbeddingRequestOutput:
-    values = pooling.pooled(output, asked)
-    made = None if values is None else EmbeddingOutput(values)
-    return pooling.made(EmbeddingRequestOutput, output, made)
-
-
-def _classification(
-    pooling: Pooling, output: RequestOutput, asked: Asked
-) -> ClassificationRequestOutput:
-    values = pooling.pooled(output, asked)
-    made = None if values is None else ClassificationOutput(values.tolist())
-    return pooling.made(ClassificationRequestOutput, output, made)

@@ -10,15 +10,13 @@ from typing import Any
 from quire.errors import BatchError, InvalidRequest, NotSupported, QuireError
 from quire.inputs.chat import read_template
 from quire.inputs.prompt import split_prompts
-from quire.outputs import RequestOutput, ScoringOutput, ScoringRequestOutput
+from quire.outputs import ScoringOutput, ScoringRequestOutput
 from quire.pooling.similarity import cosine, max_sim
 from quire.pooling.spec import Task
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
 from quire.session.pooling import (
-    Asked,
     Params,
     PoolCall,
-    Pooling,
     text_options,
     truncation,
 )
@@ -77,8 +75,10 @@ class ScoreMethod:
             if chat_template is not None:
                 options = replace(options, chat_template=read_template(chat_template))
             made = pooling.reader.read_pairs(texts, hidden, options, first_number=first)
-            finish = partial(_scoring, pooling)
-            call = PoolCall(pooling, made, asked, finish, first_number=first, strict=strict)
+            finish = partial(
+                pooling.made, ScoringRequestOutput, lambda values: ScoringOutput(float(values[0]))
+            )
+            call = PoolCall(made, asked, finish, first_number=first, strict=strict)
             return self._run(call, use_tqdm, strict)
 
     def _score_apart(
@@ -92,9 +92,8 @@ class ScoreMethod:
         first = self._session.intake.take_numbers(len(prompts))
         hidden = pooling.spec.states(task)
         made = pooling.reader.read(prompts, hidden, options, first_number=first)
-        call = PoolCall(
-            pooling, made, asked, pooling.request_output, first_number=first, strict=strict
-        )
+        finish = pooling.request_output
+        call = PoolCall(made, asked, finish, first_number=first, strict=strict)
         sides = self._run(call, False, raises=False)
         compare = cosine if task == "embed" else max_sim
         found, errors = [], {}
@@ -118,12 +117,6 @@ class ScoreMethod:
     def _run(self, call: PoolCall, use_tqdm: UseTqdm, raises: bool) -> list[Any]:
         outputs = gather_call(self._session.run, call, use_tqdm, call.keep)
         return call.results(outputs, raises=raises)
-
-
-def _scoring(pooling: Pooling, output: RequestOutput, asked: Asked) -> ScoringRequestOutput:
-    values = pooling.pooled(output, asked)
-    made = None if values is None else ScoringOutput(float(values[0]))
-    return pooling.made(ScoringRequestOutput, output, made)
 
 
 def _pairs(data_1: Any, data_2: Any) -> list[tuple[Any, Any]]:

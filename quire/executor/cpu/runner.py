@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.executor.adapters import RowAdapters
 from quire.executor.cpu.rows import DeviceRows
-from quire.executor.guessed import Draws, most_drawn, part_of
+from quire.executor.guessed import Draws, Lines, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.memory import caches_by_layer, windows_of
 from quire.executor.pass_media import PassMedia
@@ -34,7 +34,9 @@ from quire.step import (
     Candidates,
     DrawnScores,
     Floats,
+    PrefixGroup,
     Scores,
+    Slice,
     StepPlan,
     StepResult,
 )
@@ -99,25 +101,9 @@ class Runner:
             prefill = plan.prefill if k == 0 else ()
             if not len(entries) and not prefill:
                 break
+            rows = sampled_rows[entries]
             positions = plan.decode.positions[entries - num_drawn] + np.int32(k)
-            batch = make_batch(
-                prefill,
-                sampled_rows[entries],
-                positions,
-                plan.groups,
-                last_tokens=self.rows.last_tokens,
-                tables=self.rows.tables,
-                block_size=self.block_size,
-                padded=self.model.kernels.padded,
-                windows=self._windows,
-                zeros=self._zeros,
-            )
-            if self.adapters is not None:
-                self.adapters.begin_pass(prefill, sampled_rows[entries])
-            batch = self.media.joined(batch, prefill, sampled_rows[entries], positions)
-            heard = self.media.heard(prefill, sampled_rows[entries], batch.query_starts)
-            batch = replace(batch, heard=heard)
-            hidden = self._forward(batch)
+            batch, hidden = self._compute(prefill, rows, positions, plan.groups)
             if k == 0:
                 starts = batch.query_starts.cpu().numpy()
                 made.scored = self.scorer.score(plan.prefill, starts, hidden)
@@ -152,12 +138,35 @@ class Runner:
         self.rows.choose(plan.chosen)
         self.media.encode(plan)
 
-    def _forward(self, batch: Batch) -> Tensor:
+    def _compute(
+        self,
+        prefill: Sequence[Slice],
+        rows: Ints,
+        positions: Ints,
+        groups: Sequence[PrefixGroup],
+    ) -> tuple[Batch, Tensor]:
+        """One pass over slices, and over decode rows at these positions: its last hidden states."""
+        batch = make_batch(
+            prefill,
+            rows,
+            positions,
+            groups,
+            last_tokens=self.rows.last_tokens,
+            tables=self.rows.tables,
+            block_size=self.block_size,
+            padded=self.model.kernels.padded,
+            windows=self._windows,
+            zeros=self._zeros,
+        )
+        if self.adapters is not None:
+            self.adapters.begin_pass(prefill, rows)
+        batch = self.media.joined(batch, prefill, rows, positions)
+        batch = replace(batch, heard=self.media.heard(prefill, rows, batch.query_starts))
         if len(batch.fresh_blocks):
             # Slots of a block that are not written yet are read with weight zero, and zero
             # times what a former holder may have left there (NaN) is not zero.
             self.model.kernels.clear_blocks(self.cache, batch.fresh_blocks)
-        return self.model(batch, self._layer_caches)
+        return batch, self.model(batch, self._layer_caches)
 
     def _draw(
         self,
@@ -195,7 +204,7 @@ class Runner:
         rows: Ints,
         sampled: Sampled,
         made: _Made,
-        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+        entries: Lines,
     ) -> None:
         """Each row goes on from what it drew; one that is held stays where it is."""
         failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
@@ -234,14 +243,14 @@ class _Made:
 
     def add_candidates(
         self,
-        entries: np.ndarray[tuple[int], np.dtype[np.int64]],
+        entries: Lines,
         tokens: Tensor,
         logprobs: Tensor,
     ) -> None:
         ids = tokens.cpu().numpy().astype(np.int32)
         self.candidates = Candidates(entries.astype(np.int32), ids, logprobs.cpu().numpy())
 
-    def add(self, entries: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
+    def add(self, entries: Lines, sampled: Sampled) -> None:
         tokens = sampled.tokens.cpu().numpy().astype(np.int32)
         self.tokens[entries, self.counts[entries]] = tokens
         self.counts[entries] += 1
