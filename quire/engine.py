@@ -79,7 +79,7 @@ class Engine:
             return self._land()
         report = self.scheduler.take_report()
         if not report.ended and self.scheduler.num_held:
-            self.scheduler.wait_for_held(HELD_SECONDS)
+            self.scheduler.held.wait(HELD_SECONDS)
             return report
         if not report.ended:
             raise EngineError(

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quire.config import AdapterOptions
 from quire.errors import InvalidOption
 from quire.options import checks
-from quire.options.checks import Check
+from quire.options.option import honoured
 from quire.params.rules import fail
 
 MAX_LORAS, MAX_RANK = 1, 16
 
-# name, default, check, meaning
-ADAPTER_OPTIONS: tuple[tuple[str, Any, Check, str], ...] = (
-    (
+ADAPTER_OPTIONS = (
+    honoured(
         "enable_lora",
         False,
         checks.flag,
         "Whether prompts may name a LoRA adapter each (lora_request). docs/adapters.md.",
     ),
-    (
+    honoured(
         "max_loras",
         MAX_LORAS,
         checks.integer(1, 1024),
         "Adapters in one batch; prompts of others wait for their turn.",
     ),
-    (
+    honoured(
         "max_lora_rank",
         MAX_RANK,
         checks.integer(1, 1024),
         "The highest rank that an adapter may have; on a GPU room for it is kept in every slot.",
     ),
-    (
+    honoured(
         "max_cpu_loras",
         None,
         checks.integer(1, 1 << 20),

@@ -6,7 +6,8 @@ from typing import Any
 
 from quire.errors import InvalidOption
 from quire.options import checks
-from quire.options.checks import Check, mapping
+from quire.options.checks import mapping
+from quire.options.option import honoured
 from quire.params.rules import fail
 
 KINDS = ("image", "audio", "video")
@@ -39,39 +40,49 @@ def domains(name: str, value: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-# Honoured: the default, the check and the line in docs/api.md.
-MEDIA: dict[str, tuple[Any, Check, str]] = {
-    "limit_mm_per_prompt": (
+MEDIA_OPTIONS = (
+    honoured(
+        "limit_mm_per_prompt",
         {},
         limit_mm_per_prompt,
         "Media of a kind that one prompt may have, 999 by default; 0 leaves the tower unloaded.",
     ),
-    "language_model_only": (False, checks.flag, "Text alone is read, and the tower left unloaded."),
-    "allowed_local_media_path": (
+    honoured(
+        "language_model_only",
+        False,
+        checks.flag,
+        "Text alone is read, and the tower left unloaded.",
+    ),
+    honoured(
+        "allowed_local_media_path",
         "",
         folder,
         "The folder that files named in prompts are read from; none by default.",
     ),
-    "allowed_media_domains": (
+    honoured(
+        "allowed_media_domains",
         None,
         domains,
         "Hosts that media are fetched from; none by default, and vLLM's None means all.",
     ),
-    "mm_processor_kwargs": (
+    honoured(
+        "mm_processor_kwargs",
         None,
         mapping,
         "Options of the model's processor; those of a prompt go before these.",
     ),
-    "interleave_mm_strings": (
+    honoured(
+        "interleave_mm_strings",
         False,
         checks.flag,
         "Where a chat template takes text alone, placeholders stand where their parts stood "
         "instead of before the text.",
     ),
-    "enable_mm_embeds": (
+    honoured(
+        "enable_mm_embeds",
         False,
         checks.flag,
         "Images may come as embeddings: tensors of torch, in place of what the tower would make. "
         "They are checked by shape alone, so only where those who write prompts are trusted.",
     ),
-}
+)

@@ -28,3 +28,8 @@ class Option:
             return True
         plain = isinstance(value, bool | int | float | str | list | tuple | dict | set)
         return plain and (value == self.default or value in self.harmless)
+
+
+def honoured(name: str, default: Any, check: Check, why: str) -> Option:
+    """One that does what it says, with its line in docs/api.md."""
+    return Option(name, "honoured", default, why, check)

@@ -11,10 +11,9 @@ from typing import Any
 
 from quire.options import checks
 from quire.options.adapters import ADAPTER_OPTIONS
-from quire.options.checks import Check
-from quire.options.media import MEDIA
+from quire.options.media import MEDIA_OPTIONS
 from quire.options.moot import MOOT
-from quire.options.option import Kind, Option
+from quire.options.option import Kind, Option, honoured
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.pooler import pooler_config
 from quire.options.refused import REFUSED
@@ -34,13 +33,9 @@ _LOAD_FORMAT = checks.choice(
 )
 
 
-def _honoured(name: str, default: Any, check: Check, why: str) -> Option:
-    return Option(name, "honoured", default, why, check)
-
-
 HONOURED: tuple[Option, ...] = (
-    _honoured("tokenizer", None, checks.text, "Path or Hub id; the model's own by default."),
-    _honoured(
+    honoured("tokenizer", None, checks.text, "Path or Hub id; the model's own by default."),
+    honoured(
         "tokenizer_mode",
         "auto",
         checks.choice(
@@ -51,15 +46,15 @@ HONOURED: tuple[Option, ...] = (
         ),
         "Both read tokenizer.json (or the GGUF file) with the `tokenizers` library.",
     ),
-    _honoured("skip_tokenizer_init", False, checks.flag, "Token ids in, token ids out."),
-    _honoured(
+    honoured("skip_tokenizer_init", False, checks.flag, "Token ids in, token ids out."),
+    honoured(
         "trust_remote_code",
         False,
         checks.flag,
         "A permission: a model's own code is run if its directory has some and neither a family of "
         "quire nor a class of Transformers is named by it.",
     ),
-    _honoured(
+    honoured(
         "model_impl",
         "auto",
         checks.choice(
@@ -70,14 +65,14 @@ HONOURED: tuple[Option, ...] = (
         '"quire" (or "vllm"): a family of quire\'s own; "transformers": the causal class of '
         "Transformers, on quire's engine; auto: the first where there is one for the model.",
     ),
-    _honoured(
+    honoured(
         "dtype",
         "auto",
         checks.dtype,
         "auto: the stored type where it is fast, else bfloat16 where that is, else float32. "
         "half, float16, bfloat16, float and float32 are taken as they are.",
     ),
-    _honoured(
+    honoured(
         "quantization",
         None,
         checks.quantization,
@@ -88,99 +83,99 @@ HONOURED: tuple[Option, ...] = (
         "dequantised on load; on a CPU int8 "
         "where they were rounded before, that is fast and accurate enough, and no dtype is given.",
     ),
-    _honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
-    _honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
-    _honoured("chat_template", None, checks.text, "A Jinja template, or the path of one."),
-    _honoured(
+    honoured("revision", None, checks.text, "Branch, tag or commit on the Hub."),
+    honoured("tokenizer_revision", None, checks.text, "The same, for the tokenizer."),
+    honoured("chat_template", None, checks.text, "A Jinja template, or the path of one."),
+    honoured(
         "special_tokens_in_messages",
         False,
         checks.flag,
         "Whether a special token written in a message of a chat (<|im_end|>) counts as one, as in "
         "vLLM; by default it is text, and opens no turn. chat() takes it for one call.",
     ),
-    _honoured("seed", 0, checks.seed, "Keys the noise of requests that have no seed."),
-    _honoured(
+    honoured("seed", 0, checks.seed, "Keys the noise of requests that have no seed."),
+    honoured(
         "gpu_memory_utilization",
         0.92,
         checks.share,
         "Share of GPU memory for weights and KV, above 0 and at most 1.",
     ),
-    _honoured(
+    honoured(
         "kv_cache_memory_bytes",
         None,
         checks.integer(1, 2**63 - 1),
         "Bytes of the KV pool; from the free memory by default.",
     ),
-    _honoured("enforce_eager", False, checks.flag, "No CUDA graphs."),
-    _honoured(
+    honoured("enforce_eager", False, checks.flag, "No CUDA graphs."),
+    honoured(
         "hf_token",
         None,
         checks.hf_token,
         "For the Hub; True = the stored one. A job never stores it.",
     ),
-    _honoured("hf_overrides", None, checks.mapping, "A dict merged into the model's config."),
-    _honoured(
+    honoured("hf_overrides", None, checks.mapping, "A dict merged into the model's config."),
+    honoured(
         "max_model_len",
         None,
         checks.max_model_len,
         "Prompt and answer together. None: the model's length, and a row that outgrows the KV "
         'cache fails alone; -1 or "auto": at most what the KV cache holds.',
     ),
-    _honoured("max_num_seqs", None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB), else 256."),
-    _honoured(
+    honoured("max_num_seqs", None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB), else 256."),
+    honoured(
         "max_num_batched_tokens",
         None,
         checks.integer(1, 2**24),
         "Tokens of one step: 16384 (GPU of 70 GiB), 8192 (other GPUs), 1024 (CPU).",
     ),
-    _honoured("enable_prefix_caching", None, checks.flag, "On unless False."),
-    _honoured("block_size", None, checks.block_size, "Tokens per KV block: 16; a power of two."),
-    _honoured(
+    honoured("enable_prefix_caching", None, checks.flag, "On unless False."),
+    honoured("block_size", None, checks.block_size, "Tokens per KV block: 16; a power of two."),
+    honoured(
         "kv_cache_dtype",
         "auto",
         checks.kv_dtype,
         "auto is the model's dtype; fp8 (fp8_e4m3, fp8_per_token_head): on a GPU, with a scale per "
         "token and head.",
     ),
-    _honoured("num_gpu_blocks_override", None, _COUNT, "Exactly this many KV blocks."),
-    _honoured(
+    honoured("num_gpu_blocks_override", None, _COUNT, "Exactly this many KV blocks."),
+    honoured(
         "async_scheduling",
         None,
         checks.flag,
         "True plans a step while one runs; None does so on a GPU.",
     ),
-    _honoured(
+    honoured(
         "load_format",
         "auto",
         _LOAD_FORMAT,
         "auto, safetensors, gguf, or dummy for random weights.",
     ),
-    _honoured("download_dir", None, checks.text, "Where Hub files go; the Hub cache by default."),
-    _honoured(
+    honoured("download_dir", None, checks.text, "Where Hub files go; the Hub cache by default."),
+    honoured(
         "max_logprobs",
         -1,
         checks.integer(-1, 2**31 - 1),
         "The most logprobs a request may ask for; -1 is the whole vocabulary.",
     ),
-    _honoured(
+    honoured(
         "logprobs_mode",
         "raw_logprobs",
         checks.choice("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
         "Before or after penalties and truncation, normalised or not.",
     ),
-    _honoured(
+    honoured(
         "generation_config",
         "auto",
         checks.text,
         'Sampling defaults: "auto" = the model\'s, "vllm" = none, or the path of a folder.',
     ),
-    _honoured(
+    honoured(
         "override_generation_config",
         None,
         checks.mapping,
         "Single defaults that replace those of generation_config.",
     ),
-    _honoured(
+    honoured(
         "logits_processors",
         None,
         checks.processors,
@@ -189,7 +184,7 @@ HONOURED: tuple[Option, ...] = (
         "AdapterLogitsProcessor gives single requests a function of their own. Installed ones that "
         "are not named are not loaded, and a note says so.",
     ),
-    _honoured(
+    honoured(
         "speculative_config",
         None,
         speculation,
@@ -200,21 +195,21 @@ HONOURED: tuple[Option, ...] = (
         "wrote last could have been guessed. None: on a CPU, where bits do not depend on the "
         "batch; k = 0: never. A draft model and further limits have no effect, with a warning.",
     ),
-    _honoured(
+    honoured(
         "reasoning_parser",
         "",
         reasoning_parser,
         'Whose tags split reasoning off an answer: "deepseek_r1", "qwen3", "mistral" ...; by '
         "default those that the answer begins with.",
     ),
-    _honoured(
+    honoured(
         "tool_call_parser",
         None,
         tool_call_parser,
         'How tool calls are written: "hermes", "llama3_json", "mistral", "pythonic" ...; by '
         "default what the answer looks like, where chat() was given tools.",
     ),
-    _honoured(
+    honoured(
         "structured_outputs_config",
         None,
         structured_outputs_config,
@@ -223,19 +218,19 @@ HONOURED: tuple[Option, ...] = (
         "not name, for every structured output. A backend in it has no effect, and a grammar "
         "always holds from an answer's first token on (enable_in_reasoning).",
     ),
-    _honoured(
+    honoured(
         "guided_decoding_disable_any_whitespace",
         False,
         checks.flag,
         "The older spelling of disable_any_whitespace in structured_outputs_config.",
     ),
-    _honoured(
+    honoured(
         "guided_decoding_disable_additional_properties",
         False,
         checks.flag,
         "The older spelling of disable_additional_properties in structured_outputs_config.",
     ),
-    _honoured(
+    honoured(
         "runner",
         "auto",
         checks.choice(
@@ -244,13 +239,13 @@ HONOURED: tuple[Option, ...] = (
         "auto: what the model's files say it is for. pooling: a generator gives embeddings of its "
         "last token; generate: a sentence-transformers directory writes text.",
     ),
-    _honoured(
+    honoured(
         "convert",
         "auto",
         checks.choice("auto", "none", "embed", "classify"),
         "embed: embeddings from a model that was made for something else.",
     ),
-    _honoured(
+    honoured(
         "task",
         "auto",
         checks.choice(
@@ -260,33 +255,33 @@ HONOURED: tuple[Option, ...] = (
         ),
         'The older spelling of runner and convert: "embed" is convert="embed".',
     ),
-    _honoured(
+    honoured(
         "pooler_config",
         None,
         pooler_config,
         'How states become an embedding, over what the files say: {"pooling_type": "LAST", "CLS" '
         'or "MEAN", "use_activation": whether it is normalised}.',
     ),
-    _honoured("override_pooler_config", None, pooler_config, "The older name of pooler_config."),
-    _honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
-    _honoured(
+    honoured("override_pooler_config", None, pooler_config, "The older name of pooler_config."),
+    honoured("device", None, checks.device, '"cpu" or "cuda"; a GPU where there is one.'),
+    honoured(
         "batch_invariant",
         None,
         checks.flag,
         "True: tokens and logprobs are bitwise the same in any batch. Off by default, but for "
         "float32 and 8 bits on a CPU with a compiler, where it costs nothing.",
     ),
-    _honoured(
+    honoured(
         "data_parallel_size",
         1,
         checks.integer(1, 256),
         "So many replicas of the model in processes of their own, a GPU or a share of the cores "
         "each, behind one LLM: outputs come in the order of the prompts. docs/parallel.md.",
     ),
-    _honoured(
+    honoured(
         "tensor_parallel_size", 1, checks.num_devices, "Ranks, each a share. docs/parallel.md."
     ),
-    _honoured(
+    honoured(
         "distributed_executor_backend",
         None,
         checks.choice(
@@ -299,8 +294,8 @@ HONOURED: tuple[Option, ...] = (
         '"mp" (the default) starts processes where there are replicas or ranks; "uni" allows none, '
         'nor does "external_launcher" (torchrun, a trainer): each process has an LLM of its own.',
     ),
-    *(_honoured(name, *facts) for name, facts in MEDIA.items()),
-    *(_honoured(*option) for option in ADAPTER_OPTIONS),
+    *MEDIA_OPTIONS,
+    *ADAPTER_OPTIONS,
 )
 
 # Values of other options that ask for nothing new, and options whose values are still checked.

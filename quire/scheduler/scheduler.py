@@ -32,7 +32,6 @@ from quire.scheduler.groups import PrefixGroups
 from quire.scheduler.held import HeldRows
 from quire.scheduler.lanes import Lanes
 from quire.scheduler.limits import Limits
-from quire.scheduler.masking import MakeMasks, masks_of
 from quire.scheduler.media import MediaPlans
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.placements import Placements
@@ -41,13 +40,15 @@ from quire.scheduler.repeats import plan_repeat
 from quire.scheduler.reports import Reports, StepReport
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, unfold
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.stopping import AcceptAll, accept_each
 from quire.scheduler.trials import Trials
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
-from quire.step import DecodeRows, StepPlan, StepResult
+from quire.step import DecodeRows, Masks, StepPlan, StepResult
 from quire.steps.handles import Handles
+
+MakeMasks = Callable[[Ints, Many[Guide]], Masks]
 
 
 class Scheduler:
@@ -77,7 +78,7 @@ class Scheduler:
         self.lanes = Lanes(rows, waiting, clock)
         self.media = MediaPlans(rows, limits.shelf_rows, limits.max_num_batched_tokens)
         self.trials = Trials(rows, waiting, limits.max_repeat)
-        self._held = HeldRows(rows)
+        self.held = HeldRows(rows)
         self._groups = PrefixGroups(rows, pool, sought=limits.prefix_groups)
         self._admission = Admission(pool, rows, expected_output)
         self._reports = Reports()
@@ -100,7 +101,7 @@ class Scheduler:
             self._beams,
             self.guesses,
             self.trials,
-            self._held,
+            self.held,
             self._reports,
             clock=clock,
             accept_all=accept_all,
@@ -122,7 +123,7 @@ class Scheduler:
 
     def use(self, handles: Handles) -> None:
         """What results name is found here from now on: with the executor that runs the plans."""
-        self._held.handles, self.rows.automata = handles, handles.automata
+        self.held.handles, self.rows.automata = handles, handles.automata
 
     @property
     def num_running(self) -> int:
@@ -131,11 +132,7 @@ class Scheduler:
     @property
     def num_held(self) -> int:
         """Rows that wait for their logits processors."""
-        return len(self._held)
-
-    def wait_for_held(self, seconds: float) -> None:
-        """Until one of those rows can go on, at most so long."""
-        self._held.wait(seconds)
+        return len(self.held)
 
     @property
     def num_preemptions(self) -> int:
@@ -174,7 +171,7 @@ class Scheduler:
             self._plan_prefill(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
-            released = self._held.release()
+            released = self.held.release()
             if len(decode) or draft.prefill or len(released):
                 return self._take_off(draft, decode, released)
             if self._sent or self.num_held or not self.num_running:
@@ -204,7 +201,7 @@ class Scheduler:
             prefill=tuple(draft.prefill),
             decode=decode,
             groups=self._groups.among(at, guess=guessing is not None),
-            masks=masks_of(rows, draft, np.concatenate([at, released]), self._make_masks),
+            masks=self._masks(draft, np.concatenate([at, released])),
             repeat=repeat,
             released=released,
             chosen=self._beams.chosen(at),
@@ -224,6 +221,17 @@ class Scheduler:
         rows.planned[at] += steps
         self._sent.append(SentPlan.of(plan, rows))
         return plan
+
+    def _masks(self, draft: Draft, at: Ints) -> Masks | None:
+        """Those of all rows that draw in this plan and follow a grammar: of its slices, and of the
+        rows `at`."""
+        guided = self.rows.guided
+        drawing = [row for s in draft.prefill for row in s.sample_into if guided[row]]
+        drawing += at[guided[at]].tolist()
+        if not drawing or self._make_masks is None:
+            return None
+        guides = [self.rows.sequence(row).guide for row in drawing]
+        return self._make_masks(np.array(drawing, np.int32), [g for g in guides if g is not None])
 
     def _plan_decode(self, draft: Draft) -> DecodeRows | None:
         """Every row whose last token is on the device feeds it; its KV gets a place first. None

@@ -41,9 +41,8 @@ from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
 from quire.sampling.truncation import NO_TOP_K, Limits, truncate
 from quire.scheduler.limits import Limits as StepLimits
-from quire.scheduler.masking import MakeMasks
 from quire.scheduler.pacing import Pacing
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scheduler import MakeMasks, Scheduler
 from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Guide, Sequence
 from quire.spec import ModelSpec
