@@ -139,11 +139,7 @@ class Runner:
         self.media.encode(plan)
 
     def _compute(
-        self,
-        prefill: Sequence[Slice],
-        rows: Ints,
-        positions: Ints,
-        groups: Sequence[PrefixGroup],
+        self, prefill: Sequence[Slice], rows: Ints, positions: Ints, groups: Sequence[PrefixGroup]
     ) -> tuple[Batch, Tensor]:
         """One pass over slices, and over decode rows at these positions: its last hidden states."""
         batch = make_batch(
@@ -169,13 +165,7 @@ class Runner:
         return batch, self.model(batch, self._layer_caches)
 
     def _draw(
-        self,
-        batch: Batch,
-        hidden: Tensor,
-        rows: Ints,
-        plan: StepPlan,
-        made: _Made,
-        draws: Draws,
+        self, batch: Batch, hidden: Tensor, rows: Ints, plan: StepPlan, made: _Made, draws: Draws
     ) -> None:
         """A token for each row, from the logits it reads; several where guesses were right."""
         logits = _logits(self.model, self.adapters, hidden, batch.logit_tokens)
@@ -199,13 +189,7 @@ class Runner:
             lines = lines[~failed[lines] & self.rows.is_live(rows[lines]).cpu().numpy()]
         return None
 
-    def _keep(
-        self,
-        rows: Ints,
-        sampled: Sampled,
-        made: _Made,
-        entries: Lines,
-    ) -> None:
+    def _keep(self, rows: Ints, sampled: Sampled, made: _Made, entries: Lines) -> None:
         """Each row goes on from what it drew; one that is held stays where it is."""
         failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
         failed[list(sampled.failed)] = True
@@ -241,12 +225,7 @@ class _Made:
         self.candidates: Candidates | None = None
         self.hidden: dict[int, Floats] = {}
 
-    def add_candidates(
-        self,
-        entries: Lines,
-        tokens: Tensor,
-        logprobs: Tensor,
-    ) -> None:
+    def add_candidates(self, entries: Lines, tokens: Tensor, logprobs: Tensor) -> None:
         ids = tokens.cpu().numpy().astype(np.int32)
         self.candidates = Candidates(entries.astype(np.int32), ids, logprobs.cpu().numpy())
 
