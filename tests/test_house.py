@@ -263,6 +263,18 @@ def test_the_files_that_a_page_names_exist(page: str) -> None:
     assert [n for n in named if not (ROOT / n).exists() and not (PACKAGE / n).exists()] == []
 
 
+def test_a_room_that_names_its_files_has_them() -> None:
+    for room in PACKAGE.rglob("__init__.py"):
+        text = ast.get_docstring(ast.parse(room.read_text(encoding="utf-8"))) or ""
+        named = set(re.findall(r"[a-z_0-9]+\.py", text))
+        missing = sorted(name for name in named if not list(room.parent.rglob(name)))
+        assert not missing, f"{room.parent.name} has no {', '.join(missing)}"
+    scheduler = PACKAGE / "scheduler"
+    text = (scheduler / "__init__.py").read_text(encoding="utf-8")
+    left_out = [path.name for path in scheduler.glob("[a-z]*.py") if path.name not in text]
+    assert not left_out, f"the scheduler's map leaves out {', '.join(left_out)}"
+
+
 def test_the_changelog_knows_this_version() -> None:
     import quire
 

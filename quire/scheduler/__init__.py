@@ -1,0 +1,16 @@
+"""Which tokens the next step computes, and what becomes of what it drew. Knows no torch, no text.
+
+The nouns:      sequence.py (one answer being written), rows.py (those that run, as columns),
+                placements.py (rows over blocks), waiting.py (those that want a row)
+A plan is made: scheduler.py within limits.py, with admission.py (what may begin), chunks.py
+                (prompts), forking.py (samples), repeats.py (steps of one plan), groups.py (shared
+                beginnings), draft.py
+When full:      preemption.py (which sequence gives way), windows.py (blocks that no layer sees any
+                more), lanes.py and pass_times.py (how far the background yields), adapters.py
+                (LoRA adapters take turns)
+It comes home:  commit.py, with judging.py (tokens that are kept), stopping.py and walking.py (why
+                a row ends), held.py (logits that are with processors), reports.py (what happened)
+Kinds of rows:  row_kinds.py and pacing.py (how one is drawn for), guesses.py, device_guesses.py and
+                trials.py (tokens ahead of their turn), beams.py and beam_rule.py (searches),
+                scoring.py and score_tree.py (given tokens), hidden.py (states), media.py
+"""
