@@ -116,20 +116,26 @@ class Admission:
             return woken + min(first, 1) * pool.num_groups <= pool.num_free
         if woken + first * pool.num_groups > pool.num_free:
             return False
-        whole = -(-left // size)
+        return self._will_last(sequence, self._joining(sequence, cached, -(-left // size)), woken)
+
+    def _joining(self, sequence: Sequence, cached: Cached, whole: int) -> _Joining:
         count = 1.0 + len(sequence.siblings)
         if sequence.group is not None:
             count = float(sequence.group.width)
             # Beams that come back have outputs to compute, beside those of the first.
-            whole += len(sequence.output_ids) * (sequence.group.num_beams - 1) // size
-        held = [(cached.blocks[kind.first] >= 0).sum() for kind in pool.windowed]
-        joining = _Joining(count, whole, self._rooms(held))
-        longest = whole - (-sequence.request.max_tokens // size) + 2
-        if self._is_plenty(count * float(self._in_all(longest, joining.rooms)) + woken):
+            outputs = len(sequence.output_ids) * (sequence.group.num_beams - 1)
+            whole += outputs // self.pool.block_size
+        held = [(cached.blocks[kind.first] >= 0).sum() for kind in self.pool.windowed]
+        return _Joining(count, whole, self._rooms(held))
+
+    def _will_last(self, sequence: Sequence, joining: _Joining, woken: int) -> bool:
+        """Whether the blocks last until everyone ends, as far as that can be foretold."""
+        longest = joining.whole - (-sequence.request.max_tokens // self.pool.block_size) + 2
+        if self._is_plenty(joining.count * float(self._in_all(longest, joining.rooms)) + woken):
             return True
         self._most = math.inf  # the one that joins now is not in it
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
-        return self._peak_with(joining, max(expected, 1.0), woken) <= pool.num_blocks
+        return self._peak_with(joining, max(expected, 1.0), woken) <= self.pool.num_blocks
 
     def _peak_with(self, joining: _Joining, expected: float, woken: int) -> float:
         """The most blocks in use until everyone ends, if this one joins."""

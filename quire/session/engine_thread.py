@@ -208,7 +208,10 @@ class EngineThread:
         if isinstance(params, PoolingParams):
             [priority] = priorities_of([asked.priority], 0, 1)
             made = self._session.read_pooling(
-                *(asked.prompt, params, asked.tokenization_kwargs, priority),
+                asked.prompt,
+                params,
+                asked.tokenization_kwargs,
+                priority,
                 lora_request=asked.lora_request,
             )
             return made if isinstance(made, Refused) else replace(made, background=asked.background)

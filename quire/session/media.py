@@ -131,7 +131,10 @@ class ModelMedia:
         }
         tokenizer.interleave_media = self.interleave
         return MediaReader(
-            *(make, tokenizer, MediaPool(self.children), self.options),
+            make,
+            tokenizer,
+            MediaPool(self.children),
+            self.options,
             three_axes=three_axes,
             crossed=self.family.crossed,
             pass_tokens=pass_tokens,

@@ -106,7 +106,8 @@ class Session:
     def _make_media(self) -> SessionMedia:
         model = self.model
         return SessionMedia(
-            *(model.media, model.tokenizer),
+            model.media,
+            model.tokenizer,
             pass_tokens=model.config.max_num_batched_tokens,
             hidden_size=model.spec.hidden_size,
         )

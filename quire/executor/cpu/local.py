@@ -135,10 +135,11 @@ class LocalExecutor:
         if config.adapters is not None:
             device = torch.device(config.device)
             changed = weights if isinstance(weights, LoadedModule) else self.spec
-            given = (config.adapters, changed, kernels, shape.dtype)
-            self._sites = make_sites(*given, device, self._tp)
+            self._sites = make_sites(
+                config.adapters, changed, kernels, shape.dtype, device, self._tp
+            )
         return build_any_model(
-            *(self.spec, weights, kernels, shape), max_len=0, tp=self._tp, adapters=self._sites
+            self.spec, weights, kernels, shape, max_len=0, tp=self._tp, adapters=self._sites
         )
 
     def _cache_dtype(self, model: Model) -> torch.dtype:
