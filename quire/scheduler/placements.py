@@ -18,18 +18,13 @@ import numpy.typing as npt
 
 from quire.cache.pool import BlockPool, Cached
 from quire.cache.prefix import Past
-from quire.params.row_sampling import RowSampling
-from quire.request import Ints, Request
-from quire.sampling_params import SamplingParams
+from quire.request import Ints
 from quire.scheduler.draft import Draft
+from quire.scheduler.row_starts import RowStarts
 from quire.scheduler.rows import NOT_STALE, Rows
 from quire.scheduler.sequence import Sequence
-from quire.step import RowStart, no_ints
 
-UNLIMITED = NEVER = np.iinfo(np.int32).max  # NEVER: as if so many blocks were published, all
-
-# How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
-_IN_VAIN = RowSampling(temperature=0.0)
+ALL_PUBLISHED = np.iinfo(np.int32).max  # of blocks, so that none is published any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +45,7 @@ class Placements:
     def __init__(self, pool: BlockPool, rows: Rows) -> None:
         self.pool, self.rows = pool, rows
         self.ended: list[int] = []  # rows left since the last plan
-        self._known: tuple[SamplingParams, RowSampling] | None = None
-        self._stops: tuple[frozenset[int], frozenset[int], Ints] | None = None
+        self._row_starts = RowStarts(rows)
 
     def begin(self, sequence: Sequence, cached: Cached, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row, over the cached blocks that begin it."""
@@ -72,7 +66,7 @@ class Placements:
         """The same with blocks of another row, which need not be published; the row then
         publishes nothing, not knowing what its blocks would come after."""
         self._share(row, blocks, draft)
-        self.rows.num_published[row] = NEVER
+        self.rows.num_published[row] = ALL_PUBLISHED
 
     def _share(self, row: int, blocks: Ints, draft: Draft) -> None:
         self.pool.share(blocks)
@@ -170,7 +164,7 @@ class Placements:
     def enter(self, sequence: Sequence, expected: float, draft: Draft) -> int:
         """Put `sequence` into a row that has no blocks."""
         row = self.rows.enter(sequence, expected)
-        draft.starts.append(self._row_start(row, sequence))
+        draft.starts.append(self._row_starts.of(row, sequence))
         return row
 
     def force(self, row: int, tokens: list[int]) -> None:
@@ -183,7 +177,7 @@ class Placements:
     def restart(self, row: int, draft: Draft) -> None:
         """Start the row again on the device, where it ended, with its tokens and blocks."""
         self.rows.renewed[row] = False
-        draft.starts.append(self._row_start(row, self.rows.sequence(row)))
+        draft.starts.append(self._row_starts.of(row, self.rows.sequence(row)))
         draft.assign(row, 0, self.rows.block_ids(row).copy())
 
     def _append(self, row: int, blocks: Ints, draft: Draft) -> None:
@@ -301,40 +295,3 @@ class Placements:
         num_computed = min(fed, int(rows.computed[row]))
         self.publish(row, sequence.token_ids, num_computed)
         return sequence
-
-    def _row_start(self, row: int, sequence: Sequence) -> RowStart:
-        request, rows = sequence.request, self.rows
-        walk = {"automaton": int(rows.automaton[row]), "state": int(rows.state[row])}
-        about = {**request.for_rows(), **walk}
-        if sequence.group is not None or sequence.tree is not None:
-            # Nothing stops it on the device: the group decides, or there is nothing to draw.
-            ids = request.plain_ids, sequence.output_ids, no_ints()
-            return RowStart(row, _IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
-        return RowStart(
-            row=row,
-            sampling=self._sampling(request.params),
-            noise_key=request.noise_key,
-            sample=sequence.sample,
-            prompt_ids=request.plain_ids,
-            output_ids=sequence.output_ids,
-            stop_ids=self._stop_ids(request),
-            max_tokens=request.max_tokens,
-            request=request.number,
-            has_processors=bool(request.processors),
-            paced=bool(rows.paced[row]),
-            **about,
-        )
-
-    def _sampling(self, params: SamplingParams) -> RowSampling:
-        """Rows that begin together often share their parameters, and these may list thousands of
-        tokens."""
-        if self._known is None or self._known[0] is not params:
-            self._known = params, RowSampling.of(params)
-        return self._known[1]
-
-    def _stop_ids(self, request: Request) -> Ints:
-        """All that stops it; likewise."""
-        eos, more = request.eos_ids, request.stop_ids
-        if self._stops is None or self._stops[0] is not eos or self._stops[1] is not more:
-            self._stops = eos, more, np.array(sorted(eos | more), np.int32)
-        return self._stops[2]

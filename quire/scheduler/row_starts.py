@@ -1,0 +1,64 @@
+"""What the device learns of a sequence that takes a row.
+
+Rows that begin together often share their parameters and what stops them, and these may list
+thousands of tokens: the last of both are kept as the device has them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.params.row_sampling import RowSampling
+from quire.request import Ints, Request
+from quire.sampling_params import SamplingParams
+from quire.scheduler.rows import Rows
+from quire.scheduler.sequence import Sequence
+from quire.step import RowStart, no_ints
+
+UNLIMITED = np.iinfo(np.int32).max
+# How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
+IN_VAIN = RowSampling(temperature=0.0)
+
+
+class RowStarts:
+    """Makes them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._known: tuple[SamplingParams, RowSampling] | None = None
+        self._stops: tuple[frozenset[int], frozenset[int], Ints] | None = None
+
+    def of(self, row: int, sequence: Sequence) -> RowStart:
+        request, rows = sequence.request, self._rows
+        walk = {"automaton": int(rows.automaton[row]), "state": int(rows.state[row])}
+        about = {**request.for_rows(), **walk}
+        if sequence.group is not None or sequence.tree is not None:
+            # Nothing stops it on the device: the group decides, or there is nothing to draw.
+            ids = request.plain_ids, sequence.output_ids, no_ints()
+            return RowStart(row, IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
+        return RowStart(
+            row=row,
+            sampling=self._sampling(request.params),
+            noise_key=request.noise_key,
+            sample=sequence.sample,
+            prompt_ids=request.plain_ids,
+            output_ids=sequence.output_ids,
+            stop_ids=self._stop_ids(request),
+            max_tokens=request.max_tokens,
+            request=request.number,
+            has_processors=bool(request.processors),
+            paced=bool(rows.paced[row]),
+            **about,
+        )
+
+    def _sampling(self, params: SamplingParams) -> RowSampling:
+        if self._known is None or self._known[0] is not params:
+            self._known = params, RowSampling.of(params)
+        return self._known[1]
+
+    def _stop_ids(self, request: Request) -> Ints:
+        """All that stops it."""
+        eos, more = request.eos_ids, request.stop_ids
+        if self._stops is None or self._stops[0] is not eos or self._stops[1] is not more:
+            self._stops = eos, more, np.array(sorted(eos | more), np.int32)
+        return self._stops[2]
