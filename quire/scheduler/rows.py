@@ -45,46 +45,53 @@ class Rows:
         def ints() -> Ints:
             return np.zeros(capacity, np.int32)
 
+        def flags() -> npt.NDArray[np.bool_]:
+            return np.zeros(capacity, bool)
+
         self.capacity, self._pacing = capacity, pacing or Pacing()
         self._plain_kind = PlainKind(self._pacing)
+        # What is in the row.
         self.sequences: list[Sequence | None] = [None] * capacity
+        self.placement = np.zeros(capacity, np.int64)  # 0 = free
         self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
         self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary
-        self.pasts: list[Past] = [""] * capacity  # serial of the last published block
-        self.placement = np.zeros(capacity, np.int64)  # 0 = free
+        self.outputs = np.full((capacity, 64), -1, np.int32)
+        self.background = flags()  # it yields to others
+        self.adapter = ints()  # the number of its LoRA adapter; 0 = none
+        self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
+        self.num_claimed = 0  # all of these
+        # How far it is, and may get, in tokens.
         self.num_prompt, self.known = ints(), ints()
         self.planned, self.computed = ints(), ints()
         self.limit = ints()  # the length at which the row is full
         self.least = ints()  # the length before which nothing may stop it
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
+        self.drawn = flags()  # the device holds its last token: it decodes
+        self.renewed = flags()  # the device must learn its tokens again
+        # Its blocks.
+        self.blocks = np.full((num_groups, capacity, 8), -1, np.int32)
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
-        self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
-        self.num_claimed = 0  # all of these
-        self.drawn = np.zeros(capacity, bool)  # the device holds its last token: it decodes
-        self.guided = np.zeros(capacity, bool)  # masks say what it may draw
+        self.given_back = np.zeros((num_groups, capacity), np.int32)  # so many, from the first on
+        self.pasts: list[Past] = [""] * capacity  # serial of the last published block
+        self.forked = flags()  # its last block may have other holders
+        self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
+        # How it is drawn for, and judged (row_kinds.py).
+        self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
+        self.may_stop = flags()  # something may end it before it is full
+        self.guided = flags()  # masks say what it may draw
+        self.jumps = flags()  # its grammar may force tokens
+        self.visited = flags()  # Python looks at each of its tokens
+        self.follows = flags()  # and only its grammar is for Python to judge
+        self.paced = flags()  # planned again when its last token is known
+        self.stepwise = flags()  # no device draws several of its tokens at once
+        self.pauses = flags()  # of these: it may rest while others draw more
+        self.tries = flags()  # or go on by what the device draws (trials.py)
+        self.scored = flags()  # it keeps the logprobs of its tokens
+        self.watched = flags()  # each of its steps is reported
+        self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         # The grammar that the device follows for it, 0 = none, and where in it the row is.
         self.automaton, self.state = ints(), ints()
         self.automata: AutomatonRoom | None = None  # what the device has room for
-        self.follows = np.zeros(capacity, bool)  # and nothing else of it is for Python to judge
-        self.jumps = np.zeros(capacity, bool)  # its grammar may force tokens
-        self.paced = np.zeros(capacity, bool)  # planned again when its last token is known
-        self.renewed = np.zeros(capacity, bool)  # the device must learn its tokens again
-        self.stepwise = np.zeros(capacity, bool)  # no device draws several of its tokens at once
-        self.pauses = np.zeros(capacity, bool)  # of these: it may rest while others draw more
-        self.tries = np.zeros(capacity, bool)  # or go on by what the device draws (trials.py)
-        self.may_stop = np.zeros(capacity, bool)  # something may end it before it is full
-        self.visited = np.zeros(capacity, bool)  # Python looks at each of its tokens
-        self.scored = np.zeros(capacity, bool)  # it keeps the logprobs of its tokens
-        self.watched = np.zeros(capacity, bool)  # each of its steps is reported
-        self.background = np.zeros(capacity, bool)  # it yields to others
-        self.adapter = ints()  # the number of its LoRA adapter; 0 = none
-        self.forked = np.zeros(capacity, bool)  # its last block may have other holders
-        self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
-        self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
-        self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
-        self.blocks = np.full((num_groups, capacity, 8), -1, np.int32)
-        self.given_back = np.zeros((num_groups, capacity), np.int32)  # so many, from the first on
-        self.outputs = np.full((capacity, 64), -1, np.int32)
         # The first so many, in order of admission; with room, so that one more costs nothing.
         self._entered, self._num_entered = np.empty(capacity, np.int32), 0
         self._some_left = False
