@@ -207,32 +207,34 @@ class Scoring:
             return False
         if entries:
             size, num_top = self._pool.block_size, sequence.request.params.prompt_logprobs
-            first = (sequence.num_scored + 1) // size
-            begin = sequence.num_scored - max(0, first * size - 1)
+            first = (sequence.num_scored + 1) // size  # the block of the next line
+            before = self._lines_before(first)
             # Of the last block the first token alone: what follows it is computed.
-            last = (first + len(entries) - 1) * size - max(0, first * size - 1)
+            end = (first + len(entries) - 1) * size
             cut = [part.part(0, len(part), None if num_top == -1 else num_top) for part in parts]
-            found = join_scores(cut).part(begin, last)
+            found = join_scores(cut).part(sequence.num_scored - before, end - before)
             sequence.scores.append(found)
             sequence.num_scored += len(found)
         return True
 
     def _keep_promises(self, sequence: Sequence, placement: int) -> None:
         """Put the scores of whole blocks beside them, as far as they are known."""
-        waiting = self._promises.get(placement, [])
-        size = self._pool.block_size
-        # Line p is token p + 1: a block's last line is that of its last token.
+        waiting = self._promises.pop(placement, [])
         num_scored = sequence.num_scored
-        ready = [p for p in waiting if max(1, (p.index + 1) * size - 1) <= num_scored]
+        ready = [p for p in waiting if max(1, self._lines_before(p.index + 1)) <= num_scored]
         if ready:
             known = join_scores(sequence.scores)
             sequence.scores[:] = [known]
             for p in ready:
-                lines = known.part(max(0, p.index * size - 1), (p.index + 1) * size - 1)
+                lines = known.part(self._lines_before(p.index), self._lines_before(p.index + 1))
                 self._pool.scores.fill(p.serial, p.entry, lines)
-        self._promises[placement] = waiting[len(ready) :]
-        if not self._promises[placement]:
-            del self._promises[placement]
+        if left := waiting[len(ready) :]:
+            self._promises[placement] = left
+
+    def _lines_before(self, block: int) -> int:
+        """Lines of a prompt's scores that belong to the blocks before this one: line p is token
+        p + 1, since nothing says how likely the first token was."""
+        return max(0, block * self._pool.block_size - 1)
 
 
 def invalid(scores: Scores) -> InvalidLogits | None:
