@@ -82,7 +82,6 @@ class AutomatonRoom:
     states are needed for others."""
 
     def __init__(self, num_states: int) -> None:
-        self.num_states = num_states
         self.follows = np.full((num_states, 256), DEAD, np.int32)
         self.accepts = np.zeros(num_states, np.bool_)
         self.ends = np.zeros(num_states, np.bool_)
