@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import io
 import struct
+import textwrap
+from base64 import b64encode, urlsafe_b64encode
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.given import listed, read_image, read_source
 from quire.inputs.media.sounds import read_sound
+from quire.inputs.media.urls import MediaUrl
 from quire.inputs.media.videos import read_video
 from quire.jobs.input.media import MediaCells
 from quire.jobs.input.rows import BadRow
@@ -108,6 +112,26 @@ def test_images_that_are_refused_say_the_way_out(
         for one in listed("image", given, ANY):
             source: Any = read_source("image", one, ANY, children)
             source.open()
+
+
+def test_bytes_in_urls_as_people_write_them() -> None:
+    for data in (bytes(range(256)), b"\xfb\xff\xbf?", b"abcd", b""):
+        plain, other = b64encode(data).decode(), urlsafe_b64encode(data).decode()
+        forms = [
+            f"data:image/png;base64,{plain}",
+            f"data:image/png;charset=utf-8;base64,{plain}",
+            f" DATA:;BASE64, {plain}",
+            f"data:image/png;base64,{other}",
+            f"data:image/png;base64,{plain.rstrip('=')}",
+            f"data:image/png;base64,{quote(plain, safe='')}",
+            "data:image/png;base64," + "\r\n".join(textwrap.wrap(plain, 76)),
+        ]
+        assert [MediaUrl(form).read(None, (), 1000) for form in forms] == [data] * len(forms)
+    for broken in ("a", "ab=c", "ab!c", "%zz"):
+        with pytest.raises(InvalidPrompt, match="no base64"):
+            MediaUrl(f"data:image/png;base64,{broken}").read(None, (), 1000)
+    with pytest.raises(InvalidPrompt, match="more than 9 bytes"):
+        MediaUrl("data:image/png;base64," + "A" * 17).read(None, (), 9)
 
 
 def sound(samples: Any, rate: int = 16_000, **how: Any) -> bytes:

@@ -21,7 +21,7 @@ class MediaUrl:
 
     def read(self, folder: str | None, hosts: tuple[str, ...], most: int) -> bytes | Path:
         """The bytes it stands for, or the file."""
-        if self.url.startswith("data:"):
+        if self.url.lstrip()[:5].lower() == "data:":
             return _inline(self.url, most)
         try:
             parts = urlsplit(self.url)
@@ -42,13 +42,18 @@ class MediaUrl:
 
 
 def _inline(url: str, most: int) -> bytes:
+    """As browsers read it: with line breaks, without its last signs, or with signs written out
+    (%2B); base64 for URLs (- and _), too."""
     head, comma, data = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise _refused(url, "holds no base64: it should be data:image/png;base64,...")
+    data = "".join((unquote(data) if "%" in data else data).split()).rstrip("=")
     if len(data) > most // 3 * 4 + 4:
         raise _refused(url, f"holds more than {most:,} bytes")
+    if "-" in data or "_" in data:
+        data = data.translate({45: "+", 95: "/"})
     try:
-        return base64.b64decode("".join(data.split()), validate=True)
+        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise _refused(url, f"is no base64: {error}") from None
 

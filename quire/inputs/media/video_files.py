@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from quire.inputs.media.images import checked_size
+from quire.inputs.media.key_frames import Unsure, sought_frames
 from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
 
 # Formats that hold their pictures themselves: a playlist would name other files, and hosts.
@@ -52,15 +53,28 @@ def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
 
 def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
     """These of them, [height, width, 3] in RGB."""
-    chosen = set(wanted)
-    with _opened(file.read()) as container:
-        container.streams.video[0].thread_type = "NONE"  # threads hold frames of their own
+    import av
+
+    raw, left = file.read(), list(wanted)
+    try:
+        with _opened(raw) as container:
+            for frame in sought_frames(container, wanted):
+                yield _pixels(frame)
+                left.pop(0)
+    except (Unsure, av.FFmpegError, ValueError):
+        pass  # from the start it says what is wrong, if anything is
+    with _opened(raw) as container:
         for number, frame in enumerate(_decoded(container)):
-            if number in chosen:
-                checked_size(frame.width, frame.height)
-                yield np.rot90(frame.to_ndarray(format="rgb24"), _turns(frame))
-            if number >= wanted[-1]:
+            if not left:
                 return
+            if number == left[0]:
+                yield _pixels(frame)
+                left.pop(0)
+
+
+def _pixels(frame: Any) -> Any:
+    checked_size(frame.width, frame.height)
+    return np.rot90(frame.to_ndarray(format="rgb24"), _turns(frame))
 
 
 def _turns(frame: Any) -> int:
@@ -72,9 +86,12 @@ def _opened(raw: bytes) -> Any:
     import av
 
     try:
-        return av.open(io.BytesIO(raw), metadata_errors="ignore", container_options=_ALONE)
+        made = av.open(io.BytesIO(raw), metadata_errors="ignore", container_options=_ALONE)
     except (av.FFmpegError, ValueError) as error:
         raise bad(f"cannot be opened: {str(error)[:200]}") from None
+    for stream in made.streams.video:
+        stream.thread_type = "NONE"  # threads hold frames of their own
+    return made
 
 
 def _packets(container: Any) -> int:

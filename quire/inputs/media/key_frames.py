@@ -1,0 +1,89 @@
+"""Frames of a video found from key frames, without decoding all that comes before them.
+
+Numbers count frames as they are shown. Where each packet is one frame with a time of its own, the
+times of all packets, which are read without decoding any, say which number a frame has; a decoder
+may then begin at any key frame, and what it makes of the frames behind it is what it makes of them
+from the start. All of that is checked as it goes; where something does not fit, `Unsure` is raised,
+and the video is to be decoded from its start. Damage before a key frame is not seen.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Of these formats every packet has a time; of these codecs every packet is a frame.
+_FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+_CODECS = ("h264", "hevc", "vp9", "av1", "libdav1d")
+_LEAST_GAP = 24  # frames that are not wanted: fewer are decoded sooner than the file is looked at
+
+
+class Unsure(Exception):
+    """The frames behind a key frame may not be those that come from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When frames are shown, the number of each, and the numbers of key frames."""
+
+    shown: list[int]
+    numbers: dict[int, int]
+    keys: list[int]
+
+    @classmethod
+    def of(cls, container: Any, stream: Any) -> _Times:
+        packets = [one for one in container.demux(stream) if one.size and not one.is_discard]
+        times = [one.pts for one in packets]
+        if not times or None in times or len({*times}) < len(times):
+            raise Unsure
+        if times[0] != min(times) or not packets[0].is_keyframe:
+            raise Unsure  # what is shown before the first key frame is not decoded
+        shown = sorted(times)
+        numbers = {time: number for number, time in enumerate(shown)}
+        return cls(shown, numbers, sorted(numbers[one.pts] for one in packets if one.is_keyframe))
+
+
+def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
+    """These frames, in order; Unsure as soon as one may be another than it should."""
+    stream = container.streams.video[0]
+    steps = zip([-1, *wanted], wanted, strict=False)
+    if (
+        container.format.name not in _FORMATS
+        or stream.codec_context.name not in _CODECS
+        or max(after - before for before, after in steps) <= _LEAST_GAP
+    ):
+        raise Unsure
+    times = _Times.of(container, stream)
+    following, frames = -1, iter(())  # the number of the next frame that comes
+    for number in wanted:
+        key = times.keys[bisect_right(times.keys, number) - 1]
+        if following < 0 or key > following:
+            container.seek(times.shown[key], stream=stream)
+            frames = _from_key_frame(container, stream, times, number)
+        for following, frame in frames:
+            if following == number:
+                yield frame
+                break
+        else:
+            raise Unsure
+        following += 1
+
+
+def _from_key_frame(
+    container: Any, stream: Any, times: _Times, wanted: int
+) -> Iterator[tuple[int, Any]]:
+    """The frames behind the place that was sought, with their numbers, from a key frame on."""
+    first = due = -1  # the number of the key frame, and that of the frame which comes next
+    for packet in container.demux(stream):
+        if due < 0:
+            first = due = times.numbers.get(packet.pts, wanted + 1)
+            if not packet.is_keyframe or due > wanted:
+                raise Unsure
+        for frame in packet.decode():
+            wrong = times.numbers.get(frame.pts) != due or frame.is_corrupt
+            if wrong or (due == first and not frame.key_frame):
+                raise Unsure
+            yield due, frame
+            due += 1
