@@ -40,7 +40,7 @@ def decoder_plan(
 def _headless(files: ModelFiles, options: Options) -> str | None:
     """Why an architecture writes no text, by its name."""
     given = {**files.config, **(options.hf_overrides or {})}.get("architectures")
-    for name in given if isinstance(given, list) else []:
-        if isinstance(name, str) and not name.endswith((CAUSAL, "LMHeadModel", "Generation")):
-            return f"this model writes no text: {name} has no head for tokens."
-    return None
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if not names or any(name.endswith((CAUSAL, "LMHeadModel", "Generation")) for name in names):
+        return None
+    return f"this model writes no text: {names[0]} has no head for tokens."

@@ -4,6 +4,7 @@ shape, in a format we read, and that there is memory for all of them."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from quire.weights.stored_names import is_of_a_tower, stored_name
 from quire.weights.tied import head_name
 from quire.weights.within import Within
 
+_LAYER = re.compile(r".*?layers\.(\d+)\.(.+)")
 _IGNORED = (
     *("rotary_emb.inv_freq", "rope_freqs.weight"),
     *("rope_factors_long.weight", "rope_factors_short.weight"),
@@ -42,7 +44,7 @@ def sources_of(
                 continue
         name, within = _stored_place(part, stored, files)
         if name not in stored:
-            raise CorruptModel(f"{files.path}: tensor {name!r} is missing")
+            raise _missing(name, stored, files)
         source = within.of_stored(stored[name], (part.rows, *weight.shape[1:]), str(files.path))
         if source.format.name not in READABLE:
             raise UnsupportedModel(
@@ -51,6 +53,25 @@ def sources_of(
             )
         found.append(source)
     return found
+
+
+def _missing(
+    name: str, stored: Mapping[str, StoredTensor], files: ModelFiles
+) -> CorruptModel | UnsupportedModel:
+    """A tensor that is not there, or that the file has under a name which quire does not know."""
+    found = _LAYER.match(name)
+    number, kind = found.groups() if found is not None else ("", "")
+    same = next((one for one in stored if kind and one.endswith(f".{number}.{kind}")), None)
+    elsewhere = any(one.endswith(f".{kind}") for one in stored)
+    if kind and same is None and not elsewhere and "text_config" in files.config:
+        part = f".{kind.split('.')[0]}."
+        same = next((one for one in stored if _LAYER.match(one) and part in one), None)
+    if same is None or files.kind == "gguf":
+        return CorruptModel(f"{files.path}: tensor {name!r} is missing")
+    return UnsupportedModel(
+        f"{files.path}: its tensors have other names than quire knows: {same!r} where "
+        f"{name!r} is looked for. model_impl='transformers' reads them as Transformers does."
+    )
 
 
 def _stored_place(

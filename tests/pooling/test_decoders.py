@@ -151,6 +151,14 @@ def test_a_directory_without_a_head_is_only_read(tmp_path: Path) -> None:
     assert similarity(output.outputs.embedding, expected) > 0.99999
 
 
+def test_one_of_several_architectures_with_a_head_is_enough(tmp_path: Path) -> None:
+    write_model(tmp_path, DECODERS["llama"], "generator")
+    for names in (["LlamaForCausalLM", "LlamaModel"], ["LlamaModel", "LlamaForCausalLM"]):
+        with open_llm(tmp_path, hf_overrides={"architectures": names}) as llm:
+            assert llm.supported_tasks == ("generate",)
+            assert llm.generate("w1", use_tqdm=False)[0].outputs[0].token_ids
+
+
 def test_a_plain_generator_is_not_turned_into_anything_unasked(tmp_path: Path) -> None:
     write_model(tmp_path, DECODERS["llama"], "generator")
     with open_llm(tmp_path) as llm:

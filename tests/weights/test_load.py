@@ -305,3 +305,15 @@ def test_a_gguf_layer_with_a_part_that_quire_lacks_is_refused(tmp_path: Path) ->
     files = locate(write_gguf(tiny_model("llama"), tmp_path / "m.gguf", tensors=norm))
     with pytest.raises(UnsupportedModel, match=r"1 tensors .* blk\.0\.attn_q_norm\.weight"):
         load_weights(files, files.spec(), dtype=torch.float32, device="cpu")
+
+
+def test_tensors_under_other_names_are_not_called_missing(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for layers, error in (("blocks", UnsupportedModel), ("layers", CorruptModel)):
+        renamed = {name.replace("layers", layers): tensor for name, tensor in stored.items()}
+        renamed.pop("model.layers.1.mlp.up_proj.weight", None)
+        save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(error, match="transformers'|is missing"):
+            read(tmp_path)
