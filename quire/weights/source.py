@@ -181,7 +181,7 @@ def _what_a_directory_is(path: Path) -> str:
         if (path / "modules.json").exists():
             return (
                 f"{path} is an old sentence-transformers directory with the model in a folder of "
-                f"its own ({names}); move its files up, beside modules.json, and empty its path there"
+                f"its own ({names}); move its files up, beside modules.json, without a path there"
             )
         return f"{path} holds no config.json and no .gguf file; a folder in it does: {names}"
     return f"{path} holds no config.json and no .gguf file; is it a model?"
