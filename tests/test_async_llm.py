@@ -81,6 +81,8 @@ def test_many_tasks_get_what_an_llm_gives(llm: AsyncLLM, home: Path) -> None:
         assert outputs[-1].finished and not any(o.finished for o in outputs[:-1])
         assert {o.request_id for o in outputs} == {f"id-{i}"}
         assert outputs[-1].outputs[0].text == one.outputs[0].text
+        written = [o.metrics.num_generation_tokens for o in outputs if o.metrics is not None]
+        assert written == [len(o.outputs[0].token_ids) for o in outputs]
 
 
 def test_a_task_that_reads_slowly_finds_the_parts_joined(llm: AsyncLLM) -> None:

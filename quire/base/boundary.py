@@ -63,7 +63,8 @@ def fault_of_row(error: BaseException, doing: str) -> QuireError:
     if fault not in _faults and len(_faults) < _MOST_FAULTS:
         _faults.add(fault)
         note(f"a row failed, the others go on: {fault}")
-    made = RowError(f"this row failed while {doing}: {kind}: {reason(error)}")
+    # Nor does the message say it: the row's answer may go to another machine.
+    made = RowError(f"this row failed while {doing}: {kind}")
     made.__cause__ = error
     return made
 

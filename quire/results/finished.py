@@ -108,6 +108,8 @@ class Results:
             first = shown.num_tokens(sequence.sample) if shown.only_new else 0
             answers.append(shown.show(self._so_far(one, first, shown), first))
         samples = [one.sequence for one in grown]
+        metrics = _metrics(request, samples)
+        metrics.num_generation_tokens = sum(len(one.output_ids) for one in grown)
         return RequestOutput(
             str(request.number),
             request.prompt,
@@ -115,7 +117,7 @@ class Results:
             None,
             answers,
             False,
-            _metrics(request, samples),
+            metrics,
             lora_request=request.lora_request,
             num_cached_tokens=samples[0].num_cached,
         )

@@ -123,6 +123,8 @@ class Serving:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.grace):
                 await self.bridge.drained()
+        # A stream that is cut looks complete: whoever still reads is told.
+        self.bridge.give_all_up()
 
     def _take_signals(self) -> None:
         loop, ending = self._loop, self._ending

@@ -86,6 +86,21 @@ def test_prompts_are_text_ids_or_lists_of_either(http: httpx.Client, prompt: Any
         assert mine[-1]["finish_reason"] == "length"
 
 
+def test_a_name_with_slashes_and_metrics_as_vllm_calls_them(tmp_path: Path) -> None:
+    names = ("org/model", "short")
+    with serving(tmp_path, names=names, vllm_metrics=True) as server, client(server) as http:
+        assert [one["id"] for one in http.get("/v1/models").json()["data"]] == list(names)
+        assert http.get("/v1/models/org/model").json()["id"] == "org/model"
+        asked = {"model": "org/model", "prompt": "x", "max_tokens": 3}
+        told = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = events(http, TEXT, {**asked, "stream": True, "stream_options": told})
+        assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 3]
+        text = http.get("/metrics").text
+    for family in ("quire", "vllm"):
+        for name in ("generation_tokens_total", "num_requests_running", "kv_cache_usage_perc"):
+            assert f'{family}:{name}{{engine="0",model_name="org/model"}}' in text, text
+
+
 def test_of_megabytes_that_are_cut_the_end_is_read(http: httpx.Client) -> None:
     end = "the last forty characters of a long book"
     asked = {"model": "fake", "max_tokens": 3, "temperature": 0}

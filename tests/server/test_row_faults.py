@@ -51,6 +51,7 @@ def test_a_server_answers_the_others(tmp_path: Path, caplog: pytest.LogCaptureFi
             assert error["code"] == "row_error" and error["type"] == "server_error"
             kind = "LookupError" if "fault" in prompt else "PanicException"
             assert "this row failed while" in error["message"] and kind in error["message"]
+            assert "made up" not in error["message"]  # what it says stays here
         for prompt, made in streams.items():
             last = [line for line in made.result().text.split("\n") if line][-1]
             told = json.loads(last.removeprefix("data: "))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire.base.boundary import fault_of_row
+from quire.base.boundary import fault_of_row, reason
 from quire.errors import (
     DoesNotFit,
     GrammarFailed,
@@ -24,6 +24,7 @@ from quire.errors import (
     NotSupported,
     PromptTooLong,
     QuireError,
+    RowError,
 )
 from quire.inputs.media.allowed import WORDS
 from quire.inputs.media.urls import MediaUrl
@@ -84,6 +85,8 @@ def attempt(make: Callable[[], Made]) -> Made | QuireError:
 def failed(row: int, error: QuireError) -> Message:
     """The result of a row that ended with this error."""
     kind, text = error_type(error), error_text(error)
+    if (fault := error.__cause__) is not None and type(error) is RowError:
+        text = f"{text}: {reason(fault)}"  # whoever runs a job may know all of it
     return {"kind": "result", "row": row, "error": text, "error_type": kind}
 
 
