@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from quire.sampling_params import *  # noqa: F403
     from quire.session.async_llm import AsyncLLM as AsyncLLM
     from quire.session.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from quire.session.llm_engine import LLMEngine as LLMEngine
 
 _HOME = {
     "llm": "LLM",
     "session.async_llm": "AsyncLLM AsyncLLMEngine",
+    "session.llm_engine": "LLMEngine",
     "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
     "GuidedDecodingParams RepetitionDetectionParams RequestOutputKind",
     "outputs": "RequestOutput CompletionOutput RequestStateStats Logprob FlatLogprobs "
@@ -42,7 +44,7 @@ _HOME = {
     "options": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
     "compat.model_registry": "ModelRegistry",
-    "compat.not_built": "LLMEngine initialize_ray_cluster",
+    "compat.not_built": "initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
     "InvalidAdapter AdapterFailed "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "

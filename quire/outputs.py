@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.errors import QuireError
 from quire.logprobs import (
@@ -123,6 +123,10 @@ class CompletionOutput:
     content: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    # What later releases return where it was asked for, which is refused here.
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -174,6 +178,7 @@ class RequestOutput:
     taken and ignored. The dicts of `prompt_logprobs` are made when they are first asked for."""
 
     prompt_logprobs: ReadLater[PromptLogprobs | None] = ReadLater()
+    prompt_token_id_logprobs = num_cache_creation_tokens = ec_transfer_params = None
 
     def __init__(
         self,

@@ -63,12 +63,11 @@ class Run:
         """`on_finished` gets every output that is the last of its request, as a whole."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
-        self._compile_grammar, self._on_finished = compile_grammar, on_finished
-        self._prepare_media = prepare_media
+        self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
+        self._on_finished = on_finished
         self._not_ready: deque[Pending] = deque()
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
-        self._cancelled: list[Result] = []
-        self._num_seen = 0
+        self._cancelled, self._num_seen = list[Result](), 0
 
     def outputs(
         self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
@@ -80,8 +79,7 @@ class Run:
         An empty window says that more may come; its source waits where the engine has nothing
         else to do.
         """
-        source = iter(windows)
-        exhausted = False
+        source, exhausted = iter(windows), False
         try:
             while True:
                 while not exhausted and (self._engine.wants_more or urgent()):
@@ -90,19 +88,30 @@ class Run:
                     if not window:  # nothing yet: go on with what is there
                         break
                     yield from self._enter(window)
-                yield from self._made_ready(wait=self._engine.idle)
-                if not self._engine.idle:
-                    report = self._step()
-                    yield from self._grown(report.grown)
-                    for sequence in report.ended:
-                        yield from self._ended(sequence)
-                elif exhausted and not self._not_ready and not self._cancelled:
+                if exhausted and self.is_empty:
                     return
-                self._between_steps()
-                while self._cancelled:
-                    yield self._cancelled.pop(0)
+                yield from self._advance()
         finally:
             self._abandon()
+
+    def step(self, window: Window) -> list[Result]:
+        """Take these in and compute one step: for a caller who keeps the loop."""
+        return [*self._enter(window), *self._advance()]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._engine.idle and not self._not_ready and not self._cancelled
+
+    def _advance(self) -> Iterator[Result]:
+        yield from self._made_ready(wait=self._engine.idle)
+        if not self._engine.idle:
+            report = self._step()
+            yield from self._grown(report.grown)
+            for sequence in report.ended:
+                yield from self._ended(sequence)
+        self._between_steps()
+        cancelled, self._cancelled = self._cancelled, []
+        yield from cancelled
 
     def cancel(self, number: int) -> None:
         """Give a request up, wherever it is: its output comes next, with what it has written and

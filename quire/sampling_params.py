@@ -10,14 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 from typing import Any, ClassVar
 
 from quire.base.notes import warn
 from quire.errors import InvalidParams, NotSupported
+from quire.params.beam_search import BeamSearchParams
 from quire.params.output_kind import RequestOutputKind
 from quire.params.rules import (
     MAX_INT32,
     MAX_REPETITION_PENALTY,
+    MAX_SAMPLES,
     MAX_SEED,
     MIN_SEED,
     PARAMS_STATUS,
@@ -43,16 +46,24 @@ __all__ = [
     "RepetitionDetectionParams",
     "RequestOutputKind",
     "SamplingParams",
+    "SamplingType",
     "StructuredOutputsParams",
     "check_vocabulary",
 ]
 
-MAX_SAMPLES = 16384
 MAX_LOGPROB_TOKEN_IDS = 128
 LOWEST_TEMPERATURE = 0.01
 _FLAGS: tuple[str, ...] = ("ignore_eos", "flat_logprobs", "detokenize", "skip_clone")
 _FLAGS += ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 _NOT_HONOURED = [(name, s) for name, s in PARAMS_STATUS.items() if s.kind != "honoured"]
+
+
+class SamplingType(IntEnum):
+    """How tokens are drawn."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
 
 
 @dataclass(slots=True, repr=False)
@@ -100,6 +111,11 @@ class SamplingParams:
     logits_processors: list[Callable[..., Any]] | None = None
     truncate_prompt_tokens: int | None = None
     stream_interval: int | None = None
+    # Of later releases, likewise.
+    watermarking: bool | None = None
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: int | None = None
+    trace_decode_token_ids: list[int] | None = None
     # Filled in on the private copy, once a tokenizer is at hand.
     _bad_words_token_ids: list[list[int]] | None = field(default=None, init=False)
     # What the model never writes, and what it never begins an answer with.
@@ -226,12 +242,20 @@ class SamplingParams:
             if not isinstance(value, kind):
                 names = [t.__name__ for t in kind if t is not type(None)]
                 fail(InvalidParams, name, "a " + " or ".join(names), value)
+        if hasattr(self.prompt_logprob_token_ids, "tolist"):  # an array cannot be compared
+            self.prompt_logprob_token_ids = self.prompt_logprob_token_ids.tolist()
         for processor in self.logits_processors or ():
             if not callable(processor):
                 fail(InvalidParams, "logits_processors", "made of callables", processor)
         if self.structured_outputs is not None and self.guided_decoding is not None:
             rule = "None when structured_outputs is set"
             fail(InvalidParams, "guided_decoding", rule, self.guided_decoding)
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        if self.temperature == 0.0:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
     @property
     def num_logprobs(self) -> int | None:
@@ -314,35 +338,3 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, *, max_logprobs: i
         if wanted is not None and (vocab_size if wanted == -1 else wanted) > limit:
             hint = "LLM(max_logprobs=-1) allows the whole vocabulary."
             fail(InvalidParams, name, f"at most {limit}", wanted, hint)
-
-
-@dataclass(slots=True)
-class BeamSearchParams:
-    """How to search for the likeliest answers; scored and stopped as Transformers does."""
-
-    beam_width: int
-    max_tokens: int
-    ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
-    early_stopping: bool | str = field(default=False, kw_only=True)
-    n: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        e = InvalidParams
-        self.beam_width = whole(e, "beam_width", self.beam_width, low=1, high=MAX_SAMPLES)
-        self.max_tokens = whole(e, "max_tokens", self.max_tokens, low=1)
-        self.temperature = number(e, "temperature", self.temperature, low=0.0, high=2.0)
-        self.length_penalty = number(e, "length_penalty", self.length_penalty, low=-1e3, high=1e3)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            truth(e, name, getattr(self, name))
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            fail(e, "early_stopping", "True, False or 'never'", self.early_stopping)
-        if self.n is not None:
-            hint = "n answers are kept of beam_width."
-            self.n = whole(e, "n", self.n, low=1, high=self.beam_width, hint=hint)
-        constraint = self.structured_outputs
-        if constraint is not None and not isinstance(constraint, StructuredOutputsParams):
-            fail(e, "structured_outputs", "StructuredOutputsParams or None", constraint)

@@ -18,6 +18,7 @@ from quire.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     RequestStateStats,
     ScoringOutput,
@@ -122,5 +123,7 @@ def test_pooling_outputs_are_made_from_anything_with_numbers() -> None:
     tensor = SimpleNamespace(tolist=lambda: [0.25, 0.75])
     assert ClassificationOutput.from_base(PoolingOutput(tensor)).probs == [0.25, 0.75]
     assert ScoringOutput.from_base(PoolingOutput(SimpleNamespace(tolist=lambda: 0.5))).score == 0.5
-    request = EmbeddingRequestOutput("1", EmbeddingOutput([1.0]), [5], 0, True)
+    base = PoolingRequestOutput("1", PoolingOutput([1.0]), [5], 0, True)
+    request = EmbeddingRequestOutput.from_base(base)
+    assert type(request.outputs) is EmbeddingOutput and request.prompt_token_ids == [5]
     assert repr(request).startswith("EmbeddingRequestOutput(request_id='1'")

@@ -20,6 +20,7 @@ from quire.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
+    SamplingType,
     StructuredOutputsParams,
     check_vocabulary,
 )
@@ -211,11 +212,18 @@ KNOWN = (
 def test_fields_and_positions_are_those_scripts_know() -> None:
     known = KNOWN.split()
     older = ["best_of", "guided_decoding", "logits_processors", "truncate_prompt_tokens"]
-    older += ["stream_interval"]
-    assert list(SamplingParams.__struct_fields__) == known + older
-    assert set(PARAMS_STATUS) == set(known + older)
+    later = ["stream_interval", "watermarking", "prompt_logprob_token_ids"]
+    later += ["prompt_logprob_start", "trace_decode_token_ids"]
+    assert list(SamplingParams.__struct_fields__) == known + older + later
+    assert set(PARAMS_STATUS) == set(known + older + later)
     params = SamplingParams(2, 0.1, 0.2, 1.1, 0.5, 0.9, 40, 0.05, 7, "x")
     assert (params.n, params.temperature, params.top_k, params.seed) == (2, 0.5, 40, 7)
+
+
+def test_how_tokens_are_drawn_is_told() -> None:
+    assert SamplingParams(temperature=0, seed=3).sampling_type is SamplingType.GREEDY
+    assert SamplingParams().sampling_type is SamplingType.RANDOM
+    assert SamplingParams(seed=0).sampling_type is SamplingType.RANDOM_SEED
 
 
 def test_values_are_kept_in_one_plain_form() -> None:
@@ -282,6 +290,10 @@ REFUSED: list[dict[str, Any]] = [
     {"n": 2, "best_of": 3},
     {"thinking_token_budget": 0},
     {"thinking_token_budget": 100},
+    {"watermarking": True},
+    {"prompt_logprob_token_ids": np.zeros((2, 3), np.int64)},
+    {"prompt_logprob_start": 2},
+    {"trace_decode_token_ids": [5, 6]},
     {
         "repetition_detection": RepetitionDetectionParams(
             max_pattern_size=3, min_pattern_size=1, min_count=2

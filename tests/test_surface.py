@@ -30,7 +30,7 @@ TOP_NAMES = (
 TOP = TOP_NAMES.split()
 BY_MODULE = {
     "sampling_params": "SamplingParams BeamSearchParams StructuredOutputsParams "
-    "GuidedDecodingParams RequestOutputKind RepetitionDetectionParams",
+    "GuidedDecodingParams RequestOutputKind RepetitionDetectionParams SamplingType",
     "outputs": "RequestOutput CompletionOutput PoolingOutput EmbeddingRequestOutput",
     "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
     "inputs": "TextPrompt TokensPrompt PromptType",
@@ -88,13 +88,6 @@ def test_validation_errors_have_the_name_scripts_catch() -> None:
         quire.SamplingParams(top_p=2.0)
     assert (caught.value.parameter, caught.value.value) == ("top_p", 2.0)
     assert VLLMValidationError is InvalidRequest
-
-
-def test_what_is_not_built_says_so_when_used() -> None:
-    kind: Any = quire.LLMEngine
-    for use in (kind, kind.from_engine_args):
-        with pytest.raises(NotSupported, match="LLMEngine"):
-            use("anything", option=1)
 
 
 def test_asyncllm_has_the_module_name_scripts_import() -> None:

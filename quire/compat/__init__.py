@@ -28,7 +28,7 @@ MODULES = {
     },
     "engine.arg_utils": {"options": "AsyncEngineArgs EngineArgs"},
     "engine.async_llm_engine": {"session.async_llm": "AsyncLLMEngine"},
-    "engine.llm_engine": {"compat.not_built": "LLMEngine"},
+    "engine.llm_engine": {"session.llm_engine": "LLMEngine"},
     "entrypoints.chat_utils": {
         "compat.chat_template": "load_chat_template resolve_hf_chat_template=resolve_chat_template"
     },
@@ -57,7 +57,7 @@ MODULES = {
         "options": "AsyncEngineArgs",
         "session.async_llm": "AsyncLLM",
     },
-    "v1.engine.llm_engine": {"compat.not_built": "LLMEngine"},
+    "v1.engine.llm_engine": {"session.llm_engine": "LLMEngine"},
     "v1.metrics.reader": {"session.metrics": "Counter Gauge Histogram Metric Vector"},
     "v1.sample.logits_processor": {
         "sampling.batch_interface": f"{_PROCESSORS} AdapterLogitsProcessor RequestLogitsProcessor "

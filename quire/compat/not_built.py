@@ -24,12 +24,6 @@ class _NotBuilt:
         cls._refuse()
 
 
-class LLMEngine(_NotBuilt):
-    """A synchronous engine that is stepped by hand."""
-
-    way_out = "Use LLM.stream(prompts, params, tokens=True), or AsyncLLM."
-
-
 class NCCLWeightTransferEngine(_NotBuilt):
     """Weights sent to a server's ranks by NCCL."""
 

@@ -1,6 +1,6 @@
 """Whatever a caller may pass as prompts -> checked pieces.
 
-One prompt is a str, a list (or numpy array) of token ids, or a dictionary of forms.py. Several
+One prompt is a str, a list (or array, or tensor) of token ids, or a dictionary of forms.py. Several
 are any iterable of these, also a lazy one. Nothing is encoded here and nothing is written to.
 """
 
@@ -72,7 +72,7 @@ def split_prompts(prompts: Any) -> Iterable[Any]:
     split_prompts("a") gives ["a"], split_prompts([1, 2]) gives [[1, 2]], split_prompts([[1], "a"])
     is given back as it is. A column of texts (a numpy array, a Series) is taken as a list.
     """
-    prompts = _column_as_list(prompts)
+    prompts = _as_numpy(_column_as_list(prompts))
     if is_single(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -96,6 +96,13 @@ def _column_as_list(prompts: Any) -> Any:
     if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype.kind in "UOT":
         return prompts.tolist()
     return prompts
+
+
+def _as_numpy(given: Any) -> Any:
+    """A tensor as an array; whatever else it is, as it is."""
+    if isinstance(given, np.ndarray) or not hasattr(given, "__array__"):
+        return given
+    return np.asarray(given.cpu() if callable(getattr(given, "cpu", None)) else given)
 
 
 def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
@@ -137,13 +144,12 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
         return _from_mapping(
             given, vocab_size, _media_of(given) if with_media else None, with_media
         )
+    given = _as_numpy(given)
     if isinstance(given, np.ndarray | list | tuple) or (
         isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
     ):
         return ParsedPrompt(None, _checked_ids(given, vocab_size))
     hint = "; decode bytes to text first" if isinstance(given, bytes | bytearray) else ""
-    if hasattr(given, "tolist"):
-        hint = "; pass .tolist()"
     raise InvalidPrompt(
         f"a prompt is text, a list of token ids or a dict, not a {type(given).__name__}{hint}",
         parameter="prompt",
@@ -216,6 +222,7 @@ def _checked_text(text: Any) -> str:
 
 def _checked_ids(given: Any, vocab_size: int) -> Ints:
     """Token ids as int32, each one of the vocabulary."""
+    given = _as_numpy(given)
     packed = _from_list(given) if isinstance(given, list | tuple) else None
     ids: np.ndarray[Any, np.dtype[Any]]
     if packed is not None:

@@ -24,7 +24,11 @@ REFUSED: dict[str, dict[str, Any]] = {
         "data_parallel_multi_port_external_lb": False,
     },
     "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
+    "quire marks no text: leave it out.": {"watermark_config": None},
+    "Set max_num_seqs.": {"max_num_active_seqs": None},
+    "Nothing is turned away for lack of room: bound what you pass.": {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
     "quire runs text generation models: leave it out.": {
+        "engram_config": None,
         "io_processor_plugin": None,
         "diffusion_config": None,
     },
@@ -43,9 +47,27 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Leave it out: how a checkpoint's weights were rounded is read from its own files.": {
         "quantization_config": None,
         "kv_cache_dtype_skip_layers": [],
+        "mm_encoder_attn_dtype": None,
+        "mm_encoder_fp8_scale_path": None,
+        "mm_encoder_fp8_scale_save_path": None,
+        "mm_encoder_fp8_scale_save_margin": 1.5,
         "calculate_kv_scales": False,
         "quantization_param_path": None,
     },
+    "Leave it out: states of recurrent layers are kept as the model computes them.": {
+        "mamba_config": None,
+        "mamba_cache_dtype": "auto",
+        "mamba_ssm_cache_dtype": "auto",
+        "enable_mamba_cache_stochastic_rounding": False,
+        "mamba_cache_philox_rounds": 0,
+    },
+    "Say in mm_processor_kwargs how much of a video is read (fps, num_frames), or pass the frames "
+    "themselves.": {
+        "media_io_kwargs": {},
+        "video_pruning_rate": None,
+        "video_pruning_method": "evs",
+    },
+    "Use embed() of a model that embeds.": {"mm_encoder_only": False},
     "Set max_model_len to the window's size instead.": {"disable_sliding_window": False},
     "Use a smaller model, a 16-bit dtype or a smaller KV pool (kv_cache_memory_bytes).": {
         "cpu_offload_gb": 0,
@@ -70,6 +92,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "enable_tower_connector_lora": False,
         "enable_mixed_moe_lora_format": False,
         "enable_moe_shared_loras": False,
+        "max_lora_cls_labels": None,
     },
     "An adapter has the model's dtype, and changes every module that its tensors name.": {
         "lora_dtype": "auto",
@@ -83,6 +106,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Only token ids, text and logprobs are returned.": {
         "enable_return_routed_experts": False,
         "return_sampling_mask": False,
+        "aux_output_config": None,
     },
     "Noise comes from the request's seed alone; set SamplingParams.seed to repeat a text.": {
         "use_fp64_gumbel": False,
@@ -90,6 +114,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "Exchange weights by name: LLM.collective_rpc with a function that calls load_weights.": {
         "weight_transfer_config": None,
+        "sleep_preserve_parameter_names": [],
     },
     "quire runs no classes of its caller inside the engine.": {
         "worker_cls": "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from quire.errors import InvalidParams, QuireError
 from quire.params.output_kind import RequestOutputKind
@@ -160,16 +160,40 @@ class PoolingRequestOutput(Generic[Pooled]):
         )
 
 
-class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+class _Made(PoolingRequestOutput[Pooled]):
+    """One whose `outputs` are made of those of encode()."""
+
+    _kind: Any
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        made: Any = None if output.error is not None else cls._kind.from_base(output.outputs)
+        return cls(
+            output.request_id,
+            made,
+            output.prompt_token_ids,
+            output.num_cached_tokens,
+            output.finished,
+            error=output.error,
+        )
+
+
+class EmbeddingRequestOutput(_Made[EmbeddingOutput]):
     """An embedding of one prompt."""
 
+    _kind = EmbeddingOutput
 
-class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+
+class ClassificationRequestOutput(_Made[ClassificationOutput]):
     """The class probabilities of one prompt."""
 
+    _kind = ClassificationOutput
 
-class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+
+class ScoringRequestOutput(_Made[ScoringOutput]):
     """The score of one pair of texts."""
+
+    _kind = ScoringOutput
 
 
 def _vector(pooling_output: PoolingOutput) -> list[float]:

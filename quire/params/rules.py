@@ -20,6 +20,7 @@ from quire.errors import InvalidRequest
 ErrorType = type[InvalidRequest]
 
 MAX_INT32 = 2**31 - 1
+MAX_SAMPLES = 16384
 MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
 # With temperatures of at least 0.01 these keep float32 logits finite: 1e30 x 1e6 / 0.01 < 3.4e38.
 MAX_BIAS, MAX_REPETITION_PENALTY = 1e30, 1e6
@@ -223,6 +224,12 @@ PARAMS_STATUS: dict[str, Status] = {
     **_refused(
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
         "answers with the highest cumulative_logprob.",
+        watermarking="quire marks no text: leave it out.",
+        prompt_logprob_token_ids="Ask for prompt_logprobs and look the tokens up, or for "
+        "score_continuations.",
+        prompt_logprob_start="Ask for prompt_logprobs: cached prefixes are used there too.",
+        trace_decode_token_ids="Tokens that are known are scored by score_continuations, or by "
+        "prompt_logprobs with them at the end of the prompt.",
         thinking_token_budget="A thinking budget is not built yet: bound the answer by max_tokens.",
         repetition_detection="Repetition detection is not built yet: use repetition_penalty or "
         "frequency_penalty, or bound the answer by max_tokens.",

@@ -82,6 +82,9 @@ class StructuredOutputsParams:
     def all_constraints_none(self) -> bool:
         return all(getattr(self, name) is None for name in _CONSTRAINTS)
 
+    def all_non_structural_tag_constraints_none(self) -> bool:
+        return self.structural_tag is not None or self.all_constraints_none()
+
 
 @dataclass(slots=True)
 class GuidedDecodingParams(StructuredOutputsParams):

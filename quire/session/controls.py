@@ -142,6 +142,8 @@ class NotBuiltMethods:
     preprocess_chat = not_built(
         "preprocess_chat", "Use chat(), or get_tokenizer().apply_chat_template()."
     )
+    release_kv_cache_memory = not_built("release_kv_cache_memory", "Use sleep(level=1).")
+    shutdown_weight_transfer_engine = not_built("shutdown_weight_transfer_engine", _WEIGHTS)
     init_weight_transfer_engine = not_built("init_weight_transfer_engine", _WEIGHTS)
     start_weight_update = not_built("start_weight_update", _WEIGHTS)
     update_weights = not_built("update_weights", _WEIGHTS)

@@ -201,33 +201,8 @@ class EngineThread:
         if asked.given_up:
             answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
             return RequestOutput(asked.request_id, None, None, None, [answer], True)
-        item = for_row("its prompt was read", self._made, asked, asked.params)
+        item = for_row("its prompt was read", read_asked, self._session, asked)
         return item.error if isinstance(item, Refused) else item
-
-    def _made(self, asked: Asked, params: SamplingParams | PoolingParams) -> Request | Refused:
-        if isinstance(params, PoolingParams):
-            [priority] = priorities_of([asked.priority], 0, 1)
-            made = self._session.read_pooling(
-                asked.prompt,
-                params,
-                asked.tokenization_kwargs,
-                priority,
-                lora_request=asked.lora_request,
-            )
-            return made if isinstance(made, Refused) else replace(made, background=asked.background)
-        read = self._session.intake.read_watched(
-            asked.prompt,
-            params,
-            priority=asked.priority,
-            tokenization_kwargs=asked.tokenization_kwargs,
-            background=asked.background,
-            chat=asked.chat,
-            with_tools=asked.tools,
-            adapters=self._session.asked_adapters(asked.lora_request),
-        )
-        if asked.search is None or isinstance(read, Refused):
-            return read
-        return replace(read, search=asked.search)
 
     def _between_steps(self) -> None:
         if self._inbox.closed:
@@ -241,3 +216,28 @@ class EngineThread:
         news, self._news = self._news, []
         if news:
             self._hand_over(news)
+
+
+def read_asked(session: Session, asked: Asked) -> Request | Refused:
+    """The request that is asked for, or why there is none."""
+    params = asked.params
+    if isinstance(params, PoolingParams):
+        [priority] = priorities_of([asked.priority], 0, 1)
+        made = session.read_pooling(
+            *(asked.prompt, params, asked.tokenization_kwargs, priority),
+            lora_request=asked.lora_request,
+        )
+        return made if isinstance(made, Refused) else replace(made, background=asked.background)
+    read = session.intake.read_watched(
+        asked.prompt,
+        params,
+        priority=asked.priority,
+        tokenization_kwargs=asked.tokenization_kwargs,
+        background=asked.background,
+        chat=asked.chat,
+        with_tools=asked.tools,
+        adapters=session.asked_adapters(asked.lora_request),
+    )
+    if asked.search is None or isinstance(read, Refused):
+        return read
+    return replace(read, search=asked.search)

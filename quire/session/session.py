@@ -54,7 +54,7 @@ class Session:
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
         config, facts = model.config, model.facts
-        self._turns = Turns()
+        self.turns = Turns()
         self._times = StepTimes(model.spec)
         self._lengths = OutputLengths()
         self._metrics = Metrics(model.name, config.max_model_len)
@@ -128,11 +128,11 @@ class Session:
         return self.media.sound_rate
 
     def turn(self) -> AbstractContextManager[None]:
-        return self._turns.turn()
+        return self.turns.turn()
 
     def check(self) -> None:
         """Refuse what cannot work: a closed engine, or one from before a fork."""
-        self._turns.check()
+        self.turns.check()
 
     def run(
         self, windows: Iterable[Window], between_steps: Callable[[], None]
@@ -246,12 +246,12 @@ class Session:
 
     def forget_media(self) -> None:
         """Forget every encoded item."""
-        with self._turns.turn(needs_all=False):
+        with self.turns.turn(needs_all=False):
             self.engine.scheduler.media.clear()
 
     def forget_prefixes(self) -> bool:
         """Forget every cached prefix."""
-        with self._turns.turn(needs_all=False):
+        with self.turns.turn(needs_all=False):
             return self.engine.scheduler.pool.forget_cache()
 
     @cached_property
@@ -268,7 +268,7 @@ class Session:
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Read and write text with another tokenizer; what was cached is forgotten."""
         made = tokenizer_of(tokenizer)
-        with self._turns.turn(needs_all=False):
+        with self.turns.turn(needs_all=False):
             self._guides.close()
             self.model = replace(self.model, tokenizer=made)
             self._guides = self._make_guides()
@@ -285,12 +285,12 @@ class Session:
             raise InvalidOption(
                 f"level is 0, 1 or 2, not {level!r}", parameter="level", value=level
             )
-        with self._turns.turn(needs_all=False):
+        with self.turns.turn(needs_all=False):
             if level == 0:
-                self._turns.asleep |= {"scheduling"}
+                self.turns.asleep |= {"scheduling"}
                 return
             # Marked first: whatever fails on the way down, waking puts it in order.
-            self._turns.asleep |= {*PARTS}
+            self.turns.asleep |= {*PARTS}
             self.engine.scheduler.pool.forget_cache()
             self.engine.scheduler.media.clear()
             self.model.executor.sleep(keep_weights=level == 1)
@@ -305,21 +305,21 @@ class Session:
                 parameter="tags",
                 value=tags,
             )
-        with self._turns.turn(needs_all=False):
+        with self.turns.turn(needs_all=False):
             for part in PARTS:
-                if part in wanted & self._turns.asleep:
+                if part in wanted & self.turns.asleep:
                     self.model.executor.wake_up(part)
-                    self._turns.asleep -= {part}
-            self._turns.asleep -= wanted & {"scheduling"}
+                    self.turns.asleep -= {part}
+            self.turns.asleep -= wanted & {"scheduling"}
 
     @property
     def is_sleeping(self) -> bool:
-        return bool(self._turns.asleep)
+        return bool(self.turns.asleep)
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Exchange weights by name; what was cached of the old ones is forgotten."""
-        with self._turns.turn(needs_all=False):
-            if "weights" in self._turns.asleep:
+        with self.turns.turn(needs_all=False):
+            if "weights" in self.turns.asleep:
                 raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
             self.engine.scheduler.pool.forget_cache()
             self.engine.scheduler.media.clear()
@@ -334,11 +334,11 @@ class Session:
 
     @property
     def is_closed(self) -> bool:
-        return self._turns.closed
+        return self.turns.closed
 
     def close(self) -> None:
-        if not self._turns.closed:
-            self._turns.closed = True
+        if not self.turns.closed:
+            self.turns.closed = True
             self.model.executor.close()
             self._guides.close()
             self.media.close()

@@ -6,10 +6,14 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from quire.errors import EngineAsleep, EngineBusy, EngineClosed
 from quire.sampling.lanes import on_behalf_of
 from quire.session.collector import rare_full_collections
+
+if TYPE_CHECKING:
+    from quire.session.stepping import Stepping
 
 
 class Turns:
@@ -20,12 +24,14 @@ class Turns:
         self._owner: int | None = None
         self._process = os.getpid()
         self.closed = False
+        self.stepping: Stepping | None = None  # requests that stay in the engine between calls
         self.asleep: frozenset[str] = frozenset()  # what sleep() took and wake_up() brings back
 
     @contextmanager
-    def turn(self, *, needs_all: bool = True) -> Iterator[None]:
+    def turn(self, *, needs_all: bool = True, stepping: bool = False) -> Iterator[None]:
         """Wait for the turn and hold it; raises where waiting would be for ever. `needs_all`: it
-        cannot be done while anything sleeps."""
+        cannot be done while anything sleeps. `stepping`: it is one of the calls between which
+        requests stay in the engine; whatever else is called needs it empty."""
         self.check()
         if self._owner is not None and self._owner in (threading.get_ident(), on_behalf_of()):
             raise EngineBusy(
@@ -38,6 +44,11 @@ class Turns:
             if needs_all and self.asleep:
                 raise EngineAsleep(
                     f"this LLM sleeps ({', '.join(sorted(self.asleep))}): call wake_up() first"
+                )
+            if self.stepping is not None and not stepping:
+                raise EngineBusy(
+                    "requests of add_request are not finished: call step() until "
+                    "has_unfinished_requests() is False, or abort_request() with their ids, first"
                 )
             self._owner = threading.get_ident()
             try:

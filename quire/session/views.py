@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.config import SchedulerFacts
+from quire.session.metrics import Metric
+from quire.session.step_methods import StepMethods
 from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ class SpeculationView:
     num_accepted: int
 
 
-class EngineView(RestingView):
+class EngineView(StepMethods, RestingView):
     """`llm.llm_engine`, as far as scripts look into it."""
 
     def __init__(self, session: Session) -> None:
@@ -121,11 +124,17 @@ class EngineView(RestingView):
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         return self.model_executor.collective_rpc(method, *args, **kwargs)
 
-    def get_num_unfinished_requests(self) -> int:
-        return self._session.engine.scheduler.num_unfinished
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return self._session.supported_tasks
 
-    def has_unfinished_requests(self) -> bool:
-        return self.get_num_unfinished_requests() > 0
+    def get_metrics(self) -> list[Metric]:
+        return self._session.read_metrics()
+
+    def reset_mm_cache(self) -> None:
+        self._session.forget_media()
+
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
+        return self.collective_rpc(lambda worker: func(worker.get_model()))
 
     def get_model_config(self) -> ModelConfigView:
         return self.model_config

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quire.errors import InvalidParams, InvalidPrompt, InvalidRequest, NotSupported, PromptTooLong
 from quire.inputs import TextPrompt, TokensPrompt
@@ -59,6 +60,8 @@ def test_every_form_of_a_prompt_gives_a_request(maker: RequestMaker, byte_bpe: T
         {"prompt_token_ids": np.array(ids), "prompt": "the dog"},
         {"prompt": "the dog", "multi_modal_data": None, "mm_processor_kwargs": {}},
         {"prompt": "the dog", "cache_salt": "tenant"},
+        torch.tensor(ids),
+        {"prompt_token_ids": torch.tensor(ids)},
     ]
     params = [SamplingParams().checked_copy()] * len(forms)
     requests = maker.make(forms, params, first_number=7, arrival=1.5)
@@ -67,7 +70,7 @@ def test_every_form_of_a_prompt_gives_a_request(maker: RequestMaker, byte_bpe: T
         assert request.prompt_ids.tolist() == ids and request.prompt_ids.dtype == np.int32
         assert (request.number, request.arrival) == (number, 1.5)
     assert [r.prompt for r in requests if isinstance(r, Request)] == [
-        *("the dog" if at in (0, 6, 8, 9, 10) else None for at in range(11))
+        *("the dog" if at in (0, 6, 8, 9, 10) else None for at in range(13))
     ]
     assert isinstance(requests[10], Request) and requests[10].cache_salt == "tenant"
 
@@ -90,6 +93,9 @@ def test_one_prompt_is_told_from_several() -> None:
     assert list(split_prompts("ab")) == ["ab"]
     assert list(split_prompts([1, 2])) == [[1, 2]]
     assert list(split_prompts([])) == []
+    (row,) = split_prompts(torch.tensor([1, 2]))
+    assert row.tolist() == [1, 2]
+    assert [row.tolist() for row in split_prompts(torch.eye(2, dtype=int))] == [[1, 0], [0, 1]]
     with pytest.raises(InvalidPrompt, match="prompts is a object"):
         split_prompts(object())
 
@@ -132,7 +138,7 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ({1, 2}, InvalidPrompt, "set"),
     (iter([1]), InvalidPrompt, "iterator"),
     (len, InvalidPrompt, "builtin"),
-    (np.int64(3), InvalidPrompt, "tolist"),
+    (np.int64(3), InvalidPrompt, "0 dimensions"),
     ([-1], InvalidPrompt, "token 0 is -1"),
     ([5, -7, -9], InvalidPrompt, "token 1 is -7"),
     ([10**6], InvalidPrompt, "token 0 is 1000000"),
