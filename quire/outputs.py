@@ -106,8 +106,8 @@ class ChoiceChances:
 
 @dataclass
 class CompletionOutput:
-    """One answer. finish_reason is "stop", "length", "abort" or "error"; stop_reason is the
-    stop string or stop token id that ended it, None for the end-of-sequence token. `text` is
+    """One answer. finish_reason is "stop", "length", "abort", "repetition" or "error"; stop_reason
+    is the stop string or stop token id that ended it, None for the end-of-sequence token. `text` is
     all of it; `content` is what `reasoning` and `tool_calls` leave. The dicts of `logprobs` are
     made when they are first asked for."""
 

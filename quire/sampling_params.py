@@ -258,6 +258,11 @@ class SamplingParams:
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
     @property
+    def detects_repetition(self) -> bool:
+        detection = self.repetition_detection
+        return detection is not None and detection.max_pattern_size > 0
+
+    @property
     def num_logprobs(self) -> int | None:
         """How many logprobs come with each token, besides the sampled one's."""
         if self.logprobs is None and self.logprob_token_ids is not None:
@@ -313,8 +318,6 @@ def _asks_nothing(params: SamplingParams, name: str) -> bool:
     value = getattr(params, name)
     if name == "best_of":
         return value is None or value == params.n
-    if name == "repetition_detection":
-        return value is None or value.max_pattern_size == 0
     return value is None or (name != "thinking_token_budget" and not value)
 
 

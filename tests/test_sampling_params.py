@@ -294,11 +294,6 @@ REFUSED: list[dict[str, Any]] = [
     {"prompt_logprob_token_ids": np.zeros((2, 3), np.int64)},
     {"prompt_logprob_start": 2},
     {"trace_decode_token_ids": [5, 6]},
-    {
-        "repetition_detection": RepetitionDetectionParams(
-            max_pattern_size=3, min_pattern_size=1, min_count=2
-        )
-    },
 ]
 
 

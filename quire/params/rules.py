@@ -214,6 +214,8 @@ PARAMS_STATUS: dict[str, Status] = {
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
         logits_processors="Functions (output ids, logits) or (prompt ids, output ids, logits) "
         "that return the row's logits; they come before everything else.",
+        repetition_detection="Ends an answer whose last tokens are the same few over and over, with "
+        'finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
         extra_args="For the classes of LLM(logits_processors=...), which read them.",
     ),
     **_moot(
@@ -231,7 +233,5 @@ PARAMS_STATUS: dict[str, Status] = {
         trace_decode_token_ids="Tokens that are known are scored by score_continuations, or by "
         "prompt_logprobs with them at the end of the prompt.",
         thinking_token_budget="A thinking budget is not built yet: bound the answer by max_tokens.",
-        repetition_detection="Repetition detection is not built yet: use repetition_penalty or "
-        "frequency_penalty, or bound the answer by max_tokens.",
     ),
 }

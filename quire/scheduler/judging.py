@@ -81,5 +81,7 @@ def _judge_each(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
         row = int(drawn.rows[i])
         sequence = rows.sequence(row)
         tokens = drawn.tokens[i, : drawn.counts[i]].tolist()
-        drawn.kept[i] = judge(sequence, tokens, int(rows.known[row] - rows.num_prompt[row]))
+        written = rows.output_ids(row) if sequence.request.params.detects_repetition else None
+        num_outputs = int(rows.known[row] - rows.num_prompt[row])
+        drawn.kept[i] = judge(sequence, tokens, num_outputs, written)
         drawn.ended[i] = sequence.finish_reason is not None

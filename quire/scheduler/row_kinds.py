@@ -38,7 +38,8 @@ class RowKind:
         stop_ids[: len(stops)] = stops[:STOP_COLUMNS]
         guided = guide is not None and not walks
         paced = is_paced or guided
-        visited = watch is not None or guided or len(stops) > STOP_COLUMNS
+        detects = request.params.detects_repetition
+        visited = watch is not None or guided or len(stops) > STOP_COLUMNS or detects
         must_step = request.watched or brings_much(request.params)
         # Of one that Python judges the device does not know where it ends, and its processors
         # would see tokens behind that.
@@ -46,13 +47,13 @@ class RowKind:
         return RowKind(
             stop_ids=stop_ids,
             guided=guided,
-            follows=guided and watch is None,
+            follows=guided and watch is None and not detects,
             jumps=guided and guide is not None and guide.may_force,
             paced=paced,
             stepwise=paced or must_step,
             pauses=paced and not (must_step or tries),
             tries=tries,
-            may_stop=bool(stops) or watch is not None or walks,
+            may_stop=bool(stops) or watch is not None or walks or detects,
             visited=visited,
             scored=request.params.num_logprobs is not None,
         )

@@ -1,9 +1,9 @@
 """When a sequence ends, and why: end-of-sequence, stop ids, stop strings, length.
 
 Per token, in this order: nothing stops before `min_tokens` outputs exist; then an eos or stop
-id, then a stop string, then the end of its grammar, then the length. Ids are judged for all rows
-at once, as arrays; rows that Python visits anyway (stop strings, grammars, many stop ids) are
-judged one by one.
+id, then a stop string, then the end of its grammar, then the length, then repetition. Ids are
+judged for all rows at once, as arrays; rows that Python visits anyway (stop strings, grammars, many
+stop ids, repetition) are judged one by one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from quire.base.boundary import for_row
 from quire.errors import QuireError
 from quire.request import Ints, Request
+from quire.scheduler.repetition import is_repeating
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide, Sequence
 
@@ -25,6 +26,7 @@ AcceptAll = Callable[[Many[Guide], Many[int]], Many[bool]]
 
 # The stop reason of an answer that reached max_tokens in the middle of its grammar.
 UNFINISHED = "unfinished_structured_output"
+REPEATED = "repetition_detected"
 
 
 def num_kept(
@@ -67,20 +69,25 @@ def stop_by_last(sequence: Sequence) -> None:
         sequence.finish_reason = "length"
 
 
-def judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
+def judge(
+    sequence: Sequence, tokens: list[int], num_outputs: int, written: Ints | None = None
+) -> int:
     """How many of `tokens` a visited sequence keeps; sets its finish reason if it ends there.
 
-    `num_outputs` = how many it had before. Finds stop strings by feeding the text watch. One whose
-    text or grammar cannot go on ends alone, without these tokens.
+    `num_outputs` = how many it had before. Finds stop strings by feeding the text watch, and
+    repetition where that is wanted and `written`, its tokens before, is given. One whose text or
+    grammar cannot go on ends alone, without these tokens.
     """
-    kept = for_row("its text was followed", _judge, sequence, tokens, num_outputs)
+    kept = for_row("its text was followed", _judge, sequence, tokens, num_outputs, written)
     if isinstance(kept, QuireError):
         sequence.finish_reason, sequence.error = "error", kept
         return 0
     return kept
 
 
-def _judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
+def _judge(
+    sequence: Sequence, tokens: list[int], num_outputs: int, written: Ints | None
+) -> int:
     request, watch, guide = sequence.request, sequence.watch, sequence.guide
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
@@ -97,6 +104,12 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
             sequence.finish_reason, sequence.stop_reason = "stop", matched
             return kept
         if _is_over(sequence, total):
+            return kept
+        detection = request.params.repetition_detection
+        if written is None or detection is None or total < request.params.min_tokens:
+            continue
+        if is_repeating(np.append(written, np.asarray(tokens[:kept], np.int32)), detection):
+            sequence.finish_reason, sequence.stop_reason = "repetition", REPEATED
             return kept
     return len(tokens)
 

@@ -20,7 +20,7 @@ from quire.scheduler.scheduler import Scheduler
 Counts = npt.NDArray[np.int_]
 
 MOST_OBSERVED = 512  # observations kept before they are sorted into buckets
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
