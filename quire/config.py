@@ -8,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.params.pooling import PoolerConfig as PoolerConfig  # under the name scripts know
+from quire.params.given_configs import (  # these are here under the names scripts know
+    AttentionConfig as AttentionConfig,
+)
+from quire.params.given_configs import CompilationConfig as CompilationConfig
+from quire.params.given_configs import KVTransferConfig as KVTransferConfig
+from quire.params.given_configs import ProfilerConfig as ProfilerConfig
+from quire.params.given_configs import WeightTransferConfig as WeightTransferConfig
+from quire.params.pooling import PoolerConfig as PoolerConfig
 from quire.params.structured import StructuredOutputsConfig
 
 

@@ -33,7 +33,7 @@ HAVE_THEIR_OWN_TEST = {
     *("shared_prefix.py", "demo.py", "images.py", "charts.py"),
     *("sounds.py", "transcribe.py", "video.py"),
 }
-PAGES = {"outputs": 5, "clients": 5}  # blocks of Python, which are one script together
+PAGES = {"outputs": 5, "clients": 6}  # blocks of Python, which are one script together
 # One process for all, each as a program of its own in a folder of its own: importing torch takes
 # longer than most of them.
 RUN_EACH = """

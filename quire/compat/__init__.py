@@ -43,16 +43,24 @@ MODULES = {
     "lora.request": {"params.lora": "LoRARequest"},
     "model_executor.models": {"compat.model_registry": "ModelRegistry"},
     "model_executor.models.registry": {"compat.model_registry": "ModelRegistry"},
+    "multimodal": {"inputs": "MultiModalDataDict"},
+    "multimodal.inputs": {"inputs": "MultiModalDataDict MultiModalUUIDDict"},
     "platforms": {"compat.script_parts": "current_platform"},
     "pooling_params": {"params.pooling": "PoolingParams"},
     "renderers.hf": {"compat.chat_template": "resolve_chat_template"},
     "sequence": {"logprobs": "Logprob PromptLogprobs SampleLogprobs"},
-    "tokenizers": {"compat.tokenizers": "get_tokenizer"},
-    "transformers_utils.tokenizer": {"compat.tokenizers": "get_tokenizer"},
+    "tokenizers": {"compat.tokenizers": "TokenizerLike get_tokenizer"},
+    "transformers_utils.tokenizer": {
+        "compat.tokenizers": "AnyTokenizer=TokenizerLike get_tokenizer"
+    },
     "usage.usage_lib": {"compat.script_parts": "UsageContext"},
-    "utils": {"compat.script_parts": "FlexibleArgumentParser get_ip get_open_port random_uuid"},
+    "utils": {
+        "compat.script_parts": "Counter FlexibleArgumentParser get_ip get_open_port random_uuid"
+    },
     "utils.argparse_utils": {"compat.script_parts": "FlexibleArgumentParser"},
+    "utils.counter": {"compat.script_parts": "Counter"},
     "utils.network_utils": {"compat.script_parts": "get_ip get_open_port"},
+    "utils.print_utils": {"compat.script_parts": "print_embeddings"},
     "v1.engine.async_llm": {
         "options": "AsyncEngineArgs",
         "session.async_llm": "AsyncLLM",
@@ -122,7 +130,17 @@ class _OtherName:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        sys.modules[name] = import_module(f"quire{name.removeprefix('vllm')}")
+        own = f"quire{name.removeprefix('vllm')}"
+        try:
+            sys.modules[name] = import_module(own)
+        except ModuleNotFoundError as error:
+            if error.name is None or not own.startswith(error.name):
+                raise  # something that the module itself needs
+            raise ModuleNotFoundError(
+                f"{name} is not among the modules that quire has for programs written for vLLM: "
+                "docs/clients.md lists them",
+                name=name,
+            ) from None
 
 
 def is_vllm() -> bool:

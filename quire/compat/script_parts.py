@@ -84,6 +84,26 @@ def init_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+class Counter:
+    """0, 1, 2, ...: numbers for requests."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.counter = start
+
+    def __next__(self) -> int:
+        self.counter += 1
+        return self.counter - 1
+
+    def reset(self) -> None:
+        self.counter = 0
+
+
+def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
+    """Its first 16 numbers, and how many there are."""
+    shown = ", ".join(map(str, embeds[:16])) + (", ..." if len(embeds) > 16 else "")
+    print(f"{prefix}: [{shown}] (size={len(embeds)})")  # noqa: T201
+
+
 def random_uuid() -> str:
     return uuid.uuid4().hex
 

@@ -8,6 +8,8 @@ from typing import Any
 from quire.errors import NotSupported
 from quire.params.rules import show
 
+TokenizerLike = Any  # what scripts write as the type of a tokenizer
+
 
 def get_tokenizer(
     tokenizer_name: str | os.PathLike[str],

@@ -34,6 +34,7 @@ def pooler_config(name: str, value: Any) -> dict[str, Any]:
         else:
             raise NotSupported(
                 f"{name}: {str(key)[:60]!r} is not built. It takes pooling_type (CLS, MEAN, LAST) "
-                "and use_activation."
+                "and use_activation; a task is asked for by encode(pooling_task=...), dimensions "
+                "by PoolingParams(dimensions=...)."
             )
     return found

@@ -26,7 +26,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
     "quire marks no text: leave it out.": {"watermark_config": None},
     "Set max_num_seqs.": {"max_num_active_seqs": None},
-    "Nothing is turned away for lack of room: bound what you pass.": {"max_num_queued_reqs": None, "max_num_queued_tokens": None},
+    "Nothing is turned away for lack of room: bound what you pass.": {
+        "max_num_queued_reqs": None,
+        "max_num_queued_tokens": None,
+    },
     "quire runs text generation models: leave it out.": {
         "engram_config": None,
         "io_processor_plugin": None,

@@ -60,10 +60,22 @@ class PoolingOutput:
 
 @dataclass(slots=True)
 class PoolerConfig:
-    """How states become an embedding: `LLM(..., pooler_config=PoolerConfig(...))`."""
+    """How states become an embedding: `LLM(..., pooler_config=PoolerConfig(...))`, which refuses
+    what it does not follow."""
 
     pooling_type: str | None = None
     use_activation: bool | None = None
+    seq_pooling_type: str | None = None
+    tok_pooling_type: str | None = None
+    task: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+    enable_chunked_processing: bool | None = None
+    max_embed_len: int | None = None
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
 
 
 class EmbeddingOutput:
