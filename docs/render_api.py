@@ -29,8 +29,8 @@ Every option and parameter is one of three:
 - **moot**: accepted, with one warning when set, because it changes speed or logging alone;
 - **refused**: `NotSupported` when set to anything but its default, naming what to do instead.
 
-An unknown option is an error that suggests the nearest known one, and an unknown parameter is a
-TypeError. `None` always stands for the default. A value that breaks a rule raises
+An unknown option or parameter is an `UnknownOption` (a TypeError, too) that names the nearest known
+one. `None` always stands for the default. A value that breaks a rule raises
 `InvalidOption` or `InvalidParams` (both are ValueErrors, with `.parameter` and `.value`).
 """
 

@@ -165,7 +165,8 @@ class BatchError(_WithOutputs):
         first = min(errors)
         rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
         super().__init__(
-            f"{rows} of {len(outputs)} failed; the first is prompt {first}: {errors[first]} "
+            f"{rows} of {len(outputs)} failed; the first is prompt {first}: "
+            f"{str(errors[first]).removeprefix(f'prompt {first}: ')} "
             '(.outputs holds every row, on_error="return" returns them)',
             outputs,
         )

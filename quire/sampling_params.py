@@ -39,6 +39,7 @@ from quire.params.structured import (
     RepetitionDetectionParams,
     StructuredOutputsParams,
 )
+from quire.params.unknown import names_unknown
 
 __all__ = [
     "BeamSearchParams",
@@ -321,6 +322,7 @@ def _asks_nothing(params: SamplingParams, name: str) -> bool:
     return value is None or (name != "thinking_token_budget" and not value)
 
 
+names_unknown(SamplingParams)
 SamplingParams.__struct_fields__ = tuple(f.name for f in fields(SamplingParams) if f.init)
 sign_as_made(SamplingParams.from_optional, SamplingParams)
 _DEFAULT = SamplingParams()

@@ -42,6 +42,20 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield made
 
 
+def test_a_wrong_call_says_what_to_call_instead(llm: LLM) -> None:
+    broken = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a"))
+    calls: list[tuple[Any, str]] = [
+        (lambda: llm.generate([{"role": "user", "content": "x"}]), r"for chat\(\)"),
+        (lambda: llm.generate([["a", "b"]]), "one flat list"),
+        (lambda: llm.generate("a", broken, use_tqdm=False), "is prompt 0: regex"),
+        (lambda: llm.generate("a", tokenization_kwargs={"zzz": 1}), "max_length"),
+        (lambda: llm.plan("a", probe="x"), "probe must be an integer"),
+    ]
+    for call, words in calls:
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
 # ------------------------------------------------------------------ what is read off the engine
 
 
@@ -181,7 +195,7 @@ def test_metrics_count_what_was_done(tmp_path: Path) -> None:
     assert fine > 0 and found["vllm:generation_tokens"].value == 4 * 5
     assert found["vllm:prefix_cache_hits"].value == 2 * 64
     assert found["vllm:prefix_cache_queries"].value == 3 * 65 + fine
-    assert reasons == {"stop": 0, "length": 4, "abort": 0, "error": 1}
+    assert reasons == {"stop": 0, "length": 4, "abort": 0, "error": 1, "repetition": 0}
     assert isinstance(found["vllm:num_requests_running"], Gauge)
     assert found["vllm:num_requests_running"].value == found["vllm:kv_cache_usage_perc"].value == 0
     lengths = found["vllm:request_generation_tokens"]

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import InvalidParams, NotSupported, QuireError, QuireWarning
+from quire.errors import InvalidParams, NotSupported, QuireError, QuireWarning, UnknownOption
+from quire.options import EngineArgs
+from quire.params.pooling import PoolingParams
 from quire.params.rules import PARAMS_STATUS
 from quire.sampling_params import (
     BeamSearchParams,
@@ -194,9 +196,24 @@ def test_any_value_in_any_field_is_taken_or_refused_by_type(name: str, value: An
             SamplingParams(**{name: value}).checked_copy()
 
 
-def test_an_unknown_parameter_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="use_beam_search"):
-        SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("made", "name", "meant"),
+    [
+        (SamplingParams, "temprature", "'temperature'"),
+        (SamplingParams, "use_beam_search", "beam_search"),
+        (SamplingParams, "max_new_tokens", "max_tokens"),
+        (SamplingParams, "guided_json", "structured_outputs"),
+        (SamplingParams, "zzz", "docs/api.md"),
+        (PoolingParams, "dimension", "'dimensions'"),
+        (EngineArgs, "max_modl_len", "'max_model_len'"),
+    ],
+)
+def test_an_unknown_parameter_is_a_type_error_with_the_way_out(
+    made: Any, name: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{made.__name__} takes no '{name}'.*{meant}") as caught:
+        made(**{name: 1})
+    assert isinstance(caught.value, UnknownOption) and caught.value.parameter == name
 
 
 KNOWN = (

@@ -289,7 +289,7 @@ def test_objects_for_options_say_what_they_were_given() -> None:
 
     with pytest.warns(QuireWarning, match="compilation_config=CompilationCo"):
         parse_options({"compilation_config": CompilationConfig(3, use_inductor=False)})
-    with pytest.raises(NotSupported, match="KVTransferConfig"):
+    with pytest.raises(NotSupported, match="KVTransferCon"):
         parse_options({"kv_transfer_config": KVTransferConfig(kv_role="kv_both")})
     with pytest.raises(NotSupported, match="encode"):
         parse_options({"pooler_config": PoolerConfig(task="embed")})

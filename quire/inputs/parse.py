@@ -167,6 +167,8 @@ def _from_mapping(
         if key not in _KEYS and key not in _REFUSED:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KEYS)}"
+            if key in ("role", "content", "messages"):
+                meant = "; conversations, lists of messages, are for chat()"
             raise InvalidPrompt(
                 f"a prompt has no key {key!r}{meant}", parameter="prompt", value=key
             )
@@ -277,9 +279,11 @@ def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:
             if isinstance(value, bool) or not isinstance(value, int | np.integer)
         )
         shown = repr(value) if isinstance(value, bool | float) else "a " + type(value).__name__
+        rule = "token ids are ints, and a list that begins with a number is one prompt of token ids"
+        if isinstance(value, str):
+            rule = "a list in the list of prompts is token ids; texts stand in one flat list"
         raise InvalidPrompt(
-            f"token {at} is {shown}; token ids are ints, and a list that begins with a number is "
-            "one prompt of token ids",
+            f"token {at} is {shown}; {rule}",
             parameter="prompt_token_ids",
             value=value,
         )

@@ -28,7 +28,8 @@ def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
     for name in given:
         if name not in _TOKENIZATION:
             near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_TOKENIZATION)}"
+            known = ", ".join((*_TOKENIZATION, "truncation", "max_length", "padding"))
+            meant = f"did you mean {near[0]!r}?" if near else f"known: {known}"
             raise InvalidRequest(
                 f"tokenization_kwargs has no {name!r}; {meant}",
                 parameter="tokenization_kwargs",

@@ -11,6 +11,7 @@ from quire.errors import InvalidOption
 from quire.options.checks import text
 from quire.options.parse import Options, parse_options
 from quire.options.table import OPTIONS
+from quire.params.unknown import names_unknown
 
 
 class _EngineArgs:
@@ -84,11 +85,13 @@ if TYPE_CHECKING:
         def __init__(self, model: str, **options: Any) -> None: ...
 
 else:
-    EngineArgs = dataclasses.make_dataclass(
-        "EngineArgs",
-        [("model", str), *map(_field, OPTIONS)],
-        bases=(_EngineArgs,),
-        namespace={"__module__": __name__, "__doc__": _EngineArgs.__doc__},
-        repr=False,
+    EngineArgs = names_unknown(
+        dataclasses.make_dataclass(
+            "EngineArgs",
+            [("model", str), *map(_field, OPTIONS)],
+            bases=(_EngineArgs,),
+            namespace={"__module__": __name__, "__doc__": _EngineArgs.__doc__},
+            repr=False,
+        )
     )
 AsyncEngineArgs = EngineArgs

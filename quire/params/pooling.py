@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from quire.errors import InvalidParams, QuireError
 from quire.params.output_kind import RequestOutputKind
 from quire.params.rules import one_of, truth, whole
+from quire.params.unknown import names_unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
+@names_unknown
 @dataclass(slots=True)
 class PoolingParams:
     """What a pooling model is asked for."""

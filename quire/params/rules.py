@@ -123,7 +123,8 @@ def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         fail(error, name, "a list of token ids", value)
     if not _plain_ids(value):
-        value = [whole(error, name, token, low=0, high=MAX_INT32) for token in value]
+        hint = "It is a list of token ids."
+        value = [whole(error, name, token, low=0, high=MAX_INT32, hint=hint) for token in value]
     return list(dict.fromkeys(value))
 
 

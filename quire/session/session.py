@@ -16,6 +16,7 @@ from quire.inputs.continuations import ContinuationReader
 from quire.inputs.given_tokenizer import tokenizer_of
 from quire.options import Options
 from quire.params.pooling import PoolingParams
+from quire.params.rules import whole
 from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Plan
 from quire.plan.planner import Planner
@@ -161,6 +162,8 @@ class Session:
         between_steps: Callable[[], None],
     ) -> Plan:
         """The plan of these prompts, after running `probe` of them where that is wanted."""
+        if probe is not None:
+            probe = whole(InvalidOption, "probe", probe, low=0)
         windows, _ = self.intake.read(prompts, params, strict=True)
         requests = [r for window in windows for r in window if not isinstance(r, Refused)]
         if probe is None:

@@ -246,7 +246,7 @@ class _Hub:
         if offline():
             return (
                 f"{repo!r}{at} is not in the Hub cache, and HF_HUB_OFFLINE is set. Unset it, "
-                "or give the path of a local copy."
+                f"or give the path of a local copy, or one of the aliases {', '.join(ALIASES)}."
             )
         if kind == "GatedRepoError":
             return f"{repo!r} is gated: accept its terms on the Hub, then set HF_TOKEN. {reason}"

@@ -1,0 +1,50 @@
+"""What is said of a keyword that a class does not take: the nearest one that it does."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from typing import Any
+
+from quire.errors import UnknownOption
+from quire.params.rules import show
+
+_STRUCTURED = "Say it as structured_outputs=StructuredOutputsParams(...)."
+_BEAMS = "Beams are searched by LLM.beam_search(prompts, BeamSearchParams(...))."
+# Words of other libraries, and of older scripts.
+_INSTEAD = {
+    "max_new_tokens": "It is max_tokens here.",
+    "max_length": "It is max_tokens here, of the answer alone.",
+    "do_sample": "temperature=0 is greedy, above 0 it samples.",
+    "num_return_sequences": "It is n here.",
+    "stop_sequences": "It is stop here.",
+    **dict.fromkeys(("use_beam_search", "length_penalty", "early_stopping", "num_beams"), _BEAMS),
+    **dict.fromkeys(
+        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        _STRUCTURED,
+    ),
+}
+
+
+def names_unknown(made: Any) -> Any:
+    """A class whose constructor says what was meant by a keyword that it does not know."""
+    init = made.__init__
+    known = [*inspect.signature(init).parameters][1:]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **keywords: Any) -> None:
+        for name in keywords:
+            if name not in known:
+                raise _unknown(made.__name__, name, keywords[name], known)
+        init(self, *args, **keywords)
+
+    made.__init__ = checked
+    return made
+
+
+def _unknown(owner: str, name: str, value: Any, known: list[str]) -> UnknownOption:
+    if (hint := _INSTEAD.get(name) if owner == "SamplingParams" else None) is None:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."
+    return UnknownOption(f"{owner} takes no {show(name)}. {hint}", parameter=name, value=value)
