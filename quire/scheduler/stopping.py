@@ -85,9 +85,7 @@ def judge(
     return kept
 
 
-def _judge(
-    sequence: Sequence, tokens: list[int], num_outputs: int, written: Ints | None
-) -> int:
+def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Ints | None) -> int:
     request, watch, guide = sequence.request, sequence.watch, sequence.guide
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept

@@ -95,7 +95,10 @@ def test_one_prompt_is_told_from_several() -> None:
     assert list(split_prompts([])) == []
     (row,) = split_prompts(torch.tensor([1, 2]))
     assert row.tolist() == [1, 2]
-    assert [row.tolist() for row in split_prompts(torch.eye(2, dtype=int))] == [[1, 0], [0, 1]]
+    assert [row.tolist() for row in split_prompts(torch.eye(2, dtype=torch.int64))] == [
+        [1, 0],
+        [0, 1],
+    ]
     with pytest.raises(InvalidPrompt, match="prompts is a object"):
         split_prompts(object())
 
