@@ -84,7 +84,7 @@ def test_within_a_grammar_and_a_stream(llm: LLM) -> None:
         max_tokens=40,
         structured_outputs=StructuredOutputsParams(regex="(ab)+x"),
         repetition_detection=RepetitionDetectionParams(4, 1, 4),
-        logit_bias={token: -100.0 for token in llm.get_tokenizer().encode("x")},
+        logit_bias=dict.fromkeys(llm.get_tokenizer().encode("x"), -100.0),
     )
     [output] = llm.generate("The river", params, use_tqdm=False)
     assert output.outputs[0].finish_reason == "repetition"

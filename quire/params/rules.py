@@ -215,8 +215,8 @@ PARAMS_STATUS: dict[str, Status] = {
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
         logits_processors="Functions (output ids, logits) or (prompt ids, output ids, logits) "
         "that return the row's logits; they come before everything else.",
-        repetition_detection="Ends an answer whose last tokens are the same few over and over, with "
-        'finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
+        repetition_detection="Ends an answer whose last tokens are the same few again and again, "
+        'with finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
         extra_args="For the classes of LLM(logits_processors=...), which read them.",
     ),
     **_moot(
