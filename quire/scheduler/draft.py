@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.request import Ints
+from quire.scheduler.rows import counted_out
 from quire.step import Assigned, RowStart, Slice
 
 
@@ -59,8 +60,6 @@ class Draft:
         if self.runs:
             rows, firsts, counts = np.array(self.runs, np.int32).T
             # Runs (4, 7, 2) and (5, 0, 1) -> rows [4 4 5], indices [7 8 0].
-            ends = np.cumsum(counts, dtype=np.int32)
-            nth = np.arange(ends[-1], dtype=np.int32)
-            indices = nth - np.repeat(ends - counts - firsts, counts)
+            indices = np.repeat(firsts, counts) + counted_out(counts)
             self.entries.append((np.repeat(rows, counts), indices))
             self.runs.clear()

@@ -21,7 +21,7 @@ from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.scheduler.draft import Draft
 from quire.scheduler.row_starts import RowStarts
-from quire.scheduler.rows import NOT_STALE, Rows
+from quire.scheduler.rows import NOT_STALE, Rows, counted_out
 from quire.scheduler.sequence import Sequence
 
 ALL_PUBLISHED = np.iinfo(np.int32).max  # of blocks, so that none is published any more
@@ -214,8 +214,7 @@ class Placements:
         rows = self.rows
         # Rows [4 7] that lack [2 1] -> rows [4 4 7], indices [n4 n4+1 n7].
         repeated = np.repeat(at, lacking)
-        nth = np.arange(len(repeated)) - np.repeat(np.cumsum(lacking) - lacking, lacking)
-        indices = (rows.num_blocks[repeated] + nth).astype(np.int32)
+        indices = rows.num_blocks[repeated] + counted_out(lacking)
         blocks = self.pool.take_columns(len(repeated))
         rows.widen_blocks(int(indices.max()) + 1)
         rows.blocks[:, repeated, indices] = blocks

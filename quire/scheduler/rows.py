@@ -37,6 +37,12 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
     return wide
 
 
+def counted_out(counts: Ints) -> Ints:
+    """Each count as the numbers below it: [2 0 3] -> [0 1 0 1 2]."""
+    nth = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return nth.astype(np.int32)
+
+
 class Rows:
     """One place per running sequence. Placements are numbered, so a result that comes home after
     its row went to another sequence is recognised."""

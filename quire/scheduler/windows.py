@@ -17,7 +17,7 @@ import numpy.typing as npt
 from quire.cache.groups import WindowGroups
 from quire.request import Ints
 from quire.scheduler.placements import Placements
-from quire.scheduler.rows import Rows
+from quire.scheduler.rows import Rows, counted_out
 
 
 class PastWindows:
@@ -67,8 +67,7 @@ class PastWindows:
         rows, mine = self._rows, slice(groups.first, groups.last)
         # Rows [4 7] that give [2 1] back -> rows [4 4 7], indices [g4 g4+1 g7].
         repeated = np.repeat(at, count)
-        nth = np.arange(len(repeated)) - np.repeat(np.cumsum(count) - count, count)
-        indices = rows.given_back[groups.first, repeated] + nth
+        indices = rows.given_back[groups.first, repeated] + counted_out(count)
         blocks: npt.NDArray[np.int32] = rows.blocks[mine, repeated, indices]
         rows.blocks[mine, repeated, indices] = -1
         rows.given_back[mine, at] += count
