@@ -1,4 +1,4 @@
-"""The scheduler of a loaded model, and what makes its requests."""
+"""What a session has of a loaded model: its scheduler, what makes its requests, and the like."""
 
 from __future__ import annotations
 
@@ -32,6 +32,25 @@ def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -
         make_masks=guides.make_masks,
         accept_all=guides.accept_all,
         hold_adapter=None if adapters is None else adapters.hold,
+    )
+
+
+def make_guides(model: LoadedModel) -> Guides:
+    return Guides(
+        model.tokenizer,
+        vocab_size=model.spec.vocab_size,
+        eos_ids=model.eos_ids,
+        config=model.config.structured_outputs,
+        handles=model.executor.handles,
+    )
+
+
+def make_media(model: LoadedModel) -> SessionMedia:
+    return SessionMedia(
+        model.media,
+        model.tokenizer,
+        pass_tokens=model.config.max_num_batched_tokens,
+        hidden_size=model.spec.hidden_size,
     )
 
 

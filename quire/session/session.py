@@ -28,14 +28,12 @@ from quire.sampling_params import BeamSearchParams
 from quire.session.adapters import AskedAdapters, asked_adapters
 from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
-from quire.session.guides import Guides
 from quire.session.hf_config import config_object
 from quire.session.intake import Intake
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.loaded_model import LoadedModel
 from quire.session.loading import load
-from quire.session.making import make_maker, make_scheduler
-from quire.session.media import SessionMedia
+from quire.session.making import make_guides, make_maker, make_media, make_scheduler
 from quire.session.metrics import Metric, Metrics
 from quire.session.observing import observe_step
 from quire.session.param_copies import Params
@@ -59,7 +57,7 @@ class Session:
         self._times = StepTimes(model.spec)
         self._lengths = OutputLengths()
         self._metrics = Metrics(model.name, config.max_model_len)
-        self._guides = self._make_guides()
+        self._guides = make_guides(self.model)
         self.engine = Engine(
             make_scheduler(self.model, self._lengths, self._guides),
             model.executor,
@@ -77,7 +75,7 @@ class Session:
         )
         self._results = Results(model.tokenizer)
         self.pooling = make_pooling(model)
-        self.media = self._make_media()
+        self.media = make_media(self.model)
         self.intake = Intake(
             make_maker(self.model, self.media),
             model.default_params,
@@ -103,25 +101,6 @@ class Session:
         writes = ("generate",) if self.model.no_text is None else ()
         scores = ("score",) if self.pooling.spec.is_cross_encoder else ()
         return (*writes, *self.pooling.tasks, *scores)
-
-    def _make_media(self) -> SessionMedia:
-        model = self.model
-        return SessionMedia(
-            model.media,
-            model.tokenizer,
-            pass_tokens=model.config.max_num_batched_tokens,
-            hidden_size=model.spec.hidden_size,
-        )
-
-    def _make_guides(self) -> Guides:
-        model = self.model
-        return Guides(
-            model.tokenizer,
-            vocab_size=model.spec.vocab_size,
-            eos_ids=model.eos_ids,
-            config=model.config.structured_outputs,
-            handles=model.executor.handles,
-        )
 
     @property
     def sound_rate(self) -> int | None:
@@ -274,12 +253,12 @@ class Session:
         with self.turns.turn(needs_all=False):
             self._guides.close()
             self.model = replace(self.model, tokenizer=made)
-            self._guides = self._make_guides()
+            self._guides = make_guides(self.model)
             self.engine.reset(make_scheduler(self.model, self._lengths, self._guides))
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
             self.media.close()
-            self.media = self._make_media()
+            self.media = make_media(self.model)
             self.intake.use(make_maker(self.model, self.media), made)
 
     def sleep(self, level: int) -> None:
