@@ -89,7 +89,7 @@ class Scheduler:
         self.guesses = guesses_of(placements, waiting, limits.speculation, times)
         self._past_windows = PastWindows(placements)
         self._beams = Beams(placements, expected_output)
-        self._scoring = Scoring(pool, placements, waiting.add_again)
+        self._scoring = Scoring(placements, waiting)
         self._forking = Forking(placements, self._scoring, waiting, expected_output, clock)
         self._chunks = Chunks(
             placements, self._scoring, self._beams, self._forking, self.media, self._reports

@@ -14,19 +14,17 @@ a path are in the order of its targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from quire.cache.pool import BlockPool
 from quire.cache.scores import BlockScores
 from quire.errors import InvalidLogits
 from quire.request import Request
 from quire.scheduler.placements import Placements
-from quire.scheduler.rows import Rows
 from quire.scheduler.score_tree import ScoreTree
 from quire.scheduler.sequence import Sequence
+from quire.scheduler.waiting import Waiting
 from quire.step import Scores, Targets, join_scores
 
 
@@ -107,11 +105,9 @@ class _Promise:
 class Scoring:
     """Keeps the scores of rows, and those of their whole blocks beside the blocks."""
 
-    def __init__(
-        self, pool: BlockPool, placements: Placements, queue_again: Callable[[Sequence], None]
-    ) -> None:
-        self._pool, self._placements, self._queue_again = pool, placements, queue_again
-        self._rows: Rows = placements.rows
+    def __init__(self, placements: Placements, waiting: Waiting) -> None:
+        self._pool, self._rows = placements.pool, placements.rows
+        self._placements, self._waiting = placements, waiting
         self._promises: dict[int, list[_Promise]] = {}  # by placement
         self._borrowed: dict[int, list[BlockScores]] = {}  # by placement, the first block first
 
@@ -193,7 +189,7 @@ class Scoring:
             return False
         sequence = self._rows.sequence(row)
         if not self._take_borrowed(sequence, self._borrowed.pop(placement, [])):
-            self._queue_again(self._placements.end(row))
+            self._waiting.add(self._placements.end(row), again=True)
             return False
         sequence.scores.append(scores)
         sequence.num_scored += len(scores)

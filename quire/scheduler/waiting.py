@@ -104,9 +104,6 @@ class Waiting:
         if number := sequence.request.adapter_number:
             self._num_unparked[number] += 1
 
-    def add_again(self, sequence: Sequence) -> None:
-        self.add(sequence, again=True)
-
     def remove(self, sequence: Sequence) -> None:
         """Take it out."""
         if sequence.parked:  # what holds it is emptied when the adapter's turn comes
