@@ -28,7 +28,7 @@ def refusal(message: str, source: GrammarSource, ask: Ask) -> InvalidGrammar:
 
     `ask` gives llguidance's word on a grammar: "" or what is wrong with it.
     """
-    first = message[:_MAX_READ].split("\n<", 1)[0].strip()
+    first = _IN_LARK.sub("", message[:_MAX_READ].split("\n<", 1)[0].strip())
     if first.startswith("panic:"):
         text = (
             "too many rules or symbols for llguidance"
@@ -215,6 +215,8 @@ def _patterns(said: re.Match[str], schema: Any) -> str:
     return f"unsupported keyword 'pattern' at {path}: too many patterns for one text; remove some"
 
 
+# What stands before the word on a schema that was put into Lark (source.py).
+_IN_LARK = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 _EDGE = re.compile(r"lookarounds not supported yet; (\w+)")
 # What else says the same, or nearly so; other keywords can but be removed.
 _WAYS_OUT = {

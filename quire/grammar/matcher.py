@@ -158,11 +158,6 @@ class GrammarMatcher:
         self._ended(_why(error, self.num_tokens) if _is_limit(error) else refused)
         return False
 
-    def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, could be accepted one after the other."""
-        self._check()
-        return self._ll.validate_tokens(list(token_ids))
-
     def forced(self) -> list[int]:
         """The tokens that must come next, spelled as the tokenizer spells their text.
 
@@ -183,15 +178,6 @@ class GrammarMatcher:
             self._check()
         self._own_lexer = False  # from now on it is shared
         return GrammarMatcher(self.grammar, self._ll.deep_copy(), self.share, self._token_ids)
-
-    def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
-        self._check()
-        if not 0 <= num_tokens <= len(self._token_ids):
-            raise ValueError(f"cannot go back {num_tokens} of {len(self._token_ids)} tokens")
-        del self._token_ids[len(self._token_ids) - num_tokens :]
-        if num_tokens and not self._ll.rollback(num_tokens):
-            self._recover()
 
     def give_up(self, why: str) -> GrammarFailed:
         """End here; the error is raised from then on."""

@@ -174,19 +174,19 @@ class RegularGrammar:
 class RegularMatcher:
     """One sequence's place in a regular grammar; as GrammarMatcher (matcher.py)."""
 
-    __slots__ = ("_grammar", "_ll", "_num_told", "_states", "_token_ids", "error")
+    __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "state")
 
     def __init__(self, grammar: RegularGrammar) -> None:
         self._grammar = grammar
         self.error: GrammarFailed | None = None
-        self._states, self._token_ids = [0], list[int]()
+        self.state, self._token_ids = 0, list[int]()
         self._ll: LLMatcher | None = None  # made when something may be forced
         self._num_told = 0  # tokens that it knows of
 
     @property
     def place(self) -> tuple[RegularGrammar, int]:
         """The same for matchers that have the same mask."""
-        return self._grammar, self._states[-1]
+        return self._grammar, self.state
 
     @property
     def may_force(self) -> bool:
@@ -197,27 +197,23 @@ class RegularMatcher:
         return self._grammar.walkable
 
     @property
-    def state(self) -> int:
-        return self._states[-1]
-
-    @property
     def num_tokens(self) -> int:
         return len(self._token_ids)
 
     @property
     def is_complete(self) -> bool:
         """Whether the text so far fulfils the grammar and may end here."""
-        return self.error is None and self._grammar.accepts(self._states[-1])
+        return self.error is None and self._grammar.accepts(self.state)
 
     @property
     def is_stopped(self) -> bool:
         """Whether nothing but an end token may follow; false once there is an error."""
-        return self.error is None and self._grammar.ends(self._states[-1])
+        return self.error is None and self._grammar.ends(self.state)
 
     def fill(self, bits: Bits) -> None:
         """Write the mask of allowed tokens: bit t % 32 of bits[t // 32] allows token t."""
         self._check()
-        mask = self._grammar.mask(self._states[-1])
+        mask = self._grammar.mask(self.state)
         check_mask(bits, len(mask))
         forced = self.forced()
         bits[:] = 0 if forced else mask
@@ -230,31 +226,19 @@ class RegularMatcher:
         """Go on with this token. False if it is not allowed here: then `error` is set and the
         matcher is of no more use."""
         self._check()
-        before = self._states[-1]
-        state = self._grammar.step(before, token_id)
+        state = self._grammar.step(self.state, token_id)
         if state == DEAD:
             self.give_up(f"token {token_id} is not allowed after the {self.num_tokens} so far")
             return False
-        if not self._grammar.ends(before):  # an end token after the end leaves no trace
-            self._states.append(state)
+        if not self._grammar.ends(self.state):  # an end token after the end leaves no trace
+            self.state = state
             self._token_ids.append(token_id)
         return True
-
-    def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, could be accepted one after the other."""
-        self._check()
-        state = self._states[-1]
-        for count, token in enumerate(token_ids):
-            state = self._grammar.step(state, token)
-            if state == DEAD:
-                return count
-        return len(token_ids)
 
     def forced(self) -> list[int]:
         """The tokens that must come next, spelled as the tokenizer spells their text."""
         self._check()
-        state = self._states[-1]
-        if state == _END or not self._grammar.forces[state]:
+        if self.state == _END or not self._grammar.forces[self.state]:
             return []
         if self._ll is None:
             self._ll, self._num_told = self._grammar.grammar.first(), 0
@@ -268,18 +252,8 @@ class RegularMatcher:
         """A matcher at the same place that goes its own way."""
         self._check()
         other = RegularMatcher(self._grammar)
-        other._states, other._token_ids = self._states[:], self._token_ids[:]
+        other.state, other._token_ids = self.state, self._token_ids[:]
         return other
-
-    def rollback(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
-        self._check()
-        if not 0 <= num_tokens <= len(self._token_ids):
-            raise ValueError(f"cannot go back {num_tokens} of {len(self._token_ids)} tokens")
-        kept = len(self._token_ids) - num_tokens
-        del self._token_ids[kept:], self._states[kept + 1 :]
-        if self._num_told > kept:
-            self._ll = None
 
     def give_up(self, why: str) -> GrammarFailed:
         """End here; the error is raised from then on."""

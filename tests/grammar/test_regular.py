@@ -52,8 +52,6 @@ def walk(grammar: CompiledGrammar, vocab_size: int, ends: frozenset[int], seed: 
         theirs.fill(other)
         assert np.array_equal(mine, other), where
         ids = allowed_ids(theirs, vocab_size).tolist()
-        some = [rng.choice(ids) for _ in range(3)]
-        assert ours.num_allowed(some) == theirs.num_allowed(some) or ends & set(some), where
         token = rng.choice(ids)
         if ours.is_stopped or (token in ends and rng.random() < 0.8):
             return step
@@ -197,7 +195,7 @@ def test_what_is_too_large_is_left_alone(regex: str) -> None:
     assert part is None or automaton_of(part) is None
 
 
-def test_forks_and_steps_back_and_tokens_that_may_not_come(
+def test_forks_and_tokens_that_may_not_come(
     compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
 ) -> None:
     grammar = compiled(compiler, r"\d{2}-[a-z]{2,9}!")
@@ -207,14 +205,12 @@ def test_forks_and_steps_back_and_tokens_that_may_not_come(
     rng = random.Random(1)
     while one.num_tokens < 3:
         one.accept(rng.choice(allowed_ids(one, vocab_size).tolist()))
-    other = one.fork()
     before = allowed_ids(one, vocab_size).tolist()
+    other = one.fork()
+    assert allowed_ids(other, vocab_size).tolist() == before and other.forced() == one.forced()
     for _ in range(2):
         other.accept(rng.choice(allowed_ids(other, vocab_size).tolist()))
-    other.rollback(2)
-    assert allowed_ids(other, vocab_size).tolist() == before and other.forced() == one.forced()
-    with pytest.raises(ValueError, match="cannot go back 9"):
-        other.rollback(9)
+    assert allowed_ids(one, vocab_size).tolist() == before
     fresh = grammar.matcher()
     assert not fresh.accept(letter)
     assert isinstance(fresh.error, GrammarFailed) and "not allowed after the 0" in str(fresh.error)
