@@ -233,6 +233,12 @@ _WAYS_OUT = {
     "$dynamicRef": "write $ref, with the path of what is meant",
     "$recursiveRef": "write $ref, with the path of what is meant",
 }
+
+
+def _too_large(said: re.Match[str], schema: Any) -> str:
+    return "it holds a number that is larger than any float; write a smaller one"
+
+
 _EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] = (
     (r"Unimplemented keys: (\[.*?\])", _unsupported),
@@ -250,6 +256,7 @@ _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] =
     (r"(?:.*?)regex parse error:\n(.*?)\n.*", _pattern),
     (r"(?:.*?)lookarounds not supported", _edges),
     (r"Unable to determine if regex is empty", _patterns),
+    (r"(?:.*?)number out of range", _too_large),
     (r"oneOf constraints are not supported", _one_of),
     (r"min/maxProperties only supported", _properties),
     (r"patternProperty regexes", _disjoint),

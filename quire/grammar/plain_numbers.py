@@ -51,7 +51,7 @@ def bounds_of(schema: dict[str, Any]) -> Bounds | None:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < _LARGEST
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def whole_number(bounds: Bounds) -> str | None:

@@ -225,7 +225,7 @@ def _leave_out_whole_bound(node: dict[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) in (int, float) and abs(value) < 2**53
 
 
 def _pattern(regex: str, path: Path) -> str:

@@ -53,7 +53,8 @@ def _forced_tokens(
 ) -> dict[int, list[int]] | None:
     """The tokens that are forced in each state with a single way on. What they are depends on the
     state alone, so llguidance is led there byte by byte. None where it cannot be."""
-    forces = np.flatnonzero(automaton.forces)
+    is_forced = automaton.forces
+    forces = np.flatnonzero(is_forced)
     if not len(forces):
         return {}
     came_from = _parents(automaton, leads)
@@ -71,7 +72,7 @@ def _forced_tokens(
             if not first.consume_token(int(by_byte[byte])):
                 return None
             path.append(state)
-        if automaton.forces[state]:
+        if is_forced[state]:
             found[state] = list(first.compute_ff_tokens())
     return found
 
