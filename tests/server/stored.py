@@ -6,9 +6,11 @@ The app, the guard, the translator, the database and the journals are the real o
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import inspect
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from quire.server.services import EngineStats, Services, Settings
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEYS = ("sk-quire-first-of-two-keys", "sk-quire-second-of-two-keys")
 MODEL = "fake"
+ClientTest = Callable[..., Awaitable[None]]
 
 
 class FakeEngine:
@@ -188,6 +191,40 @@ async def serving(
                 yield Client(http, service, engine)
     finally:
         service.close()
+
+
+def with_server(
+    folder: Path, test: ClientTest, engine: FakeEngine | None = None, **stored: Any
+) -> None:
+    async def main() -> None:
+        async with serving(folder, engine, **stored) as client:
+            await test(client)
+
+    asyncio.run(main())
+
+
+def served(
+    engine: Callable[[], FakeEngine] = FakeEngine, **stored: Any
+) -> Callable[[ClientTest], Callable[..., None]]:
+    """For a test that is a client of a server in its own folder: `client` is its first argument,
+    the others are fixtures."""
+
+    def made(test: ClientTest) -> Callable[..., None]:
+        parameters = dict(inspect.signature(test).parameters)
+        del parameters["client"]
+        wants_folder = "tmp_path" in parameters
+        parameters["tmp_path"] = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
+
+        @functools.wraps(test)
+        def run(tmp_path: Path, **fixtures: Any) -> None:
+            given = {**fixtures, "tmp_path": tmp_path} if wants_folder else fixtures
+            with_server(tmp_path, functools.partial(test, **given), engine(), **stored)
+
+        ordered = sorted(parameters.values(), key=lambda each: each.kind)
+        run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        return run
+
+    return made
 
 
 def chat_line(number: int | str, text: str, **body: Any) -> dict[str, Any]:

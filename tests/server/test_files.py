@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,9 @@ from quire.openai_api.errors import ApiError
 from quire.server import receiving
 from quire.server.batch_service import BatchService, StoreSettings
 from quire.server.multipart import FormReader
-from tests.server.stored import Client, FakeEngine, chats, serving
+from tests.server.stored import Client, chats, served, with_server
 
 FORM = "multipart/form-data; boundary=B"
-
-
-def with_server(folder: Path, test: Callable[[Client], Awaitable[None]], **more: Any) -> None:
-    async def main() -> None:
-        async with serving(folder, **more) as client:
-            await test(client)
-
-    asyncio.run(main())
 
 
 def stored_bytes(folder: Path) -> list[bytes]:
@@ -35,50 +27,45 @@ def stored_bytes(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in found if path.is_file()]
 
 
-def test_a_file_comes_back_as_it_was_sent(tmp_path: Path) -> None:
+@served()
+async def test_a_file_comes_back_as_it_was_sent(client: Client, tmp_path: Path) -> None:
     data = os.urandom(3 << 20) + b"\r\n--B--\r\n"
-
-    async def test(client: Client) -> None:
-        file = (await client.upload(data, name="many.jsonl")).json()
-        assert file["object"] == "file" and file["status"] == "processed"
-        assert file["bytes"] == len(data) and file["filename"] == "many.jsonl"
-        assert file["expires_at"] - file["created_at"] == 30 * 86400
-        assert (await client.http.get(f"/v1/files/{file['id']}")).json() == file
-        found = await client.http.get(f"/v1/files/{file['id']}/content")
-        assert found.content == data and found.headers["content-length"] == str(len(data))
-        assert stored_bytes(tmp_path) == [data]
-        gone = await client.http.delete(f"/v1/files/{file['id']}")
-        assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
-        assert (await client.http.get(f"/v1/files/{file['id']}")).status_code == 404
-        assert (await client.http.delete(f"/v1/files/{file['id']}")).status_code == 404
-        assert stored_bytes(tmp_path) == []
-
-    with_server(tmp_path, test)
+    file = (await client.upload(data, name="many.jsonl")).json()
+    assert file["object"] == "file" and file["status"] == "processed"
+    assert file["bytes"] == len(data) and file["filename"] == "many.jsonl"
+    assert file["expires_at"] - file["created_at"] == 30 * 86400
+    assert (await client.http.get(f"/v1/files/{file['id']}")).json() == file
+    found = await client.http.get(f"/v1/files/{file['id']}/content")
+    assert found.content == data and found.headers["content-length"] == str(len(data))
+    assert stored_bytes(tmp_path) == [data]
+    gone = await client.http.delete(f"/v1/files/{file['id']}")
+    assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
+    assert (await client.http.get(f"/v1/files/{file['id']}")).status_code == 404
+    assert (await client.http.delete(f"/v1/files/{file['id']}")).status_code == 404
+    assert stored_bytes(tmp_path) == []
 
 
-def test_files_are_listed_by_purpose_and_in_pages(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        assert (await client.http.get("/v1/files")).json() == {
-            "object": "list",
-            "data": [],
-            "first_id": None,
-            "last_id": None,
-            "has_more": False,
-        }
-        made = []
-        for purpose in ("batch", "user_data", "batch"):
-            made.append((await client.upload(b"x", purpose=purpose)).json()["id"])
-        listed = (await client.http.get("/v1/files")).json()
-        assert [file["id"] for file in listed["data"]] == made[::-1]
-        only = (await client.http.get("/v1/files?purpose=user_data")).json()
-        assert [file["id"] for file in only["data"]] == [made[1]]
-        page = (await client.http.get(f"/v1/files?order=asc&limit=1&after={made[0]}")).json()
-        assert [file["id"] for file in page["data"]] == [made[1]] and page["has_more"]
-        batch = await client.batch(chats(2))
-        outputs = (await client.http.get("/v1/files?purpose=batch_output")).json()["data"]
-        assert [file["id"] for file in outputs] == [batch["output_file_id"]]
-
-    with_server(tmp_path, test)
+@served()
+async def test_files_are_listed_by_purpose_and_in_pages(client: Client) -> None:
+    assert (await client.http.get("/v1/files")).json() == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
+    made = []
+    for purpose in ("batch", "user_data", "batch"):
+        made.append((await client.upload(b"x", purpose=purpose)).json()["id"])
+    listed = (await client.http.get("/v1/files")).json()
+    assert [file["id"] for file in listed["data"]] == made[::-1]
+    only = (await client.http.get("/v1/files?purpose=user_data")).json()
+    assert [file["id"] for file in only["data"]] == [made[1]]
+    page = (await client.http.get(f"/v1/files?order=asc&limit=1&after={made[0]}")).json()
+    assert [file["id"] for file in page["data"]] == [made[1]] and page["has_more"]
+    batch = await client.batch(chats(2))
+    outputs = (await client.http.get("/v1/files?purpose=batch_output")).json()["data"]
+    assert [file["id"] for file in outputs] == [batch["output_file_id"]]
 
 
 @pytest.mark.parametrize(
@@ -93,41 +80,35 @@ def test_files_are_listed_by_purpose_and_in_pages(tmp_path: Path) -> None:
         "\u202etxt.exe",
     ],
 )
-def test_a_name_is_shown_without_what_could_act(tmp_path: Path, name: str) -> None:
+@served()
+async def test_a_name_is_shown_without_what_could_act(client: Client, name: str) -> None:
     form = (
         b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--B\r\n'
         b'Content-Disposition: form-data; name="file"; filename="' + name.encode() + b'"\r\n\r\n'
         b"x\r\n--B--\r\n"
     )
-
-    async def test(client: Client) -> None:
-        found = await client.http.post("/v1/files", content=form, headers={"content-type": FORM})
-        if "\r\n" in name:  # such a header is none
-            assert found.status_code in (200, 400)
-            assert "set-cookie" not in found.headers
-            return
-        file = found.json()
-        assert found.status_code == 200 and file["filename"].isprintable() and file["filename"]
-        assert "/" not in file["filename"] and "\\" not in file["filename"]
-        content = await client.http.get(f"/v1/files/{file['id']}/content")
-        assert content.headers["content-disposition"].isascii()
-        assert '"' not in content.headers["content-disposition"]
-
-    with_server(tmp_path, test)
+    found = await client.http.post("/v1/files", content=form, headers={"content-type": FORM})
+    if "\r\n" in name:  # such a header is none
+        assert found.status_code in (200, 400)
+        assert "set-cookie" not in found.headers
+        return
+    file = found.json()
+    assert found.status_code == 200 and file["filename"].isprintable() and file["filename"]
+    assert "/" not in file["filename"] and "\\" not in file["filename"]
+    content = await client.http.get(f"/v1/files/{file['id']}/content")
+    assert content.headers["content-disposition"].isascii()
+    assert '"' not in content.headers["content-disposition"]
 
 
-def test_ids_lead_to_no_path(tmp_path: Path) -> None:
+@served()
+async def test_ids_lead_to_no_path(client: Client, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-
-    async def test(client: Client) -> None:
-        for strange in ("..%2f..%2fsecret", "file-%00", "file-" + "0" * 32, "%2e%2e", "x" * 5000):
-            for path in (f"/v1/files/{strange}", f"/v1/files/{strange}/content"):
-                assert (await client.http.get(path)).status_code == 404
-            assert (await client.http.delete(f"/v1/files/{strange}")).status_code == 404
-            assert (await client.http.get(f"/v1/batches/{strange}")).status_code == 404
-            assert (await client.http.post(f"/v1/batches/{strange}/cancel")).status_code == 404
-
-    with_server(tmp_path, test)
+    for strange in ("..%2f..%2fsecret", "file-%00", "file-" + "0" * 32, "%2e%2e", "x" * 5000):
+        for path in (f"/v1/files/{strange}", f"/v1/files/{strange}/content"):
+            assert (await client.http.get(path)).status_code == 404
+        assert (await client.http.delete(f"/v1/files/{strange}")).status_code == 404
+        assert (await client.http.get(f"/v1/batches/{strange}")).status_code == 404
+        assert (await client.http.post(f"/v1/batches/{strange}/cancel")).status_code == 404
 
 
 def part(name: str, value: bytes = b"x", more: bytes = b"") -> bytes:
@@ -180,18 +161,16 @@ END = b"--B--\r\n"
         (FORM, FILE + part("purpose", b"batch") + END, 200),  # the order is the client's
     ],
 )
-def test_forms_that_are_none_of_ours(
-    tmp_path: Path, content_type: str, body: bytes, status: int
+@served()
+async def test_forms_that_are_none_of_ours(
+    client: Client, tmp_path: Path, content_type: str, body: bytes, status: int
 ) -> None:
-    async def test(client: Client) -> None:
-        headers = {"content-type": content_type} if content_type else {}
-        found = await client.http.post("/v1/files", content=body, headers=headers)
-        assert found.status_code == status, found.text
-        assert len(stored_bytes(tmp_path)) == (status == 200)
-        if status != 200:
-            assert set(found.json()["error"]) == {"message", "type", "param", "code"}
-
-    with_server(tmp_path, test)
+    headers = {"content-type": content_type} if content_type else {}
+    found = await client.http.post("/v1/files", content=body, headers=headers)
+    assert found.status_code == status, found.text
+    assert len(stored_bytes(tmp_path)) == (status == 200)
+    if status != 200:
+        assert set(found.json()["error"]) == {"message", "type", "param", "code"}
 
 
 def test_a_form_cut_anywhere_into_pieces_reads_the_same() -> None:
@@ -210,66 +189,63 @@ def test_a_form_cut_anywhere_into_pieces_reads_the_same() -> None:
             reader.finish()
 
 
-def test_a_file_over_the_limit_is_refused_while_it_comes(tmp_path: Path) -> None:
+@served(max_file_bytes=100_000)
+async def test_a_file_over_the_limit_is_refused_while_it_comes(
+    client: Client, tmp_path: Path
+) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield part("purpose", b"batch") + FILE[:-2]
         while True:
             yield b"y" * 65536
 
-    async def test(client: Client) -> None:
-        assert (await client.upload(b"x" * 1000)).status_code == 200
-        assert (await client.upload(b"x" * (1 << 20))).status_code == 413
-        headers = {"content-type": FORM}
-        found = await client.http.post("/v1/files", content=endless(), headers=headers)
-        assert found.status_code == 413 and found.json()["error"]["code"] == "file_too_large"
-        assert len(stored_bytes(tmp_path)) == 1
-
-    with_server(tmp_path, test, max_file_bytes=100_000)
+    assert (await client.upload(b"x" * 1000)).status_code == 200
+    assert (await client.upload(b"x" * (1 << 20))).status_code == 413
+    headers = {"content-type": FORM}
+    found = await client.http.post("/v1/files", content=endless(), headers=headers)
+    assert found.status_code == 413 and found.json()["error"]["code"] == "file_too_large"
+    assert len(stored_bytes(tmp_path)) == 1
 
 
-def test_the_quota_is_the_keys_own_and_never_retried(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        assert (await client.upload(b"x" * 60_000)).status_code == 200
-        found = await client.upload(b"x" * 60_000)
-        assert found.status_code == 507 and found.headers["x-should-retry"] == "false"
-        together = await asyncio.gather(*(client.upload(b"x" * 30_000) for _ in range(5)))
-        assert sorted(each.status_code for each in together) == [200, 507, 507, 507, 507]
-        [file, *_] = (await client.http.get("/v1/files")).json()["data"]
-        await client.http.delete(f"/v1/files/{file['id']}")
-        assert (await client.upload(b"x" * 30_000)).status_code == 200
-        assert len(stored_bytes(tmp_path)) == 2
-
-    with_server(tmp_path, test, quota_bytes=100_000)
+@served(quota_bytes=100_000)
+async def test_the_quota_is_the_keys_own_and_never_retried(client: Client, tmp_path: Path) -> None:
+    assert (await client.upload(b"x" * 60_000)).status_code == 200
+    found = await client.upload(b"x" * 60_000)
+    assert found.status_code == 507 and found.headers["x-should-retry"] == "false"
+    together = await asyncio.gather(*(client.upload(b"x" * 30_000) for _ in range(5)))
+    assert sorted(each.status_code for each in together) == [200, 507, 507, 507, 507]
+    [file, *_] = (await client.http.get("/v1/files")).json()["data"]
+    await client.http.delete(f"/v1/files/{file['id']}")
+    assert (await client.upload(b"x" * 30_000)).status_code == 200
+    assert len(stored_bytes(tmp_path)) == 2
 
 
-def test_a_full_disk_is_507(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: Client) -> None:
-        monkeypatch.setattr(client.service.storage, "free_bytes", lambda: 10)
-        assert (await client.upload(b"x" * 1000)).status_code == 507
-        assert (await client.upload(b"x" * 10)).status_code == 200
-
-    with_server(tmp_path, test)
+@served()
+async def test_a_full_disk_is_507(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.service.storage, "free_bytes", lambda: 10)
+    assert (await client.upload(b"x" * 1000)).status_code == 507
+    assert (await client.upload(b"x" * 10)).status_code == 200
 
 
-def test_a_disk_that_is_full_for_the_database_is_507(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        database = client.service.database
+@served()
+async def test_a_disk_that_is_full_for_the_database_is_507(client: Client, tmp_path: Path) -> None:
+    database = client.service.database
 
-        def limit(pages: int) -> None:
-            work = database._writing.execute
-            database._writer.submit(work, f"PRAGMA max_page_count = {pages}").result()
+    def limit(pages: int) -> None:
+        work = database._writing.execute
+        database._writer.submit(work, f"PRAGMA max_page_count = {pages}").result()
 
-        limit(1)  # none is added
-        codes = [(await client.upload(b"x")).status_code for _ in range(60)]
-        assert set(codes) == {200, 507} and codes[-1] == 507
-        limit(1 << 20)
-        assert (await client.upload(b"x")).status_code == 200
-        assert len(stored_bytes(tmp_path)) == codes.count(200) + 1
-
-    with_server(tmp_path, test)
+    limit(1)  # none is added
+    codes = [(await client.upload(b"x")).status_code for _ in range(60)]
+    assert set(codes) == {200, 507} and codes[-1] == 507
+    limit(1 << 20)
+    assert (await client.upload(b"x")).status_code == 200
+    assert len(stored_bytes(tmp_path)) == codes.count(200) + 1
 
 
-def test_an_upload_that_crawls_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@served()
+async def test_an_upload_that_crawls_is_ended(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receiving, "GRACE", 0.2)
     monkeypatch.setattr(receiving, "LONGEST_SILENCE", 0.5)
 
@@ -279,33 +255,27 @@ def test_an_upload_that_crawls_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
             await asyncio.sleep(pause)
             yield b"y" * 100
 
-    async def test(client: Client) -> None:
-        for pause in (0.05, 5.0):
-            headers = {"content-type": FORM}
-            found = await client.http.post("/v1/files", content=slow(pause), headers=headers)
-            assert found.status_code == 408 and found.headers["x-should-retry"] == "false"
-        assert stored_bytes(tmp_path) == []
-
-    with_server(tmp_path, test)
+    for pause in (0.05, 5.0):
+        headers = {"content-type": FORM}
+        found = await client.http.post("/v1/files", content=slow(pause), headers=headers)
+        assert found.status_code == 408 and found.headers["x-should-retry"] == "false"
+    assert stored_bytes(tmp_path) == []
 
 
-def test_a_live_batchs_input_stays(tmp_path: Path) -> None:
-    engine = FakeEngine()
+@served()
+async def test_a_live_batchs_input_stays(client: Client, tmp_path: Path) -> None:
+    engine = client.engine
     engine.open.clear()
-
-    async def test(client: Client) -> None:
-        file = (await client.upload(chats(3))).json()["id"]
-        batch = (await client.create(file)).json()
-        found = await client.http.delete(f"/v1/files/{file}")
-        assert found.status_code == 400 and found.json()["error"]["code"] == "file_in_use"
-        await expire(client, file)
-        assert (await client.http.get(f"/v1/files/{file}")).status_code == 404
-        engine.open.set()
-        assert (await client.ended(batch["id"]))["status"] == "completed"
-        await client.service.sweep()
-        assert len(stored_bytes(tmp_path)) == 1  # the output
-
-    with_server(tmp_path, test, engine=engine)
+    file = (await client.upload(chats(3))).json()["id"]
+    batch = (await client.create(file)).json()
+    found = await client.http.delete(f"/v1/files/{file}")
+    assert found.status_code == 400 and found.json()["error"]["code"] == "file_in_use"
+    await expire(client, file)
+    assert (await client.http.get(f"/v1/files/{file}")).status_code == 404
+    engine.open.set()
+    assert (await client.ended(batch["id"]))["status"] == "completed"
+    await client.service.sweep()
+    assert len(stored_bytes(tmp_path)) == 1  # the output
 
 
 async def expire(client: Client, file_id: str) -> None:
@@ -319,16 +289,14 @@ async def expire(client: Client, file_id: str) -> None:
     await client.service.sweep()
 
 
-def test_a_file_goes_when_its_time_is_over(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        keep = (await client.upload(b"keep", purpose="user_data")).json()
-        assert keep["expires_at"] is None
-        gone = (await client.upload(b"gone")).json()["id"]
-        await expire(client, gone)
-        assert (await client.http.get(f"/v1/files/{gone}")).status_code == 404
-        assert stored_bytes(tmp_path) == [b"keep"]
-
-    with_server(tmp_path, test)
+@served()
+async def test_a_file_goes_when_its_time_is_over(client: Client, tmp_path: Path) -> None:
+    keep = (await client.upload(b"keep", purpose="user_data")).json()
+    assert keep["expires_at"] is None
+    gone = (await client.upload(b"gone")).json()["id"]
+    await expire(client, gone)
+    assert (await client.http.get(f"/v1/files/{gone}")).status_code == 404
+    assert stored_bytes(tmp_path) == [b"keep"]
 
 
 def test_what_a_kill_left_behind_goes_at_the_next_start(tmp_path: Path) -> None:
@@ -365,13 +333,10 @@ def test_a_folder_has_one_server(tmp_path: Path) -> None:
         BatchService(StoreSettings(tmp_path))
 
 
-def test_a_read_goes_on_though_the_file_is_deleted(tmp_path: Path) -> None:
+@served()
+async def test_a_read_goes_on_though_the_file_is_deleted(client: Client) -> None:
     data = os.urandom(2 << 20)
-
-    async def test(client: Client) -> None:
-        file = (await client.upload(data)).json()["id"]
-        async with client.http.stream("GET", f"/v1/files/{file}/content") as found:
-            await client.http.delete(f"/v1/files/{file}")
-            assert hashlib.sha256(await found.aread()).digest() == hashlib.sha256(data).digest()
-
-    with_server(tmp_path, test)
+    file = (await client.upload(data)).json()["id"]
+    async with client.http.stream("GET", f"/v1/files/{file}/content") as found:
+        await client.http.delete(f"/v1/files/{file}")
+        assert hashlib.sha256(await found.aread()).digest() == hashlib.sha256(data).digest()

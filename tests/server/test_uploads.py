@@ -6,7 +6,6 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,9 @@ from quire.server import batch_service, file_routes, uploads
 from quire.server.batch_job import BatchJob
 from quire.server.storage import Storage, second_name, write_all
 from tests.jobs.power import recording, states
-from tests.server.stored import KEYS, Client, chats, serving
+from tests.server.stored import KEYS, Client, chats, served, with_server
 
 DATA = b"0123456789" * 100
-
-
-def with_server(folder: Path, test: Callable[[Client], Awaitable[None]], **more: Any) -> None:
-    async def main() -> None:
-        async with serving(folder, **more) as client:
-            await test(client)
-
-    asyncio.run(main())
 
 
 async def begin(client: Client, **more: Any) -> httpx.Response:
@@ -54,61 +45,58 @@ def num_stored(folder: Path) -> int:
     return sum(path.is_file() for path in (folder / "files").rglob("*"))
 
 
-def test_parts_become_a_file_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
-    async def test(client: Client) -> None:
-        upload = (await begin(client)).json()
-        assert upload["status"] == "pending" and upload["expires_at"] > upload["created_at"]
-        pieces = [DATA[600:], DATA[:300], DATA[300:600]]
-        parts = [(await add(client, upload["id"], piece)).json()["id"] for piece in pieces]
-        order = [parts[1], parts[2], parts[0]]
-        for wrong in ([], parts[:2], [*order, order[0]], ["part_x"], [7], "x", None):
-            assert (await complete(client, upload["id"], wrong)).status_code == 400
-        assert (await complete(client, upload["id"], order, md5="0" * 32)).status_code == 400
-        md5 = hashlib.md5(DATA).hexdigest()
-        done = (await complete(client, upload["id"], order, md5=md5)).json()
-        assert done["status"] == "completed" and done["file"]["bytes"] == len(DATA)
-        assert await client.content(done["file"]["id"]) == DATA
-        assert num_stored(tmp_path) == 1
-        assert (await add(client, upload["id"], b"x")).status_code == 400
-        assert (await complete(client, upload["id"], order)).status_code == 400
+@served()
+async def test_parts_become_a_file_in_the_order_that_is_asked_for(
+    client: Client, tmp_path: Path
+) -> None:
+    upload = (await begin(client)).json()
+    assert upload["status"] == "pending" and upload["expires_at"] > upload["created_at"]
+    pieces = [DATA[600:], DATA[:300], DATA[300:600]]
+    parts = [(await add(client, upload["id"], piece)).json()["id"] for piece in pieces]
+    order = [parts[1], parts[2], parts[0]]
+    for wrong in ([], parts[:2], [*order, order[0]], ["part_x"], [7], "x", None):
+        assert (await complete(client, upload["id"], wrong)).status_code == 400
+    assert (await complete(client, upload["id"], order, md5="0" * 32)).status_code == 400
+    md5 = hashlib.md5(DATA).hexdigest()
+    done = (await complete(client, upload["id"], order, md5=md5)).json()
+    assert done["status"] == "completed" and done["file"]["bytes"] == len(DATA)
+    assert await client.content(done["file"]["id"]) == DATA
+    assert num_stored(tmp_path) == 1
+    assert (await add(client, upload["id"], b"x")).status_code == 400
+    assert (await complete(client, upload["id"], order)).status_code == 400
 
-    with_server(tmp_path, test)
 
-
-def test_uploads_are_bounded_and_their_keys_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@served(max_file_bytes=10_000, keys=KEYS)
+async def test_uploads_are_bounded_and_their_keys_own(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "MOST_PENDING", 3)
     monkeypatch.setattr(uploads, "LARGEST_PART", 2000)
-
-    async def test(client: Client) -> None:
-        for wrong in (
-            {"bytes": 0},
-            {"bytes": "7"},
-            {"purpose": "x"},
-            {"mime_type": None},
-            {"a": 1},
-        ):
-            assert (await begin(client, **wrong)).status_code == 400
-        assert (await begin(client, bytes=20_000)).status_code == 413
-        upload = (await begin(client)).json()["id"]
-        assert (await add(client, upload, b"x" * 2001)).status_code == 413
-        assert (await add(client, upload, b"x" * 1001)).status_code == 400  # more than was said
-        assert (await add(client, upload, b"x" * 900)).status_code == 200
-        assert (await add(client, upload, b"x" * 101)).status_code == 400
-        assert num_stored(tmp_path) == 1
-        stranger = {"authorization": f"Bearer {KEYS[1]}"}
-        for path in ("parts", "complete", "cancel"):
-            found = await client.http.post(f"/v1/uploads/{upload}/{path}", headers=stranger)
-            assert found.status_code == 404
-        await begin(client)
-        await begin(client)
-        assert (await begin(client)).status_code == 429
-        cancelled = await client.http.post(f"/v1/uploads/{upload}/cancel")
-        assert cancelled.json()["status"] == "cancelled" and num_stored(tmp_path) == 0
-        assert (await begin(client)).status_code == 200
-
-    with_server(tmp_path, test, max_file_bytes=10_000, keys=KEYS)
+    for wrong in (
+        {"bytes": 0},
+        {"bytes": "7"},
+        {"purpose": "x"},
+        {"mime_type": None},
+        {"a": 1},
+    ):
+        assert (await begin(client, **wrong)).status_code == 400
+    assert (await begin(client, bytes=20_000)).status_code == 413
+    upload = (await begin(client)).json()["id"]
+    assert (await add(client, upload, b"x" * 2001)).status_code == 413
+    assert (await add(client, upload, b"x" * 1001)).status_code == 400  # more than was said
+    assert (await add(client, upload, b"x" * 900)).status_code == 200
+    assert (await add(client, upload, b"x" * 101)).status_code == 400
+    assert num_stored(tmp_path) == 1
+    stranger = {"authorization": f"Bearer {KEYS[1]}"}
+    for path in ("parts", "complete", "cancel"):
+        found = await client.http.post(f"/v1/uploads/{upload}/{path}", headers=stranger)
+        assert found.status_code == 404
+    await begin(client)
+    await begin(client)
+    assert (await begin(client)).status_code == 429
+    cancelled = await client.http.post(f"/v1/uploads/{upload}/cancel")
+    assert cancelled.json()["status"] == "cancelled" and num_stored(tmp_path) == 0
+    assert (await begin(client)).status_code == 200
 
 
 def test_an_upload_that_is_not_completed_goes(tmp_path: Path) -> None:
@@ -133,8 +121,9 @@ def test_an_upload_that_is_not_completed_goes(tmp_path: Path) -> None:
     with_server(tmp_path, later)
 
 
-def test_a_full_disk_lets_a_batch_wait_and_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@served()
+async def test_a_full_disk_lets_a_batch_wait_and_go_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_service, "AGAIN_SECONDS", 0.3)
     real, num_full = BatchJob.keep, 0
@@ -147,18 +136,14 @@ def test_a_full_disk_lets_a_batch_wait_and_go_on(
         return real(self, records)
 
     monkeypatch.setattr(BatchJob, "keep", keep)
-
-    async def test(client: Client) -> None:
-        file = (await client.upload(chats(100))).json()["id"]
-        batch = (await client.create(file)).json()["id"]
-        while (await client.get(batch))["status_details"] is None:
-            await asyncio.sleep(0.005)
-        assert "disk" in (await client.get(batch))["status_details"]
-        ended = await client.ended(batch)
-        assert ended["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
-        assert ended["status_details"] is None
-
-    with_server(tmp_path, test)
+    file = (await client.upload(chats(100))).json()["id"]
+    batch = (await client.create(file)).json()["id"]
+    while (await client.get(batch))["status_details"] is None:
+        await asyncio.sleep(0.005)
+    assert "disk" in (await client.get(batch))["status_details"]
+    ended = await client.ended(batch)
+    assert ended["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
+    assert ended["status_details"] is None
 
 
 def test_a_kept_file_survives_a_power_cut(tmp_path: Path) -> None:
