@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from quire.errors import CorruptJob
 from quire.jobs.input.rows import BadRow
 from quire.jobs.output.joined import joined
+from quire.jobs.output.output import check_complete
 from quire.jobs.store.durable import replacing
 from quire.jobs.store.keys import row_seed
 from quire.jobs.store.manifest import Manifest
@@ -102,11 +102,7 @@ def write_batch(job_dir: Path, manifest: Manifest, index: ResultIndex, num_rows:
             else:
                 answers.write(_line(_answered(row, record, manifest, created)))
             written += 1
-        if written != num_rows:
-            raise CorruptJob(
-                f"the output would have {written} lines, and the job has {num_rows}; it was not "
-                "written. Run the same command: what is missing is computed again."
-            )
+        check_complete(written, num_rows)
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

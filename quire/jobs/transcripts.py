@@ -9,9 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from quire.errors import CorruptJob, InvalidOption
+from quire.errors import InvalidOption
 from quire.inputs.transcripts import TASKS, Segment
 from quire.jobs.output.joined import joined
+from quire.jobs.output.output import check_complete
 from quire.jobs.store.durable import replacing
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import ResultRecord
@@ -119,11 +120,7 @@ def write_transcripts(job_dir: Path, manifest: Manifest, index: ResultIndex, num
                 out.write(made.line())
                 continue
             out.write(_as_text(made, manifest.output_format).encode("utf-8", "replace"))
-        if written != num_rows:
-            raise CorruptJob(
-                f"the output would have {written} pieces, and the job has {num_rows}; it was not "
-                "written. Run the same command: what is missing is computed again."
-            )
+        check_complete(written, num_rows)
 
 
 def _as_text(made: Transcript, format: str) -> str:

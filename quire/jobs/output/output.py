@@ -37,11 +37,16 @@ def write_output(job_dir: Path, manifest: Manifest, index: ResultIndex, num_rows
             written = _write_parquet(file, job_dir, manifest, index)
         else:
             written = _write_lines(file, job_dir, manifest, index)
-        if written != num_rows:
-            raise CorruptJob(
-                f"the output would have {written} rows, and the job has {num_rows}; it was not "
-                "written. Run the same command: what is missing is computed again."
-            )
+        check_complete(written, num_rows)
+
+
+def check_complete(written: int, num_rows: int) -> None:
+    """Raise CorruptJob if a row is missing, before the output has its name."""
+    if written != num_rows:
+        raise CorruptJob(
+            f"the output would have {written} rows, and the job has {num_rows}; it was not "
+            "written. Run the same command: what is missing is computed again."
+        )
 
 
 def _write_lines(file: BinaryIO, job_dir: Path, manifest: Manifest, index: ResultIndex) -> int:

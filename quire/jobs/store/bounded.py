@@ -7,14 +7,13 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from quire.errors import CorruptJob
 
 
 def read_bounded(path: Path, most: int) -> bytes:
     """All of a file; CorruptJob if it has more than `most` bytes, or is no regular file."""
-    with _opened(path) as file:
+    with open(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise CorruptJob(f"{path} has over {most:,} bytes, more than such a file ever has")
@@ -23,7 +22,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
     """The lines of a file; those with more than `longest` bytes are left out."""
-    with _opened(path) as file:
+    with open(open_regular(path), "rb") as file:
         is_rest = False  # of a line that is too long
         while line := file.readline(longest + 1):
             is_cut = len(line) > longest and not line.endswith(b"\n")
@@ -32,9 +31,10 @@ def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
             is_rest = is_cut
 
 
-def _opened(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> int:
+    """The descriptor of a file; CorruptJob for a pipe of that name, say, which never ends."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(number).st_mode):
-        return open(number, "rb")
+        return number
     os.close(number)
     raise CorruptJob(f"{path} is no regular file; it is not read")

@@ -6,16 +6,15 @@ file with the failed rows.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.jobs.store.bounded import open_regular
 from quire.jobs.store.record import LONGEST_LINE, DamagedRecord, ResultRecord, decode, decode_fields
 
 ERRORS = "errors.jsonl"
@@ -74,13 +73,7 @@ def lines(job_dir: Path, segment: int) -> Iterator[Line]:
 
 
 def _opened(job_dir: Path, segment: int) -> int:
-    """The file's number. Only of a file: a pipe of that name would keep whoever reads waiting."""
-    path = job_dir / segment_name(segment)
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "it is no file, and so no part of a job", str(path))
-    return number
+    return open_regular(job_dir / segment_name(segment))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,11 @@ from quire.jobs.store.place import job_dir_of
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import RecordReader, scan
 from quire.jobs.store.stamps import FileStamp
+from quire.jobs.supervise.metrics import NAME as METRICS
 
-METRICS = "metrics.jsonl"
 _LONGEST_METRICS = 1 << 16  # bytes of a line
 
 __all__ = [
-    "METRICS",
     "FileStamp",
     "Manifest",
     "ResultRecord",
