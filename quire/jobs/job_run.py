@@ -13,13 +13,10 @@ from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
-from quire.jobs.adapters import engine_options
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
-from quire.jobs.input.media import MediaCells, media_folder
-from quire.jobs.input.prompts import PromptMaker
-from quire.jobs.input.sounds import SoundAsking
-from quire.jobs.input.work import Asking, Done, Work, WorkRow
+from quire.jobs.input.work import Work, WorkRow
+from quire.jobs.job_parts import make_work, opening_message
 from quire.jobs.options import JobOptions
 from quire.jobs.output.output import write_output
 from quire.jobs.output.reuse import reused
@@ -35,11 +32,11 @@ from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
-from quire.jobs.supervise.starting import engine_starts, replica_places
+from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import COMMAND, Supervisor
 from quire.jobs.transcripts import write_transcripts
-from quire.replicas.places import Place
+from quire.replicas.replica import EngineLink
 from quire.replicas.wire import Message
 
 _HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
@@ -110,58 +107,19 @@ class JobRun:
     ) -> None:
         self._options, self._job_dir, self._lock = options, job_dir, lock
         self._files, self._manifest = files, manifest
+        self._began = time.monotonic()
         self._progress = Progress(MetricsFile(job_dir), show=show)
         self._hashing: dict[str, Hashing] = {}
         self._counting: Counting | None = None
         self._work: Work | None = None
 
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
-        began = time.monotonic()
         opening = opening_message(self._manifest, self._options)
-        places = replica_places(self._options)
-        openings = [at_place(opening, place) for place in places]
-        starts = engine_starts(self._options, places, engine_command, self.note)
+        starts = EngineStarts.of(self._options, opening, engine_command, self.note)
         # The engines first: while they load, everything else is made ready.
-        engines = [start(each) for start, each in zip(starts, openings, strict=True)]
+        engines = starts.start_all()
         try:
-            beginning.check_columns(self._files, self._manifest.columns)
-            if self._options.overwrite:
-                beginning.forget(self._job_dir, self._files)
-            self._manifest.save(self._job_dir)
-            claim(Path(self._manifest.output), self._job_dir)
-            journal = self._opened_journal(len(places))
-            work = make_work(self._options, self._manifest, self._files, journal.index)
-            self._work, self._counting = work, Counting(self._files)
-            rows = self._rows(journal, work)
-            supervisor = Supervisor(
-                journal,
-                rows,
-                openings,
-                epoch=self._lock.epoch,
-                watcher=self,
-                on_ready=self._check_model,
-                should_stop=signals.asked,
-                start=lambda number, opening: starts[number](opening),
-                engines=engines,
-            )
-            try:
-                supervisor.run()
-            finally:
-                rows.close()
-                journal.close()
-            num_failed = self._finish(journal, work, signals)
-            return JobReport(
-                Path(self._manifest.output),
-                self._job_dir,
-                work.num_rows,
-                num_failed,
-                self._progress.before,
-                time.monotonic() - began,
-                self._progress.prompt_tokens,
-                self._progress.output_tokens,
-                supervisor.num_restarts,
-                failures_of(self._job_dir, journal.index) if num_failed else (),
-            )
+            return self._answered(signals, starts, engines)
         except JobStopped as stopped:
             raise self._stopped(stopped, signals) from stopped
         except OSError as error:
@@ -173,6 +131,53 @@ class JobRun:
             for engine in engines:
                 engine.end()
             self._progress.close()
+
+    def _answered(
+        self, signals: StopSignals, starts: EngineStarts, engines: Sequence[EngineLink]
+    ) -> JobReport:
+        """Every row has its record, and the output its name."""
+        self._begin()
+        journal = self._opened_journal(len(starts.openings))
+        work = make_work(self._options, self._manifest, self._files, journal.index)
+        self._work, self._counting = work, Counting(self._files)
+        rows = self._rows(journal, work)
+        supervisor = Supervisor(
+            journal,
+            rows,
+            starts.openings,
+            epoch=self._lock.epoch,
+            watcher=self,
+            on_ready=self._check_model,
+            should_stop=signals.asked,
+            start=starts.start,
+            engines=engines,
+        )
+        try:
+            supervisor.run()
+        finally:
+            rows.close()
+            journal.close()
+        num_failed = self._finish(journal, work, signals)
+        return JobReport(
+            Path(self._manifest.output),
+            self._job_dir,
+            work.num_rows,
+            num_failed,
+            self._progress.before,
+            time.monotonic() - self._began,
+            self._progress.prompt_tokens,
+            self._progress.output_tokens,
+            supervisor.num_restarts,
+            failures_of(self._job_dir, journal.index) if num_failed else (),
+        )
+
+    def _begin(self) -> None:
+        """Put down what the job is, in place of what was there before."""
+        beginning.check_columns(self._files, self._manifest.columns)
+        if self._options.overwrite:
+            beginning.forget(self._job_dir, self._files)
+        self._manifest.save(self._job_dir)
+        claim(Path(self._manifest.output), self._job_dir)
 
     def _opened_journal(self, num_replicas: int) -> Journal:
         manifest = self._manifest
@@ -276,69 +281,3 @@ class JobRun:
         if self._work is not None and self._counting is not None:
             self._progress.total = self._work.total(self._counting.num_rows)
         self._progress.tick()
-
-
-def opening_message(manifest: Manifest, options: JobOptions) -> Message:
-    """What an engine is told first: everything that is the same for all rows. It goes over a pipe,
-    so secrets may be in it."""
-    return {
-        "kind": "open",
-        "job": manifest.kind,
-        "model": manifest.model,
-        "options": {
-            **engine_options(options.lora, options.options),
-            **manifest.arithmetic,
-            **manifest.options,
-            **secrets.of(options.options),
-        },
-        "lora": dict(options.lora),
-        "chat": manifest.chat,
-        "system": manifest.system,
-        "few_shot": manifest.few_shot,
-        "settings": [_params(s) for s in manifest.settings] or [dict(manifest.sampling)],
-        "choice_probs": manifest.choice_probs,
-    }
-
-
-def at_place(opening: Message, place: Place) -> Message:
-    """The opening of a replica, with the options that its share of the machine asks for."""
-    return {**opening, "options": {**place.options, **opening["options"]}}
-
-
-def _params(setting: Any) -> dict[str, Any]:
-    return {name: value for name, value in setting.items() if name != "name"}
-
-
-def _media(options: JobOptions, files: Sequence[InputFile]) -> MediaCells | None:
-    columns = options.media_columns()
-    return MediaCells(columns, media_folder(files)) if columns else None
-
-
-def make_work(options: JobOptions, manifest: Manifest, files: list[InputFile], done: Done) -> Work:
-    asking: Asking
-    if options.transcribe:
-        asking = SoundAsking()
-    elif options.kind == "batch":
-        from quire.jobs.batch import BatchAsking
-
-        asking = BatchAsking()
-    else:
-        asking = PromptMaker(
-            prompt=options.prompt,
-            messages=options.messages,
-            continuations=options.continuations,
-            schema_column=options.schema_column,
-            media=_media(options, files),
-            lora=manifest.lora,
-            lora_column=manifest.lora_column,
-        )
-    return Work(
-        files,
-        asking,
-        options.sampling_settings(),
-        options.selection(),
-        seed=options.seed,
-        common=[manifest.kind, manifest.system, manifest.few_shot, manifest.chat],
-        reserved=frozenset(manifest.columns),
-        done=done,
-    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from quire.errors import ModelError
 from quire.jobs import job_setup as beginning
 from quire.jobs.input.work import Work, WorkRow
-from quire.jobs.job_run import make_work, opening_message
+from quire.jobs.job_parts import make_work, opening_message
 from quire.jobs.options import JobOptions
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.supervisor import COMMAND

@@ -15,7 +15,8 @@ from quire.errors import JobChanged, JobLocked, JobStopped
 from quire.jobs import job_setup
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.work import Work, WorkRow
-from quire.jobs.job_run import JobReport, at_place, make_work, opening_message
+from quire.jobs.job_parts import make_work, opening_message
+from quire.jobs.job_run import JobReport
 from quire.jobs.join.chunks import ChunkReader, Chunks
 from quire.jobs.join.claims import WORKERS, Beat, Claims, Workers
 from quire.jobs.join.merge import merge
@@ -31,7 +32,7 @@ from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress
-from quire.jobs.supervise.starting import engine_starts, replica_places
+from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import Supervisor
 from quire.replicas.wire import Message
@@ -117,20 +118,18 @@ class JoinWorker:
         if self._claims.all_done:
             return
         opening = opening_message(self._manifest, self._options)
-        places = replica_places(self._options)
-        openings = [at_place(opening, place) for place in places]
-        starts = engine_starts(self._options, places, engine_command, self.note)
+        starts = EngineStarts.of(self._options, opening, engine_command, self.note)
         rows = Ahead(self._rows(), self._work.patience)
         try:
             Supervisor(
                 self._journal,
                 rows,
-                openings,
+                starts.openings,
                 epoch=self._lock.epoch,
                 watcher=self,
                 on_ready=self._check_model,
                 should_stop=signals.asked,
-                start=lambda number, opening: starts[number](opening),
+                start=starts.start,
             ).run()
             self._finish_chunks()
         except JobStopped as stopped:

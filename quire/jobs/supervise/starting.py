@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from quire.errors import InvalidOption
 from quire.jobs.options import JobOptions
@@ -14,29 +15,38 @@ from quire.replicas.wire import Message
 Start = Callable[[Message], EngineLink]
 
 
-def engine_starts(
-    options: JobOptions,
-    places: Sequence[Place],
-    command: Sequence[str],
-    hear: Callable[[str], None],
-) -> list[Start]:
-    """For each replica, what starts an engine of it."""
-    if options.ray is None:
-        return [_here(place, command, hear) for place in places]
-    from quire.replicas import ray_engine
+@dataclass(frozen=True, slots=True)
+class EngineStarts:
+    """For each replica of a job, the first message to its engine and what starts one."""
 
-    ray_engine.connect(options.ray)
-    each = float(options.options.get("tensor_parallel_size", 1) or 1)
-    on_gpus = ray_engine.cluster_gpus() > 0 and options.options.get("device") != "cpu"
+    openings: Sequence[Message]
+    _starts: Sequence[Start]
 
-    def start(opening: Message) -> EngineLink:
-        gpus = each if on_gpus else 0.0
-        return ray_engine.RayEngine(opening, command=command, hear=hear, num_gpus=gpus)
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        opening: Message,
+        command: Sequence[str],
+        hear: Callable[[str], None],
+    ) -> EngineStarts:
+        """The same opening for all, with the options that a share of the machine asks for."""
+        places = _places(options)
+        openings = [
+            {**opening, "options": {**place.options, **opening["options"]}} for place in places
+        ]
+        if options.ray is None:
+            return cls(openings, [_here(place, command, hear) for place in places])
+        return cls(openings, [_on_ray(options, command, hear)] * len(places))
 
-    return [start for _ in places]
+    def start(self, number: int, opening: Message) -> EngineLink:
+        return self._starts[number](opening)
+
+    def start_all(self) -> list[EngineLink]:
+        return [self.start(number, opening) for number, opening in enumerate(self.openings)]
 
 
-def replica_places(options: JobOptions) -> tuple[Place, ...]:
+def _places(options: JobOptions) -> tuple[Place, ...]:
     """Where each replica runs; on a Ray cluster, the cluster finds out."""
     if options.ray is None:
         return options.places()
@@ -54,3 +64,13 @@ def _here(place: Place, command: Sequence[str], hear: Callable[[str], None]) -> 
     return lambda opening: EngineProcess(
         opening, command=command, hear=hear, environment=place.environment
     )
+
+
+def _on_ray(options: JobOptions, command: Sequence[str], hear: Callable[[str], None]) -> Start:
+    from quire.replicas import ray_engine
+
+    ray_engine.connect(str(options.ray))
+    each = float(options.options.get("tensor_parallel_size", 1) or 1)
+    on_gpus = ray_engine.cluster_gpus() > 0 and options.options.get("device") != "cpu"
+    gpus = each if on_gpus else 0.0
+    return lambda opening: ray_engine.RayEngine(opening, command=command, hear=hear, num_gpus=gpus)
