@@ -48,6 +48,14 @@ if TYPE_CHECKING:
 
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
+    with ExitStack() as undone:
+        loaded = _load(model, options, undone)
+        undone.pop_all()
+    return loaded
+
+
+def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
+    """`undone`: what is to be ended where this fails."""
     _check_given(model, options)
     wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
     files = _find(model, options)
@@ -68,9 +76,10 @@ def load(model: str, options: Options) -> LoadedModel:
             media = media if isinstance(planned, ModelSpec) else None
             if media is not None:
                 media.check(reading.result)
+                undone.callback(media.children.close)
                 media.start_children()
             config, executor = _executor(files, planned, options, media)
-        facts = _started(executor, media)
+        facts = executor.start()
         tokenizer = reading.result()
     spec = planned if isinstance(planned, ModelSpec | EncoderSpec) else planned.spec
     head = _head(pooler, files, spec, tokenizer, dummy=options.load_format == "dummy")
@@ -97,15 +106,6 @@ def load(model: str, options: Options) -> LoadedModel:
         media=media,
         adapters=make_store(config, planned, options, files, executor.handles),
     )
-
-
-def _started(executor: ModelExecutor, media: ModelMedia | None) -> ExecutorFacts:
-    try:
-        return executor.start()
-    except BaseException:
-        if media is not None:
-            media.children.close()  # nobody else will
-        raise
 
 
 @dataclass(frozen=True, slots=True)

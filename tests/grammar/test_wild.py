@@ -1,5 +1,5 @@
 """Whatever a schema puts together: it is refused in words of ours, or what is written is valid and
-the same by automaton and by llguidance."""
+the same by automaton and by llguidance, or, rarely, its row ends with GrammarFailed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import json
 from collections import Counter
 
-from quire.errors import InvalidGrammar
+from quire.errors import GrammarFailed, InvalidGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.regular import RegularMatcher
 from quire.inputs.tokenizer import Tokenizer
@@ -42,10 +42,15 @@ def test_wild_schemas_are_refused_or_fulfilled(
         ways["automaton" if is_regular else "mask"] += 1
         if is_regular:
             walk(grammar, vocab_size, frozenset(byte_bpe.eos_ids), seed)
-        found = walker.walk(grammar.matcher(), seed, max_tokens=120, forcing=seed % 3 == 1)
+        try:
+            found = walker.walk(grammar.matcher(), seed, max_tokens=120, forcing=seed % 3 == 1)
+        except GrammarFailed:  # parts that contradict each other may show it only when written
+            ways["dead end"] += 1
+            continue
         if found.ended:
             valid = judge(schema, format_checker=judge.FORMAT_CHECKER)
             errors = [error.message for error in valid.iter_errors(json.loads(found.text))]
             assert errors == [], (seed, found.text)
     assert ways["automaton"] > num_schemas // 3 and ways["refused"] < num_schemas // 2, ways
     assert ways["mask"] > num_schemas // 20
+    assert ways["dead end"] <= num_schemas // 200

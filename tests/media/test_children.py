@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import EngineError, InvalidPrompt, NotSupported
+from quire.errors import EngineError, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media import children as here
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.images import EncodedImage
@@ -253,7 +253,8 @@ def test_an_item_goes_to_the_first_that_is_idle(tmp_path: Path, monkeypatch: Any
         assert about(wav(tone(0.2)), made).frames == 3200
         assert sum(map(len, blocks(wav(tone(0.2)), RATE, made))) == 3200
         begun = pids(made)
-        assert ready in begun and len(begun) == 3 and made._starting["audio"] == 2
+        assert ready in begun and len(begun) == 3
+        assert dict(made._starting)["audio"] == 2
     assert all(map(gone, begun))
 
 
@@ -272,3 +273,21 @@ def test_decoders_start_with_the_model_where_media_are_expected(
         llm.generate(sound, short, use_tqdm=False)
         assert [begun] == pids(reader_pool(llm))
     assert gone(begun)
+
+
+def test_loading_that_fails_ends_the_decoder_it_began(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = HEARING["qwen2_audio"]
+    made = save_tiny(tmp_path_factory.mktemp("deaf"), family.make(), family.added, EARS)
+    begun: list[int] = []
+    start = MediaChildren.start
+
+    def remembered(self: MediaChildren, kind: str) -> None:
+        start(self, kind)
+        begun.extend(pids(self))
+
+    monkeypatch.setattr(MediaChildren, "start", remembered)
+    with pytest.raises(QuireError):
+        made.llm(limit_mm_per_prompt={"audio": 2}, kv_cache_memory_bytes=1)
+    assert begun and all(map(gone, begun))

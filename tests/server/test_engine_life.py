@@ -107,16 +107,19 @@ def test_a_client_that_leaves_gives_its_rows_up(tmp_path: Path) -> None:
 
 def test_what_outlives_the_grace_is_told(tmp_path: Path) -> None:
     model = "fake:rows=4:delay=0.02"
-    with serving(tmp_path, model, grace=0.3) as server, ThreadPoolExecutor(2) as pool:
-        with client(server) as http:
-            asked = text("long", max_tokens=400, ignore_eos=True)
-            whole = pool.submit(http.post, TEXT, json=asked)
-            stream = pool.submit(http.post, TEXT, json={**asked, "stream": True})
-            until(lambda: len(server.bridge._readings) == 2)
-            server.end()
-            told = [line for line in stream.result().text.split("\n") if line][-1]
-            assert json.loads(told.removeprefix("data: "))["error"]["code"] == "unavailable"
-            assert whole.result().status_code == 503
+    with (
+        serving(tmp_path, model, grace=0.3) as server,
+        ThreadPoolExecutor(2) as pool,
+        client(server) as http,
+    ):
+        asked = text("long", max_tokens=400, ignore_eos=True)
+        whole = pool.submit(http.post, TEXT, json=asked)
+        stream = pool.submit(http.post, TEXT, json={**asked, "stream": True})
+        until(lambda: len(server.bridge._readings) == 2)
+        server.end()
+        told = [line for line in stream.result().text.split("\n") if line][-1]
+        assert json.loads(told.removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert whole.result().status_code == 503
 
 
 def test_the_end_lets_what_runs_finish(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
     ):
         raise Unsure
     times = _Times.of(container, stream)
-    following, frames = -1, iter(())  # the number of the next frame that comes
+    frames: Iterator[tuple[int, Any]] = iter(())
+    following = -1  # the number of the next frame that comes
     for number in wanted:
         key = times.keys[bisect_right(times.keys, number) - 1]
         if following < 0 or key > following:
