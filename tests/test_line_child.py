@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,17 @@ def test_a_child_that_is_gone_answers_nothing(child: LineChild) -> None:
     child._process.wait()
     assert child.exchange("x" * 1_000_000, SECONDS) is None
     assert child.status() == -signal.SIGKILL
+
+
+def test_what_a_python_prints_when_it_starts_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('ready to serve'); print(1)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = LineChild("quire.evals.scoring.pattern_child")
+    try:
+        assert child.exchange(json.dumps({"pattern": "(x+)", "seconds": SECONDS}), SECONDS) == {}
+        found = child.exchange(json.dumps({"text": "axx", "last": False}), SECONDS)
+        assert found == {"found": "xx"}
+    finally:
+        child.end()

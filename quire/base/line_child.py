@@ -61,6 +61,8 @@ class LineChild:
             if not piece:
                 return None
             answer += piece
+            while not answer.startswith(b"{") and b"\n" in answer:
+                answer = answer.partition(b"\n")[2]  # of a Python that prints when it starts
         reply: dict[str, Any] = json.loads(answer)
         return reply
 

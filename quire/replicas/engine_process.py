@@ -58,7 +58,7 @@ class EngineProcess:
         self._selector.register(self._out, selectors.EVENT_READ)
         self._selector.register(self._err, selectors.EVENT_READ)
         self._outgoing: deque[memoryview] = deque()
-        self._lines, self._half_line = Lines(), b""
+        self._lines, self._half_line = Lines(self._hear_line), b""
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self.ended = self.place_lost = False
         self._looked = self._back = time.monotonic()
@@ -130,10 +130,13 @@ class EngineProcess:
         *lines, half = (self._half_line + (data or b"")).split(b"\n")
         self._half_line = half[-_LONGEST_WORDS:]
         for line in lines:
-            text = line[-_LONGEST_WORDS:].decode(errors="replace")
-            self._last_words.append(text)
-            self._hear(text)
+            self._hear_line(line)
         return bool(data)
+
+    def _hear_line(self, line: bytes) -> None:
+        text = line[-_LONGEST_WORDS:].decode(errors="replace")
+        self._last_words.append(text)
+        self._hear(text)
 
     def is_hung(self) -> bool:
         """Whether it works on rows and has not moved for far too long. While nobody reads what it

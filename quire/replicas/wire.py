@@ -7,9 +7,11 @@ From the engine    ready, result, metrics, plan, drained, failed
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
+_MESSAGE = b'{"kind":'
 
 
 def pack(message: Message) -> bytes:
@@ -17,10 +19,12 @@ def pack(message: Message) -> bytes:
 
 
 class Lines:
-    """Bytes as they come, cut into messages."""
+    """Bytes as they come, cut into messages. What comes before the first of them goes to `hear`: a
+    Python may have been set up to print when it starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, hear: Callable[[bytes], None] | None = None) -> None:
         self._parts: list[bytes] = []
+        self._hear = hear
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that `data` completes."""
@@ -30,4 +34,9 @@ class Lines:
             return []
         whole[0] = b"".join([*self._parts, whole[0]])
         self._parts = [rest]
+        while self._hear is not None and whole:
+            if whole[0].startswith(_MESSAGE):
+                self._hear = None
+            else:
+                self._hear(whole.pop(0))
         return [json.loads(line) for line in whole]

@@ -68,7 +68,7 @@ class EngineLife:
 
     async def messages(self) -> AsyncIterator[Message]:
         """What it says, until it is silent for ever."""
-        pipe, parts = self._process.stdout, list[bytes]()
+        pipe, parts, begun = self._process.stdout, list[bytes](), False
         while pipe is not None and (data := await pipe.read(_CHUNK)):
             *whole, rest = data.split(b"\n")
             if whole:
@@ -79,9 +79,13 @@ class EngineLife:
                 try:
                     message = decode(line)
                 except msgspec.DecodeError:
+                    if not begun:  # a Python that was set up to print when it starts
+                        self._last_words.append(line[-_LONGEST_LINE:].decode(errors="replace"))
+                        continue
                     # Half a message and then something else: it is not in its right mind any more.
                     self.kill()
                     return
+                begun = True
                 yield message
 
     async def _listen(self, hear: Callable[[str], None]) -> None:

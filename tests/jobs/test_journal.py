@@ -90,6 +90,7 @@ def test_a_journal_cut_at_every_byte_keeps_every_whole_record(tmp_path: Path) ->
         assert found.ends[1] == (ends[kept - 1] if kept else 0)
         if size % 97 == 0:  # going on behind the cut gives the same journal again
             with opened(job_dir) as journal:
+                assert (job_dir / segment_name(1)).stat().st_size == found.ends[1]
                 for row in range(kept, 20):
                     journal.append(record(row))
             assert (job_dir / segment_name(1)).read_bytes() == whole
@@ -151,6 +152,10 @@ def test_a_success_wins_over_a_failure_and_the_later_one_over_the_earlier(tmp_pa
         journal.append(record(2, failed=True))
         journal.commit()
         journal.append(record(0, text="at last"))
+        journal.commit()
+        journal.append(record(2, failed=True))
+        journal.commit()
+        assert not journal.index.failed(2)  # as whoever opens it next will say
     found = rows_in(tmp_path)
     assert [found[row].outputs for row in range(3)] == [("at last",), ("second",), ("good",)]
     with opened(tmp_path, retry=True) as journal:

@@ -23,6 +23,7 @@ from quire.replicas.suspects import Suspects
 from quire.replicas.task import Task
 from tests.jobs import drive
 from tests.jobs.driving import (
+    ROOT,
     children_of,
     is_alive,
     journal_bytes,
@@ -307,3 +308,14 @@ def test_nothing_in_quire_asks_for_another_engine() -> None:
     package = Path(supervisor.__file__).parents[2]
     users = [p for p in package.rglob("*.py") if '"--engine"' in p.read_text(encoding="utf-8")]
     assert [path.parent.name + "/" + path.name for path in users] == ["child/__main__.py"]
+
+
+def test_a_python_that_prints_when_it_starts_is_no_broken_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('ready to serve'); print(1)")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    report = make_job(write_rows(tmp_path / "in.jsonl", 3), tmp_path / "o.jsonl").run(
+        progress=False
+    )
+    assert (report.num_ok, report.num_restarts) == (3, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.server.engine_life import EngineLife
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving, until
 
@@ -171,3 +174,21 @@ def test_fifty_kills_of_the_engine_leave_nobody_waiting(tmp_path: Path) -> None:
             ends = [each.result(120) for each in asked]
         assert set(ends) <= {"200", "500", "engine_crash"} and ends.count("200") > 1000
         assert not server.bridge._readings
+
+
+SAYS = """
+print("ready to serve")
+print('{"kind": "ready"}')
+print("no message")
+print('{"kind": "metrics"}')
+"""
+
+
+def test_words_before_the_first_message_are_kept_and_later_ones_end_it() -> None:
+    async def kinds() -> tuple[list[str], str]:
+        life = await EngineLife.begin({}, command=[sys.executable, "-c", SAYS], hear=print)
+        found = [message.kind async for message in life.messages()]
+        await life.end()
+        return found, life.stderr_tail
+
+    assert asyncio.run(kinds()) == (["ready"], "ready to serve")
