@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.errors import CorruptJob
 from quire.jobs.store import record as records
 from quire.jobs.store.record import DamagedRecord, decode, encode, fitted
 from quire.jobs.store.segments import ResultIndex, scan, segment_name, segments
@@ -91,7 +92,7 @@ def test_names_that_are_no_segments_are_none(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(line())
     assert segments(tmp_path) == [1]
     os.mkfifo(tmp_path / "results-00002.jsonl")
-    with pytest.raises(OSError, match="no file"):
+    with pytest.raises(CorruptJob, match="is no regular file"):
         scan(tmp_path, first_epoch=1)
 
 
