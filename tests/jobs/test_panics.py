@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.errors import EngineError, InvalidPrompt, NotEnoughMemory, RowError
-from quire.jobs.child.requests import row_error
+from quire.jobs.child.requests import failed, row_error
 from quire.jobs.job import Job
 from tests.jobs import drive
 from tests.jobs.driving import read_lines, write_rows
@@ -49,5 +49,6 @@ def test_what_is_about_the_process_is_no_row_s_fault(error: BaseException) -> No
 def test_an_error_of_a_row_says_what_it_was() -> None:
     typed = InvalidPrompt("no")
     assert row_error(typed) is typed
-    assert isinstance(row_error(PanicException("x")), RowError)
-    assert "PanicException: x" in str(row_error(PanicException("x")))
+    made = row_error(PanicException("row 7"))
+    assert isinstance(made, RowError) and "row 7" not in str(made)  # servers send it elsewhere
+    assert failed(7, made)["error"].endswith("PanicException: row 7")  # a job's owner sees it
