@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,19 @@ def test_the_cuda_runner_draws_the_tokens_of_the_cpu_engine(architecture: str) -
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
+@pytest.fixture
+def whole_floats() -> Iterator[None]:
+    """Before graphs are captured: some images of torch round float32 to tf32."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, False
+    yield
+    matmul.allow_tf32 = before
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("architecture", SIDE_BY_SIDE)
-def test_a_gpu_answers_as_transformers_does(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Before graphs are captured: some images of torch round float32 to tf32.
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+@pytest.mark.usefixtures("whole_floats")
+def test_a_gpu_answers_as_transformers_does(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)
     options = {**OPTIONS, "device": "cuda", "block_size": 16, "num_gpu_blocks_override": 12}
     llm = LLM(saved(model, tmp_path), **options, model_impl="transformers")

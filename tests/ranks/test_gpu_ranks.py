@@ -19,8 +19,12 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import InvalidOption, RankDied
+from quire.executor.ranks.sampler import RankSampler
 from quire.session.ranks import OVERLAPPING
+from quire.steps.handles import Handles
+from tests.executor.harness import ints, row_start
 from tests.jobs.driving import wait_until
+from tests.specs import small_config
 
 pytestmark = [
     pytest.mark.gpu,
@@ -98,6 +102,20 @@ def test_two_ranks_on_one_gpu_draw_the_same_captured_and_eager(folder: Path) -> 
         for a, b in zip(x[:4], y[:4], strict=True)
     ]
     assert sum(a == b for a, b in pairs) / len(pairs) > 0.8  # but for near ties
+
+
+def test_held_logits_are_whole_however_late_a_stream_makes_them() -> None:
+    handles, device = Handles(), torch.device("cuda")
+    sampler = RankSampler(small_config(), 1000, device, handles)
+    sampler.start(row_start(3, [1, 2], has_processors=True))
+    wanted = torch.randn(1, 1000, device=device)
+    logits, late = torch.zeros_like(wanted), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(late):
+        torch.cuda._sleep(300_000_000)  # cycles, some tenths of a second
+        logits.copy_(wanted)
+        sampler.sample(logits, ints(3), ints(2), None)
+    assert torch.equal(torch.from_numpy(sampler.take_asked()[3]), wanted[0].cpu())
 
 
 # Of KV, in both ranks together: far more than tests beside this one take and give back meanwhile.

@@ -40,7 +40,7 @@ class RankSampler:
         self._device = device
         self._has: Flags = np.zeros(config.max_num_seqs, np.bool_)
         self._held: dict[int, _Held] = {}
-        self._asked: dict[int, Tensor] = {}
+        self._asked: dict[int, Floats] = {}
         # What the plan that is run brought along for rows that it releases.
         self.processed: dict[int, Floats] = {}
         self.failures: dict[int, str] = {}
@@ -48,7 +48,7 @@ class RankSampler:
     def take_asked(self) -> dict[int, Floats]:
         """The logits of rows that were held since this was last asked."""
         asked, self._asked = self._asked, {}
-        return {row: logits.float().cpu().numpy() for row, logits in asked.items()}
+        return asked
 
     def draw_by(self, kernels: DrawLines) -> None:
         self._sampler.draw_by(kernels)
@@ -77,11 +77,13 @@ class RankSampler:
         if not len(theirs):
             return self._sampler.sample(logits, rows, positions, masks)
         made = Merged.of(len(rows))
-        for line in theirs.tolist():
+        raw = logits[torch.from_numpy(theirs).to(self._device)]
+        # Brought home here, on the stream that makes them: read from another they may not be there.
+        at_home = raw.float().cpu().numpy()
+        for i, line in enumerate(theirs.tolist()):
             row = int(rows[line])
-            raw = logits[line].clone()
-            self._asked[row] = raw
-            kept = raw if self._sampler.keeps_raw(row) else None
+            self._asked[row] = at_home[i]
+            kept = raw[i] if self._sampler.keeps_raw(row) else None
             self._held[row] = _Held(kept, int(positions[line]))
             made.held[line] = row
         others = np.flatnonzero(~self._has[rows])
