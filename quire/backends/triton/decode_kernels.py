@@ -46,7 +46,8 @@ def attend_item(
         m, mass, acc = nothing_yet(QUERIES, PADDED)
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
-            *(False, False, True, True, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
+            *(False, False, True, True, False),
+            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         return finished(m, mass, acc)
 
@@ -61,6 +62,45 @@ def _with_parts(
     shrink = tl.exp2(top - new_top)
     acc = acc * shrink[:, None] + tl.sum(means * share[:, :, None], 0)
     return new_top, weight * shrink + tl.sum(share, 0), acc
+
+
+@part
+def merged_parts(
+    parts: tl.tensor,
+    sums: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    MERGED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+) -> Any:
+    """top, weight, acc of a row's parts for the queries of a KV head.
+
+    In the order of their numbers, MERGED at a time, whoever made the last: the same result.
+    """
+    heads: tl.constexpr = KV_HEADS * GROUP
+    query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
+    head = kv_head * GROUP + query
+    top = tl.full([GROUP_ROWS], NOTHING, tl.float32)
+    weight = tl.zeros([GROUP_ROWS], tl.float32)
+    acc = tl.zeros([GROUP_ROWS, PADDED], tl.float32)
+    for base in range(0, count, MERGED):
+        number = base + tl.arange(0, MERGED)
+        known = (number < count)[:, None] & (query < GROUP)[None, :]
+        where = (first + number).to(tl.int64)[:, None] * heads + head[None, :]
+        log_sum = tl.load(sums + where, mask=known, other=float("-inf"), cache_modifier=".cg")
+        means = tl.load(
+            parts + where[:, :, None] * WIDTH + at[None, None, :],
+            mask=known[:, :, None] & (at < WIDTH)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        top, weight, acc = _with_parts(log_sum, means, top, weight, acc)
+    return top, weight, acc
 
 
 @part
@@ -79,32 +119,15 @@ def merge_row(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ) -> None:
-    """The row's parts for the queries of a KV head.
-
-    In the order of their numbers, MERGED at a time, whoever made the last: the same result.
-    """
-    heads: tl.constexpr = KV_HEADS * GROUP
+    """The output of a row for the queries of a KV head, of its parts."""
+    _, weight, acc = merged_parts(
+        *(parts, sums, first, count, kv_head, KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS)
+    )
     query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
-    head = kv_head * GROUP + query
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
-    top = tl.full([GROUP_ROWS], NOTHING, tl.float32)
-    weight = tl.zeros([GROUP_ROWS], tl.float32)
-    acc = tl.zeros([GROUP_ROWS, PADDED], tl.float32)
-    for base in range(0, count, MERGED):
-        number = base + tl.arange(0, MERGED)
-        known = (number < count)[:, None] & (query < GROUP)[None, :]
-        where = (first + number).to(tl.int64)[:, None] * heads + head[None, :]
-        log_sum = tl.load(sums + where, mask=known, other=float("-inf"), cache_modifier=".cg")
-        means = tl.load(
-            parts + where[:, :, None] * WIDTH + at[None, None, :],
-            mask=known[:, :, None] & (at < WIDTH)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        top, weight, acc = _with_parts(log_sum, means, top, weight, acc)
     made = acc / tl.where(weight > 0.0, weight, 1.0)[:, None]
-    place = out + (row * heads + head[:, None]) * WIDTH + at[None, :]
-    tl.store(place, made.to(out.dtype.element_ty), mask=inside)
+    place = (row * (KV_HEADS * GROUP) + (kv_head * GROUP + query)[:, None]) * WIDTH + at[None, :]
+    tl.store(out + place, made.to(out.dtype.element_ty), mask=inside)
 
 
 @part

@@ -161,6 +161,7 @@ class SteadyKernels(TritonKernels):
         return SteadyPrefill(
             *(self.shape, inputs.query_starts[: count + 1], inputs.context_lens[:count]),
             *(inputs.tables[:count], num_tokens),
+            window=window,
             tile=steady_tiles(self.shape)[1],
         )
 
@@ -169,6 +170,6 @@ class SteadyKernels(TritonKernels):
         lengths = inputs.context_lens[first:].to(torch.int32)
         longest = inputs.tables.shape[1] * self.shape.block_size
         buffers = SteadyBuffers.make(self.shape, len(lengths), longest, lengths.device)
-        attention = SteadyDecode(self.shape, buffers, len(lengths))
+        attention = SteadyDecode(self.shape, buffers, len(lengths), window=window)
         attention.plan(lengths, inputs.tables[first:].to(torch.int32))
         return attention

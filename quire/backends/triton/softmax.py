@@ -128,6 +128,7 @@ def attend_stretch(
     HAS_LAST: tl.constexpr,
     MASKED: tl.constexpr,
     BLIND: tl.constexpr,
+    FIXED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SLOTS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -140,7 +141,8 @@ def attend_stretch(
     some: from its `first_seen` (HAS_FIRST), to its `last_seen` (HAS_LAST).
 
     MASKED: not all queries see all of every tile. BLIND: some may see nothing at all in a tile
-    before they have seen anything. SOFTCAP bounds scores, in units of log2; 0: nothing does.
+    before they have seen anything. FIXED: tiles begin at multiples of KEYS wherever the stretch
+    does, else where a block does. SOFTCAP bounds scores, in units of log2; 0: nothing does.
     """
     at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
     # A piece of a tile lies in one block.
@@ -149,7 +151,8 @@ def attend_stretch(
     inside = (head * SLOTS + step % piece) * WIDTH
     key_lines = keys + (inside[None, :] + at[:, None])
     value_lines = values + (inside[:, None] + at[None, :])
-    start = begin // piece * piece
+    step_of_start: tl.constexpr = KEYS if FIXED else piece
+    start = begin // step_of_start * step_of_start
     block = tl.load(table + start // SLOTS + number, mask=start + number * piece < end, other=0)
     for base in range(start, end, KEYS):
         each = tl.reshape(tl.broadcast_to(block[:, None], (KEYS // piece, piece)), (KEYS,))
@@ -309,12 +312,12 @@ def attend_many(
             rest = begin + (open_end - begin) // KEYS * KEYS
             m, mass, acc = attend_stretch(
                 *(mine, scale, keys, values, table, begin, rest, first_seen, last_seen, head),
-                *(m, mass, acc, HAS_FIRST, HAS_LAST, False, False),
+                *(m, mass, acc, HAS_FIRST, HAS_LAST, False, False, False),
                 *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
             )
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, rest, end, first_seen, last_seen, head),
-            *(m, mass, acc, HAS_FIRST, HAS_LAST, True, HAS_FIRST),
+            *(m, mass, acc, HAS_FIRST, HAS_LAST, True, HAS_FIRST, False),
             *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
     return finished(m, mass, acc)

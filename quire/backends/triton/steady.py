@@ -83,7 +83,8 @@ class SharedPieces(Protocol):
 
 
 class SteadyDecode:
-    """Decode attention of `num_rows` rows; inputs keep their addresses. As DecodeAttention."""
+    """Decode attention of `num_rows` rows with one window; inputs keep their addresses. As
+    DecodeAttention, but that rows with a window share nothing."""
 
     def __init__(
         self,
@@ -91,13 +92,14 @@ class SteadyDecode:
         buffers: SteadyBuffers,
         num_rows: int,
         *,
+        window: int | None = None,
         prefixes: SharedPieces | None = None,
         tile: Tile | None = None,
     ) -> None:
         import torch
 
         self.shape, self.buffers, self.num_rows = shape, buffers, num_rows
-        self.prefixes = prefixes
+        self.window, self.prefixes = window, prefixes
         self._tile = tile or steady_tiles(shape)[0]
         device, self._most_items = buffers.parts.device, num_rows * buffers.most
         self._items = torch.empty(self._most_items, FIELDS.value, dtype=torch.int32, device=device)
@@ -110,7 +112,7 @@ class SteadyDecode:
         starts = self.prefixes.covered if self.prefixes else context_lens
         make_steady_items[(triton.cdiv(self._most_items, _ITEMS_AT_ONCE),)](
             *(context_lens, starts, context_lens if rows is None else rows),
-            *(self._items, self._total, self.num_rows, self._most_items),
+            *(self._items, self._total, self.num_rows, self._most_items, self.window or 0),
             HAS_STARTS=self.prefixes is not None,
             HAS_ROWS=rows is not None,
             **items_constants(),
@@ -126,8 +128,7 @@ class SteadyDecode:
         tables: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As DecodeAttention.attend, without sinks."""
-        _without(sinks)
+        """As DecodeAttention.attend."""
         shape, buffers = self.shape, self.buffers
         tables = self._tables if tables is None else tables
         if out is None:
@@ -138,7 +139,9 @@ class SteadyDecode:
         attend_steady_items[(shape.num_kv_heads, programs)](
             *(q, keys, values, tables, self._items, self._total),
             *(buffers.parts, buffers.sums, buffers.counters, out),
+            q if sinks is None else sinks,
             *(buffers.most, tables.stride(0), q.stride(0), shape.scale * LOG2_E),
+            SINKS=sinks is not None,
             **row_constants(shape, self._tile),
         )
         return out
@@ -150,19 +153,16 @@ class SteadyPrefill(PrefillAttention):
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        _without(sinks)
         shape, (query_starts, context_lens, tables) = self.shape, self._inputs
         attend_steady_tiles[(self._num_tiles, shape.num_kv_heads)](
             *(q, keys, values, out, query_starts, context_lens, tables, self._tiles),
-            *(tables.stride(0), q.stride(0), shape.scale * LOG2_E),
+            q if sinks is None else sinks,
+            *(tables.stride(0), q.stride(0), shape.scale * LOG2_E, self.window or 0),
+            HAS_WINDOW=self.window is not None,
+            SINKS=sinks is not None,
             **prompt_constants(shape, self._tile),
         )
         return out
-
-
-def _without(sinks: Tensor | None) -> None:
-    if sinks is not None:
-        raise ValueError("attention that is cut by position alone has no sinks.")
 
 
 def items_constants() -> dict[str, int]:

@@ -6,28 +6,15 @@ from quire.config import EngineConfig
 from quire.errors import NotSupported
 from quire.spec import ModelSpec
 
-_INSTEAD = "Leave it out, or set device='cpu'."
-
 
 def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
     """Of the model's attention and its KV."""
     if not config.batch_invariant:
         return
-    window = next((window for window in spec.windows if window is not None), None)
-    if window is not None:
-        raise NotSupported(
-            f"batch_invariant=True is not built on a GPU for models with windows ({window} tokens "
-            f"here). {_INSTEAD}"
-        )
     if spec.layers[0].attention.latent is not None:
         raise NotSupported(
             "batch_invariant=True is not built on a GPU for models that keep latents in place of "
-            f"keys and values. {_INSTEAD}"
-        )
-    if any(layer.attention.sinks for layer in spec.layers):
-        raise NotSupported(
-            "batch_invariant=True is not built on a GPU for models whose attention has sinks. "
-            f"{_INSTEAD}"
+            "keys and values. Leave it out, or set device='cpu'."
         )
     if config.kv_cache_dtype == "fp8":
         raise NotSupported(

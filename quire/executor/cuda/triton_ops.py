@@ -339,7 +339,9 @@ class TritonOps:
             with torch.inference_mode(False):
                 if isinstance(buffers, SteadyBuffers):
                     self._attention[key] = SteadyDecode(
-                        self._shape, buffers, num_places, prefixes=cast(Any, work)
+                        *(self._shape, buffers, num_places),
+                        window=window,
+                        prefixes=cast(Any, work),
                     )
                 else:
                     self._attention[key] = decode_attention(

@@ -23,22 +23,23 @@ class SteadyAttention:
     shape: HeadShape
     own: Pointer
 
-    def first(self) -> list[Variant]:
+    def first(self, windows: list[bool]) -> list[Variant]:
+        """`windows`: whether layers have one, as far as they differ in it."""
         own, shape, width = self.own, self.shape, self._q_width()
+        sinks, constants = F32 if shape.sinks else own, {"SINKS": shape.sinks}
         for_rows, for_prompts = steady_tiles(shape)
-        return [
-            Variant(
-                attend_steady_tiles,
-                (own, own, own, own, I64, I64, I32, I32, SOME, width, A_FRACTION),
-                steady.prompt_constants(shape, for_prompts),
-            ),
-            Variant(
-                attend_steady_items,
-                (*[own] * 3, *[I32] * 3, F32, F32, I32, own, SOME, SOME, width, A_FRACTION),
-                steady.row_constants(shape, for_rows),
-            ),
-            self._items(shared=False),
+        given = (own, own, own, own, I64, I64, I32, I32, sinks, SOME, width, A_FRACTION, SOME)
+        for_prompt = constants | steady.prompt_constants(shape, for_prompts)
+        prompts = [
+            Variant(attend_steady_tiles, given, {"HAS_WINDOW": has_window, **for_prompt})
+            for has_window in windows
         ]
+        rows = Variant(
+            attend_steady_items,
+            (*[own] * 3, *[I32] * 3, F32, F32, I32, own, sinks, SOME, SOME, width, A_FRACTION),
+            constants | steady.row_constants(shape, for_rows),
+        )
+        return [*prompts, rows, self._items(shared=False)]
 
     def later(self) -> list[Variant]:
         """With shared prefixes."""
@@ -52,4 +53,4 @@ class SteadyAttention:
 
     def _items(self, *, shared: bool) -> Variant:
         constants = {"HAS_STARTS": shared, "HAS_ROWS": True, **steady.items_constants()}
-        return Variant(make_steady_items, (*[I32] * 5, SOME, SOME), constants)
+        return Variant(make_steady_items, (*[I32] * 5, *[SOME] * 3), constants)

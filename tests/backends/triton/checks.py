@@ -208,7 +208,7 @@ def _sinks(shape: HeadShape) -> Tensor | None:
     return torch.linspace(-4.0, 4.0, shape.num_heads) if shape.sinks else None
 
 
-def _sinks_on(place: Place, shape: HeadShape) -> Tensor | None:
+def sinks_on(place: Place, shape: HeadShape) -> Tensor | None:
     sinks = _sinks(shape)
     return None if sinks is None else sinks.to(place.device)
 
@@ -245,7 +245,7 @@ def check_decode(
     turned = made.tables.flip(0).contiguous()  # place i reads row num_rows - 1 - i
     rows = torch.arange(num_rows - 1, -1, -1, dtype=torch.int32, device=place.device)
     attention.plan(made.lengths, turned, rows)
-    out = attention.attend(q, made.keys, made.values, sinks=_sinks_on(place, shape))
+    out = attention.attend(q, made.keys, made.values, sinks=sinks_on(place, shape))
     active = made.lengths.cpu() > 0
     inputs = AttentionInputs(
         torch.arange(int(active.sum()) + 1),
@@ -288,7 +288,7 @@ def check_prefill(
         tile=many_queries_tile(shape, queries),
     )
     out = q.new_full((num_tokens, shape.num_heads * shape.head_dim), torch.nan)
-    attention.attend(q, made.keys, made.values, out, _sinks_on(place, shape))
+    attention.attend(q, made.keys, made.values, out, sinks_on(place, shape))
     inputs = AttentionInputs(starts, made.lengths, made.tables, starts, len(slices))
     expected = expected_attention(shape, q, inputs, made, window).to(place.dtype)
     assert_close(out, expected, least=least_of(shape))

@@ -11,7 +11,14 @@ from quire.backends.ops import AttentionInputs, HeadShape
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
 from quire.backends.triton.steady_prefix import SteadyPrefixWork, steady_size
 from quire.backends.triton.tiles import steady_tiles
-from tests.backends.triton.checks import Place, assert_close, expected_attention, paged
+from tests.backends.triton.checks import (
+    Paged,
+    Place,
+    assert_close,
+    expected_attention,
+    paged,
+    sinks_on,
+)
 from tests.backends.triton.places import GPU_DTYPES, small_places
 
 SHAPES = [(4, 2, 16, 8), (3, 1, 80, 16), (2, 2, 32, 16)]
@@ -22,9 +29,12 @@ def check_steady_decode(
     shape: HeadShape,
     lengths: list[int],
     shared: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    window: int | None = None,
 ) -> torch.Tensor:
     """Ragged rows, some empty; tables are reached by way of `rows`."""
     made, num_rows = paged(place, shape, lengths, shared=shared), len(lengths)
+    if not shared:
+        made.give_back([length - 1 for length in lengths], window, shape.block_size)
     q = place.random(num_rows, shape.num_heads, shape.head_dim, seed=11)
     buffers = SteadyBuffers.make(shape, num_rows, max(lengths), place.device)
     buffers.parts.fill_(torch.nan)
@@ -35,17 +45,17 @@ def check_steady_decode(
         tables = made.tables.cpu().numpy()
         groups = [(tables[rows[0], :count], np.asarray(rows, np.int32)) for count, rows in shared]
         assert work.fill(groups) == sum(len(rows) for _, rows in shared)
-    attention = SteadyDecode(shape, buffers, num_rows, prefixes=work)
+    attention = SteadyDecode(shape, buffers, num_rows, window=window, prefixes=work)
     rows = torch.arange(num_rows - 1, -1, -1, dtype=torch.int32, device=place.device)
     attention.plan(made.lengths, made.tables.flip(0).contiguous(), rows)
-    out = attention.attend(q, made.keys, made.values)
+    out = attention.attend(q, made.keys, made.values, sinks=sinks_on(place, shape))
     active = made.lengths.cpu() > 0
     starts = torch.arange(int(active.sum()) + 1)
     inputs = AttentionInputs(
         starts, made.lengths.cpu()[active], made.tables.cpu()[active], starts, 0
     )
     expected = torch.zeros(num_rows, shape.num_heads * shape.head_dim)
-    expected[active] = expected_attention(shape, q[active.to(q.device)], inputs, made, None)
+    expected[active] = expected_attention(shape, q[active.to(q.device)], inputs, made, window)
     assert_close(out, expected.to(place.dtype))
     if shared and place.device.type == "cuda":
         alone = SteadyDecode(shape, buffers, num_rows)
@@ -54,18 +64,22 @@ def check_steady_decode(
     return out
 
 
-def check_steady_prefill(place: Place, shape: HeadShape, slices: list[tuple[int, int]]) -> None:
+def check_steady_prefill(
+    place: Place, shape: HeadShape, slices: list[tuple[int, int]], window: int | None = None
+) -> None:
     made = paged(place, shape, [new + past for new, past in slices])
+    made.give_back([past for _, past in slices], window, shape.block_size)
     starts = torch.tensor([0, *(new for new, _ in slices)]).cumsum(0)
     q = place.random(int(starts[-1]), shape.num_heads, shape.head_dim, seed=12)
     attention = SteadyPrefill(
         *(shape, starts.to(place.device), made.lengths, made.tables, len(q)),
+        window=window,
         tile=steady_tiles(shape)[1],
     )
     out = q.new_full((len(q), shape.num_heads * shape.head_dim), torch.nan)
-    attention.attend(q, made.keys, made.values, out)
+    attention.attend(q, made.keys, made.values, out, sinks_on(place, shape))
     inputs = AttentionInputs(starts, made.lengths, made.tables, starts, len(slices))
-    assert_close(out, expected_attention(shape, q, inputs, made, None).to(place.dtype))
+    assert_close(out, expected_attention(shape, q, inputs, made, window).to(place.dtype))
 
 
 @pytest.mark.parametrize("place", small_places())
@@ -94,6 +108,16 @@ def test_prefill(place: Place, heads: int, kv_heads: int, width: int, slots: int
     check_steady_prefill(place, shape, [(50, 0), (1, 511), (40, 490), (5, 1100)])
 
 
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("window", [1, 100, 600])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_windows_and_sinks(place: Place, window: int, sinks: bool) -> None:
+    """Within a piece, across one and across two; blocks behind a window are somebody else's."""
+    shape = HeadShape(3, 1, 80, 16, place.dtype, sinks=sinks)
+    check_steady_decode(place, shape, [37, 0, 513, 16, 1100, 1030], window=window)
+    check_steady_prefill(place, shape, [(50, 0), (1, 511), (40, 490), (5, 1100)], window)
+
+
 def test_pieces_are_counted_and_begin_where_positions_say() -> None:
     """The device's own arithmetic against the host's, at every kind of boundary."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -112,8 +136,8 @@ def test_pieces_are_counted_and_begin_where_positions_say() -> None:
         count = len(cuts)
         assert count == pieces.most_pieces(length)
         ends = [*cuts[1:], length]
-        assert [one[:7] for one in items[at : at + count]] == [
-            [row, begin, end, row, i, count, count]
+        assert items[at : at + count] == [
+            [row, begin, end, row, i, count, count, 0]
             for i, (begin, end) in enumerate(zip(cuts, ends, strict=True))
         ]
         assert pieces.whole_pieces(length) == max([0, *(x for x in begins if x <= length)])
@@ -124,41 +148,41 @@ def test_pieces_are_counted_and_begin_where_positions_say() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("heads", [(16, 8, 128), (32, 8, 64), (8, 8, 128), (71, 1, 64)])
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (128, True), (1000, False)])
 def test_decode_rows_and_prompts_get_the_same_bits(
-    dtype: torch.dtype, heads: tuple[int, int, int]
+    dtype: torch.dtype, heads: tuple[int, int, int], window: int | None, sinks: bool
 ) -> None:
     """Every token of a context as a decode row among others, and in chunks of any size."""
-    place, shape = Place(torch.device("cuda"), dtype), HeadShape(*heads, 16, dtype)
-    length = 5000
-    made = paged(place, shape, [length])
+    place = Place(torch.device("cuda"), dtype)
+    shape, length = HeadShape(*heads, 16, dtype, sinks=sinks), 5000
+    made, beside = paged(place, shape, [length]), sinks_on(place, shape)
     q = place.random(length, shape.num_heads, shape.head_dim, seed=3)
-    whole = _in_chunks(shape, made.tables, made.keys, made.values, q, [length])
+    given = (shape, made, q, window)
+    whole = _in_chunks(*given, [length])
     for cut in ([1000, 1, 63, 3936], [4999, 1], [256] * 19 + [136]):
-        assert torch.equal(_in_chunks(shape, made.tables, made.keys, made.values, q, cut), whole)
+        assert torch.equal(_in_chunks(*given, cut), whole)
     for batch in ([4999], [0, 63, 511, 512, 600, 4096, 4998], list(range(0, 5000, 9))):
         lengths = torch.tensor([at + 1 for at in batch], dtype=torch.int32, device=q.device)
         buffers = SteadyBuffers.make(shape, len(batch), length, q.device)
-        attention = SteadyDecode(shape, buffers, len(batch))
+        attention = SteadyDecode(shape, buffers, len(batch), window=window)
         attention.plan(lengths, made.tables.expand(len(batch), -1).contiguous())
-        assert torch.equal(attention.attend(q[batch], made.keys, made.values), whole[batch])
+        alone = attention.attend(q[batch], made.keys, made.values, sinks=beside)
+        assert torch.equal(alone, whole[batch])
 
 
 def _in_chunks(
-    shape: HeadShape,
-    tables: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    q: torch.Tensor,
-    sizes: list[int],
+    shape: HeadShape, context: Paged, q: torch.Tensor, window: int | None, sizes: list[int]
 ) -> torch.Tensor:
     made, at = [], 0
+    beside = sinks_on(Place(q.device, q.dtype), shape)
     for size in sizes:
         starts = torch.tensor([0, size], device=q.device)
         lengths = torch.tensor([at + size], dtype=torch.int32, device=q.device)
         tile = steady_tiles(shape)[1]
-        step = SteadyPrefill(shape, starts, lengths, tables, size, tile=tile)
+        given = (shape, starts, lengths, context.tables, size)
+        step = SteadyPrefill(*given, window=window, tile=tile)
         out = q.new_empty(size, shape.num_heads * shape.head_dim)
-        made.append(step.attend(q[at : at + size], keys, values, out))
+        made.append(step.attend(q[at : at + size], context.keys, context.values, out, beside))
         at += size
     return torch.cat(made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
-from quire.spec import plain_decoder
+from quire.spec import ModelSpec, plain_decoder
 from quire.step import Scores
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import answers
@@ -41,6 +42,12 @@ SPEC = plain_decoder(
     tied_embeddings=True,
     qk_norm=True,
 )
+SPECS = {
+    "plain": SPEC,
+    "windows and sinks": SPEC.with_windows(None, 600, 48).with_attention(
+        lambda one: replace(one, sinks=True)
+    ),
+}
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 3},
     {"temperature": 1.0, "logprobs": 1},
@@ -76,26 +83,29 @@ def _bits(parts: list[Scores]) -> tuple[list[int], bytes]:
     return tokens, b"".join(part.logprobs.tobytes() for part in parts)
 
 
-def run(count: int, *, groups: bool = False, **changes: Any) -> list[tuple[object, ...]]:
+def run(
+    spec: ModelSpec, count: int, *, groups: bool = False, **changes: Any
+) -> list[tuple[object, ...]]:
     config = gpu_config(
         dtype="bfloat16",
         batch_invariant=True,
         max_model_len=4096,
         **{"num_blocks": 20_000, "max_num_seqs": 512, "max_num_batched_tokens": 16384, **changes},
     )
-    made = dummy_weights(SPEC, dtype=torch.bfloat16, device="cuda")
+    made = dummy_weights(spec, dtype=torch.bfloat16, device="cuda")
     weights = {name: w * 4 if w.dim() == 2 else w for name, w in made.items()}
-    executor = CudaExecutor(config, SPEC, weights)
+    executor = CudaExecutor(config, spec, weights)
     try:
         return bits(answers(executor, config, asked(count), prefix_groups=groups))
     finally:
         executor.close()
 
 
-def test_a_row_has_the_same_bits_in_any_batch() -> None:
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_row_has_the_same_bits_in_any_batch(spec: ModelSpec) -> None:
     """Batches of 1, 7, 64 and 512; chunks of 256; groups; 1 and 32 steps a plan; without graphs;
     and with so few blocks that rows are preempted."""
-    whole = run(512)
+    whole = run(spec, 512)
     for count, changes in (
         (1, {}),
         (7, {}),
@@ -105,7 +115,7 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
         (512, {"groups": True, "max_repeat": 4}),
         (512, {"num_blocks": 1500}),
     ):
-        got = run(count, **changes)
+        got = run(spec, count, **changes)
         wrong = [i for i, (one, other) in enumerate(zip(got, whole, strict=False)) if one != other]
         assert not wrong, (count, changes, len(wrong), wrong[:9])
 
