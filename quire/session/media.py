@@ -210,11 +210,19 @@ class SessionMedia:
         pass_tokens: int,
         hidden_size: int,
     ) -> None:
-        """Nothing is read of them where the model sees nothing, or has no tokenizer. A pass has at
-        most `pass_tokens`, each `hidden_size` wide."""
+        """A pass has at most `pass_tokens`, each `hidden_size` wide."""
+        self._media, self._pass_tokens, self._hidden_size = media, pass_tokens, hidden_size
         self.reader: MediaReader | None = None
-        if media is not None and tokenizer is not None:
-            self.reader = media.reader(tokenizer, pass_tokens, hidden_size)
+        self.use(tokenizer)
+
+    def use(self, tokenizer: Tokenizer | None) -> None:
+        """Read prompts with this tokenizer; nothing of their media where there is none, or where
+        the model sees nothing. The processes that decode know of no tokenizer, and go on."""
+        reader: MediaReader | None = None
+        if self._media is not None and tokenizer is not None:
+            reader = self._media.reader(tokenizer, self._pass_tokens, self._hidden_size)
+        self._drop_reader()
+        self.reader = reader
 
     @property
     def sound_rate(self) -> int | None:
@@ -238,5 +246,11 @@ class SessionMedia:
         return self.reader.pool.children
 
     def close(self) -> None:
+        self._drop_reader()
+        if self._media is not None:
+            self._media.children.close()
+
+    def _drop_reader(self) -> None:
         if self.reader is not None:
             self.reader.pool.close()
+            self.reader = None

@@ -257,8 +257,7 @@ class Session:
             self.engine.reset(make_scheduler(self.model, self._lengths, self._guides))
             self._results = Results(made)
             self.pooling = make_pooling(self.model)
-            self.media.close()
-            self.media = make_media(self.model)
+            self.media.use(made)
             self.intake.use(make_maker(self.model, self.media), made)
 
     def sleep(self, level: int) -> None:

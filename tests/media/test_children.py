@@ -275,6 +275,35 @@ def test_decoders_start_with_the_model_where_media_are_expected(
     assert gone(begun)
 
 
+def test_decoders_go_on_under_another_tokenizer(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    family = HEARING["qwen2_audio"]
+    made = save_tiny(tmp_path_factory.mktemp("hears"), family.make(), family.added, EARS)
+    sound = {"prompt": "Hear <|AUDIO|>", "multi_modal_data": {"audio": wav(tone(0.2))}}
+    short = SamplingParams(temperature=0, max_tokens=4)
+    with made.llm(limit_mm_per_prompt={"audio": 2}) as llm:
+        [begun], tokenizer = pids(reader_pool(llm)), llm.get_tokenizer()
+        [before] = llm.generate(sound, short, use_tqdm=False)
+        llm.set_tokenizer(tokenizer)
+        [after] = llm.generate(sound, short, use_tqdm=False)
+        assert before.outputs[0].token_ids == after.outputs[0].token_ids
+        assert [begun] == pids(reader_pool(llm))
+    assert gone(begun)
+
+
+def test_a_decoder_that_no_tokenizer_came_for_ends_with_its_llm(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    family = HEARING["qwen2_audio"]
+    made = save_tiny(tmp_path_factory.mktemp("hears"), family.make(), family.added, EARS)
+    with made.llm(limit_mm_per_prompt={"audio": 2}, skip_tokenizer_init=True) as llm:
+        media = llm._session.model.media
+        assert media is not None
+        [begun] = pids(media.children)
+    assert gone(begun)
+
+
 def test_loading_that_fails_ends_the_decoder_it_began(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ class MediaPool:
     """Prepares media; one for an LLM."""
 
     def __init__(self, children: MediaChildren, most_bytes: int = MOST_BYTES) -> None:
-        """What is encoded is decoded by `children`, which end with the pool."""
+        """What is encoded is decoded by `children`, which their owner ends."""
         self.children, self._most, self._lock = children, most_bytes, Lock()
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
@@ -139,7 +139,6 @@ class MediaPool:
 
     def close(self) -> None:
         self._waiting.clear()
-        self.children.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
