@@ -26,10 +26,9 @@ if not __package__:  # run as a file: the repository is not on the path
 
 import numpy as np
 
+from benchmarks.harness import Watched
 from quire import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from quire.executor.executor import PendingStep
 from quire.scheduler.beam_rule import BeamSearch, SearchRules
-from quire.step import StepPlan
 
 Texts = list[list[int]]
 
@@ -49,21 +48,6 @@ class Cost:
             f"{self.cpu_seconds:8.2f} s of CPU ({self.cpu_seconds / other.cpu_seconds:5.2f}x)  "
             f"{self.computed_tokens:9,} tokens computed"
         )
-
-
-class Counting:
-    """An executor that counts what it is asked to compute."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner, self.computed_tokens = inner, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def submit(self, plan: StepPlan) -> PendingStep:
-        self.computed_tokens += plan.num_tokens
-        step: PendingStep = self._inner.submit(plan)
-        return step
 
 
 def in_the_engine(llm: LLM, prompts: Sequence[list[int]], rules: SearchRules) -> list[Texts]:
@@ -107,8 +91,10 @@ def make_prompts(count: int, length: int, vocab_size: int) -> list[list[int]]:
 
 
 def measure(llm: LLM, prompts: list[list[int]], rules: SearchRules, turn: int) -> list[Cost]:
-    counting = Counting(llm._session.engine.executor)
-    llm._session.engine.executor = counting
+    computed: list[int] = []
+    engine = llm._session.engine
+    executor: Any = Watched(engine.executor, lambda plan: computed.append(plan.num_tokens))
+    engine.executor = executor
     costs = [Cost("in the engine"), Cost("submitted again")]
     ways = [in_the_engine, submitted_again]
     num_different = 0
@@ -119,12 +105,13 @@ def measure(llm: LLM, prompts: list[list[int]], rules: SearchRules, turn: int) -
         found = []
         for way, cost in zip(ways, costs, strict=True):
             llm.reset_prefix_cache()
-            counting.computed_tokens, cpu = 0, time.process_time()
+            computed.clear()
+            cpu = time.process_time()
             started = time.perf_counter()
             found.append(way(llm, some, rules))
             cost.seconds += time.perf_counter() - started
             cost.cpu_seconds += time.process_time() - cpu
-            cost.computed_tokens += counting.computed_tokens
+            cost.computed_tokens += sum(computed)
         num_different += sum(a != b for a, b in zip(*found, strict=True))
     print(f"{num_different} of {len(prompts)} searches differ (near ties)", file=sys.stderr)
     return costs

@@ -29,7 +29,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline, shapes, transformers_bench, workloads
-from benchmarks.words import parser_of
+from benchmarks.harness import parser_of
 
 ENGINES: dict[str, dict[str, Any]] = {
     "quire int8": {"quantization": "int8"},

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import offline, shapes, workloads
-from benchmarks.words import parser_of
+from benchmarks import shapes, workloads
+from benchmarks.harness import parse_with_options, parser_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,15 +232,7 @@ def _best(way: Callable[[], Any], clock: Callable[[], float]) -> float:
 
 def run(llm: LLM, items: Sequence[workloads.Item], meter: Meter) -> float:
     """One run with an empty cache; what it took in all. The meter holds this run alone."""
-    from quire import SamplingParams
-
-    prompts = [{"prompt_token_ids": i.prompt} for i in items]
-    params = [
-        SamplingParams(
-            n=i.n, max_tokens=i.max_tokens, ignore_eos=True, detokenize=False, **i.sampling
-        )
-        for i in items
-    ]
+    prompts, params = workloads.requests(items)
     llm.reset_prefix_cache()
     meter.entries.clear()
     before = meter.clock()
@@ -276,11 +268,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kernels", default="native", choices=["native", "torch"])
     parser.add_argument("--share", type=float, default=1.0, help="a leading part of each workload")
     parser.add_argument("--runs", type=int, default=2, help="after one to warm up; the best counts")
-    given = list(sys.argv[1:] if words is None else words)
-    # Taken out first: a list of workloads would swallow them.
-    options = [word for word in given if offline.OPTION.match(word)]
-    arguments = parser.parse_args([word for word in given if word not in options])
-    arguments.options = dict(offline.option(word) for word in options)
+    arguments = parse_with_options(parser, words)
     if arguments.runs < 1:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
     return arguments

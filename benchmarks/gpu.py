@@ -1,8 +1,7 @@
 """Everything that is measured on a GPU, within a time budget, each part written as it ends.
 
-    python benchmarks/gpu.py check small profile large start --out results --seconds 540
+    python benchmarks/gpu.py small profile large start --out results --seconds 540
 
-    check    the CUDA executor's tests, without pytest
     small    the table of Qwen3-0.6B, large: of Llama-3.1-8B, other: of Llama-3.2-1B, which
              nothing was tuned for and nobody else was measured with, experts: of Qwen3-30B-A3B
              (random weights, bf16)
@@ -35,14 +34,12 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import roofline, shapes, workloads
-from benchmarks.budget import Budget
-from benchmarks.gpu_checks import check
-from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_fp8 import fp8
 from benchmarks.gpu_more import default, load, sanitize
-from benchmarks.gpu_profile import profile
+from benchmarks.gpu_profile import Clock, profile
 from benchmarks.gpu_start import start
-from benchmarks.offline import OPTION, machine, measure, option
+from benchmarks.harness import Budget, parse_with_options
+from benchmarks.offline import machine, measure
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -54,7 +51,7 @@ MODELS = {
     "experts": "qwen3-30b-a3b",
 }
 MORE = {"load": load, "sanitize": sanitize, "default": default, "fp8": fp8}
-PARTS = ("check", *MODELS, "profile", "start", *MORE)
+PARTS = (*MODELS, "profile", "start", *MORE)
 STARTED = ("small", "large")
 VLLM = Path(__file__).parent / "vllm_h200.json"
 # Seconds.
@@ -177,10 +174,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--profiled", nargs="+", default=[], help="plans of `profile`, of this model"
     )
-    parser.add_argument("--checks", nargs="+", default=[], help="words of the checks to run")
-    given = list(sys.argv[1:] if words is None else words)
-    arguments = parser.parse_args([word for word in given if not OPTION.match(word)])
-    options = dict(option(word) for word in given if OPTION.match(word))
+    arguments = parse_with_options(parser, words)
+    options = arguments.options
     budget = Budget(arguments.seconds, arguments.out)
     names = arguments.only or [build.__name__ for build in workloads.GPU]
     for part in arguments.parts:
@@ -188,8 +183,6 @@ def main(words: Sequence[str] | None = None) -> None:
         try:
             if part in MODELS:
                 table(part, budget, options, names, arguments.once, arguments.profiled)
-            elif part == "check":
-                check(budget, arguments.checks)
             elif part == "profile":
                 with opened(MODELS["small"], options) as llm:
                     profile(llm, budget)

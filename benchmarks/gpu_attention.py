@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch import Tensor
 
+from benchmarks.harness import Line
 from quire.backends.ops import HeadShape
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.prefill import PrefillAttention
@@ -21,7 +22,6 @@ from quire.backends.triton.tiles import Tile
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
-Line = dict[str, Any]
 
 
 def milliseconds(run: Callable[[], object], rep: int = 40) -> float:
@@ -123,11 +123,7 @@ def decode_sweep() -> Iterator[Line]:
                 made = setting.terabytes(tile=Tile(16, keys, warps, stages), long=long)
                 found.append((round(made, 3), keys, warps, stages, long))
         found.sort(reverse=True)
-        yield {
-            "sweep": f"{rows} x {context} {heads}/8x{width} {ragged}",
-            "best": found[:6],
-            "all": found,
-        }
+        yield {"sweep": f"{rows} x {context} {heads}/8x{width} {ragged}", "best first": found}
 
 
 def prefix() -> Iterator[Line]:

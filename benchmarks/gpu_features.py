@@ -1,10 +1,7 @@
-"""What features of sampling cost on a GPU beside the same rows without them, and whether they
-draw the CPU's tokens.
+"""What features of sampling cost on a GPU beside the same rows without them.
 
     python benchmarks/gpu_features.py --out features
 
-    equal    200 random rows with every feature, in float32: the kernels beside the sampler, in
-             tokens, ranks and logprobs
     ratios   for each shape (random weights, bf16) and feature: seconds of 512 rows x 128 tokens
              over those without it, the second of two runs; then of one row among 512
     kernels  where the time of a decode step goes with some of them, kernel by kernel
@@ -19,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +25,8 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import shapes
-from benchmarks.budget import Budget
-from benchmarks.gpu_clock import Clock
+from benchmarks.gpu_profile import Clock
+from benchmarks.harness import Budget
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -188,33 +185,6 @@ def kernels(
         budget.write(f"kernels-{shape}", found)
 
 
-def equal(rows: int, vocab: int, budget: Budget) -> None:
-    """The fuzzed checks of the kernels, at a real vocabulary and in float32."""
-    import torch
-
-    if not torch.cuda.is_available():
-        import tests.backends.triton.conftest  # noqa: F401 - the interpreter
-    from tests.backends.triton.checks import Place
-    from tests.backends.triton.edit_checks import check_edits
-    from tests.backends.triton.score_checks import check_scores
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place, found = Place(device, torch.float32), {}
-    runs: dict[str, Callable[[], None]] = {
-        "edits": lambda: check_edits(place, vocab, num_rows=rows, steps=4, seed=1),
-        "logprobs": lambda: check_scores(place, place.random(rows, vocab, seed=2) * 4, seed=2),
-    }
-    for name, run in runs.items():
-        before = time.perf_counter()
-        try:
-            run()
-            found[name] = "equal"
-        except AssertionError as error:
-            found[name] = f"not equal: {str(error)[:2000]}"
-        print(f"{name}: {found[name]} ({time.perf_counter() - before:.1f} s)", flush=True)
-    budget.write("equal", found)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="features")
@@ -224,10 +194,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="features, by name")
     parser.add_argument("--shapes", nargs="+", default=[], choices=SHAPES)
     parser.add_argument("--kernels", action="store_true", help="profile some of them, too")
-    parser.add_argument("--tiny", action="store_true", help="a model and a check of toy size")
+    parser.add_argument("--tiny", action="store_true", help="a model of toy size")
     asked = parser.parse_args()
     budget = Budget(asked.seconds, Path(asked.out))
-    equal(8 if asked.tiny else 200, 300 if asked.tiny else 49_152, budget)
     for name, config in ({"tiny": TINY} if asked.tiny else SHAPES).items():
         if not asked.shapes or name in asked.shapes:
             ratios(name, config, asked, budget)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import shapes
-from benchmarks.words import parser_of
+from benchmarks.harness import median_ratio, parser_of
 
 WORKLOADS = {"prose": 1.0, "copying": 0.0}  # their temperatures; prose first
 LOOP = 40  # tokens
@@ -48,9 +48,8 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast with guesses, taken pair by pair."""
-        pairs = zip(self.plain_seconds, self.guessing_seconds, strict=True)
-        return statistics.median(plain / guessing for plain, guessing in pairs)
+        """How many times as fast with guesses."""
+        return median_ratio(self.plain_seconds, self.guessing_seconds)
 
 
 def run(llm: Any, rows: int, context: int, tokens: int, temperature: float) -> Any:

@@ -1,19 +1,20 @@
-"""Every Triton kernel on one GPU: first whether it is right, then how fast it is.
+"""How fast the kernels of one GPU are; whether they are right say tests/backends/triton.
 
-    python benchmarks/gpu_kernels.py [--out FILE] [--only checks,decode,...] [--seconds N]
+python benchmarks/gpu_kernels.py prompts steady --out results --seconds 600
 
-Needs torch and Triton only. Each part prints its lines as it ends and appends them to FILE as
-JSON, so that a run that is cut short has still said what it found. After `--seconds` no further
-part is begun.
+decode_sweep  which tile attention of decode rows has; the table behind tiles.py
+decode        what it reads a second, beside a copy
+small         what happens once per step, and elementwise kernels
+sampling      drawing one token per line
+prefix        attention to prefixes that rows share
+prefill       attention over prompts by Triton's tiles, beside what torch has
+prompts       attention over prompts by the kernel that serves here, beside Triton's
+steady        attention that gives a row the same bits in any batch, beside that which does not
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,112 +23,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+if not __package__:  # run as a file: the repository is not on the path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gpu_attention import (
     BF16,
     CUDA,
-    Line,
     decode,
     decode_sweep,
     lengths_of,
     milliseconds,
+    paged_cache,
     prefill,
     prefix,
 )
-from benchmarks.gpu_long import prompts, steady
-from quire.backends.ops import HeadNorms, HeadShape
+from benchmarks.harness import Line, Parts, main_of_parts
+from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
 from quire.backends.triton.heads import norm_rope_store
+from quire.backends.triton.kernels import TritonKernels
+from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
-
-Check = Callable[[], object]
-
-
-def quick() -> Iterator[Line]:
-    """Of the checks, those of the default model's kind."""
-    yield from _checks(((BF16, ((16, 8, 128),)),))
-
-
-def draws() -> Iterator[Line]:
-    """Of the checks, those of sampling."""
-    yield from _checks(((BF16, ()),))
-
-
-def checks() -> Iterator[Line]:
-    """The parity checks of tests/backends/triton at real shapes."""
-    yield from _checks(
-        (
-            (BF16, ((16, 8, 128), (32, 8, 64), (16, 1, 256), (9, 3, 80))),
-            (torch.float32, ((8, 1, 64),)),
-            (torch.float16, ((32, 8, 64),)),
-        )
-    )
-
-
-Shapes = tuple[tuple[int, int, int], ...]
-
-
-def _checks(kinds: tuple[tuple[torch.dtype, Shapes], ...]) -> Iterator[Line]:
-    from tests.backends.triton import checks as c
-    from tests.backends.triton import sampling_checks as s
-    from tests.backends.triton.thin_checks import check_thin
-    from tests.backends.triton.wishes import CUT, KEPT, PLAIN
-
-    for dtype, shapes in kinds:
-        place = c.Place(CUDA, dtype)
-        for heads, kv_heads, width in shapes:
-            shape = HeadShape(heads, kv_heads, width, 16, dtype)
-            for name, run in _attention_checks(place, shape):
-                yield _verdict(f"{name} {dtype} {heads}/{kv_heads}x{width}", run)
-        for name, run in (
-            ("thin", partial(check_thin, place, 9, 1024, 3072)),
-            ("thin, 16 rows", partial(check_thin, place, 16, 4096, 14336)),
-            ("norms", partial(c.check_norms, place, 700, 4096)),
-            ("silu", partial(c.check_activations, place, 700, 14336)),
-            ("noise", partial(s.check_noise, place, 151_936, 64)),
-            ("draw", partial(s.check_sampling, place, PLAIN * 3, 151_936)),
-            ("limits", partial(s.check_sampling, place, CUT * 3, 128_256)),
-            ("kept", partial(s.check_kept, place, KEPT, 151_936)),
-            ("flat", partial(s.check_kept, place, KEPT, 151_936, spread=0.5)),
-        ):
-            yield _verdict(f"{name} {dtype}", run)
-
-
-def _attention_checks(place: Any, shape: HeadShape) -> Iterator[tuple[str, Check]]:
-    from tests.backends.triton import checks as c
-    from tests.backends.triton.thin_checks import check_packed
-
-    lengths = [(i * 977) % 2500 for i in range(60)]
-    groups = ((32, tuple(range(70))), (50, tuple(range(3, 30))))
-    slices = [(700, 0), (130, 900), (1, 33), (64, 64)]
-    grouped = [900 + i for i in range(80)]
-    yield "heads", partial(c.check_heads, place, shape, 900, normed=True)
-    yield "decode", partial(c.check_decode, place, shape, lengths)
-    yield "window", partial(c.check_decode, place, shape, lengths, window=300)
-    few = lengths[:16]
-    yield "packed", partial(check_packed, place, shape, few, window=None, normed=True)
-    yield "packed, window", partial(check_packed, place, shape, few, window=300, normed=False)
-    yield "prefix", partial(c.check_decode, place, shape, grouped, shared=groups)
-    yield "prefill", partial(c.check_prefill, place, shape, slices, queries=128)
-
-
-def _verdict(name: str, run: Check) -> Line:
-    begin = time.perf_counter()
-    try:
-        run()
-        torch.cuda.synchronize()
-    except AssertionError as wrong:
-        return {"check": name, "ok": False, "why": str(wrong)[:400]}
-    except Exception as broken:  # a kernel that does not run must not hide the other results
-        return {
-            "check": name,
-            "ok": False,
-            "why": repr(broken)[:400],
-            "at": traceback.format_exc()[-300:],
-        }
-    return {"check": name, "ok": True, "s": round(time.perf_counter() - begin, 2)}
+from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
+from quire.backends.triton.tiles import steady_tiles
 
 
 def small() -> Iterator[Line]:
@@ -211,30 +130,117 @@ def sampling() -> Iterator[Line]:
             yield found
 
 
-_TIMED = (decode_sweep, decode, small, sampling, prefix, prefill, prompts, steady)
-_ALL = (checks, quick, draws, *_TIMED)
-PARTS: dict[str, Callable[[], Iterator[Line]]] = {f.__name__: f for f in _ALL}
+Slices = list[tuple[int, int]]  # tokens, and those before them
+PASSES: tuple[Slices, ...] = (
+    [(1024, 0)] * 16,
+    [(100 + 160 * i, 0) for i in range(16)],
+    [(400, 0)] * 40,
+    [(98, 2000)] * 168,
+    [(2048, 0)] * 8,
+    [(2048, 2048)] * 8,
+    [(4096, 0)] * 4,
+    [(8192, 0)] * 2,
+    [(16_384, 0)],
+    [(16_384, 84_000)],
+)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--seconds", type=float, default=600.0)
-    options = parser.parse_args()
-    begin = time.perf_counter()
-    for name in options.only.split(","):
-        if time.perf_counter() - begin > options.seconds:
-            print(f"{name}: not begun, the time is over", flush=True)
-            continue
-        for line in PARTS[name]():
-            text = json.dumps({**line, "t": round(time.perf_counter() - begin, 1)})
-            if options.out:
-                with options.out.open("a") as file:
-                    file.write(text + "\n")
-            shown = {key: value for key, value in line.items() if key != "all"}
-            print(json.dumps(shown), flush=True)
+def prompts() -> Iterator[Line]:
+    """TFLOP/s (causal half counted) of passes over prompts: by the kernel that serves here, and by
+    Triton's."""
+    for heads, width in ((32, 128), (16, 128), (32, 64)):
+        shape = HeadShape(heads, 8, width, 16, BF16)
+        for slices in PASSES:
+            pairs = sum(new * past + new * (new + 1) / 2 for new, past in slices)
+            name = f"{len(slices)} x {slices[0][0]}..{slices[-1][0]}+{slices[0][1]}"
+            found: Line = {"prompts": f"{name} {heads}/8x{width}"}
+            for kind, spent in _time_pass(shape, slices).items():
+                found[kind] = round(4 * heads * width * pairs / spent / 1e9, 1)
+            yield found
 
+
+def _time_pass(shape: HeadShape, slices: Slices) -> dict[str, float]:
+    """Milliseconds on the device."""
+    new = torch.tensor([0, *(count for count, _ in slices)])
+    lengths = torch.tensor([sum(one) for one in slices], dtype=torch.int32, device=CUDA)
+    keys, values, tables = paged_cache(shape, lengths)
+    starts = new.cumsum(0).to(CUDA)
+    num_tokens = int(new.sum())
+    inputs = AttentionInputs(starts, lengths, tables, starts, len(slices))
+    q = torch.randn(num_tokens, shape.num_heads, shape.head_dim, device=CUDA, dtype=BF16)
+    out = torch.empty(num_tokens, q[0].numel(), device=CUDA, dtype=BF16)
+    served = TritonKernels(shape).prefill_attention(inputs, num_tokens, None)
+    triton = PrefillAttention(shape, starts, lengths, tables, num_tokens)
+    return {
+        kind: _elapsed(partial(attention.attend, q, keys, values, out))
+        for kind, attention in ((type(served).__name__, served), ("Triton", triton))
+    }
+
+
+def _elapsed(run: Callable[[], object], times: int = 5) -> float:
+    run()
+    torch.cuda.synchronize()
+    event: Any = torch.cuda.Event
+    first, last = (event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(times):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / times
+
+
+def steady() -> Iterator[Line]:
+    """Attention that gives a row the same bits in any batch, beside that which does not: TB/s of
+    decode rows, TFLOP/s of prompts."""
+    for heads, width in ((16, 128), (32, 128), (32, 64)):
+        shape = HeadShape(heads, 8, width, 16, BF16)
+        for rows, context in ((256, 1024), (1024, 768), (16, 1024), (4, 4096)):
+            yield _steady_rows(shape, rows, context)
+        for count, new, past in ((16, 1024, 0), (2, 8192, 0), (168, 98, 2000)):
+            yield _steady_prompts(shape, count, new, past)
+
+
+def _steady_rows(shape: HeadShape, rows: int, context: int) -> Line:
+    lengths = lengths_of(rows, context, "uniform")
+    keys, values, tables = paged_cache(shape, lengths)
+    q = torch.randn(rows, shape.num_heads, shape.head_dim, device=CUDA, dtype=BF16)
+    plain = DecodeAttention(shape, DecodeBuffers.make(shape, rows, CUDA), rows)
+    room = SteadyBuffers.make(shape, rows, int(lengths.max()), CUDA)
+    size = int(lengths.sum()) * shape.num_kv_heads * shape.head_dim * 2 * BF16.itemsize
+    found: Line = {"steady": f"{rows} x {context} {shape.num_heads}/8x{shape.head_dim}"}
+    both: tuple[tuple[str, Any], ...] = (
+        ("usual TB/s", plain),
+        ("steady TB/s", SteadyDecode(shape, room, rows)),
+    )
+    for name, attention in both:
+        attention.plan(lengths, tables)
+        spent = milliseconds(lambda one=attention: one.attend(q, keys, values))  # type: ignore[misc]
+        found[name] = round(size / spent / 1e9, 3)
+    return found
+
+
+def _steady_prompts(shape: HeadShape, count: int, new: int, past: int) -> Line:
+    lengths = torch.full((count,), new + past, dtype=torch.int32, device=CUDA)
+    keys, values, tables = paged_cache(shape, lengths)
+    starts = torch.arange(count + 1, device=CUDA) * new
+    q = torch.randn(count * new, shape.num_heads, shape.head_dim, device=CUDA, dtype=BF16)
+    out: Tensor = torch.empty(count * new, q[0].numel(), device=CUDA, dtype=BF16)
+    given = (shape, starts, lengths, tables, count * new)
+    flops = 4 * count * shape.num_heads * shape.head_dim * (new * past + new * new / 2)
+    found: Line = {"steady": f"{count} x {new}+{past} {shape.num_heads}/8x{shape.head_dim}"}
+    both = (
+        ("usual TFLOP/s", PrefillAttention(*given)),
+        ("steady TFLOP/s", SteadyPrefill(*given, tile=steady_tiles(shape)[1])),
+    )
+    for name, attention in both:
+        spent = milliseconds(lambda one=attention: one.attend(q, keys, values, out))  # type: ignore[misc]
+        found[name] = round(flops / spent / 1e9, 1)
+    return found
+
+
+_ALL = (decode_sweep, decode, small, sampling, prefix, prefill, prompts, steady)
+PARTS: Parts = {part.__name__: part for part in _ALL}
 
 if __name__ == "__main__":
-    main()
+    main_of_parts(__doc__, PARTS, "kernels", seconds=600.0)

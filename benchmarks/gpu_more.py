@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import shapes
-from benchmarks.budget import Budget
 from benchmarks.gpu_check import test_command
+from benchmarks.harness import Budget
 
 if TYPE_CHECKING:
     from quire.spec import ModelSpec
@@ -87,25 +87,13 @@ def sanitize(budget: Budget) -> None:
     if tool is None:
         print("compute-sanitizer is not installed", flush=True)
         return
-    tests = test_command(SANITIZED)
-    if tests is None:
-        print("pytest is not installed", flush=True)
-        return
     report = {}
     for kind in SANITIZERS:
         if budget.left < 20:
             print(f"{kind}: not begun, {budget.left:.0f} s are left", flush=True)
             continue
-        command = [
-            tool,
-            "--tool",
-            kind,
-            "--target-processes",
-            "all",
-            *tests,
-            "-k",
-            "not real_shapes",
-        ]
+        command = [tool, "--tool", kind, "--target-processes", "all"]
+        command += [*test_command(SANITIZED), "-k", "not real_shapes"]
         try:
             run = subprocess.run(
                 command, capture_output=True, text=True, timeout=budget.left, check=False

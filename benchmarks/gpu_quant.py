@@ -1,12 +1,10 @@
-"""What quantised weights cost and gain on a GPU, each section written as it ends.
+"""What quantised weights cost and gain on a GPU, each part written as it ends.
 
-    python benchmarks/gpu_quant.py checks tiles fp8 --out results --seconds 140
+    python benchmarks/gpu_quant.py tiles fp8 --out results --seconds 140
 
-    checks   products with every kind of weight beside the plain weight, in three types
     tiles    products of few rows with codes of 4 bits, by tile; the table behind triton/grouped.py
     rows     the same by number of rows, beside the vendor's library with the plain weight
     fp8      products in fp8, by rows and by blocks, beside the plain weight
-    models   small models in some layouts through the engine, beside the same with plain weights
     speed    tokens per second at that shape in each layout
 
 Weights are random and made on the device, at the shapes of Llama-3.1-8B.
@@ -14,9 +12,11 @@ Weights are random and made on the device, at the shapes of Llama-3.1-8B.
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import json
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,35 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.budget import Budget
 from benchmarks.gpu_attention import milliseconds
-from benchmarks.gpu_checks import stand_in_for_pytest
-from benchmarks.gpu_quant_engine import models, speed
+from benchmarks.harness import Line, Parts, main_of_parts
+from benchmarks.shapes import MODELS
 
-Line = dict[str, Any]
 SHAPES = {"out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "qkv": (6144, 4096)}
 THREADS = 14
 WEIGHT_BYTES = 400 << 20  # of all copies of a weight, so that none is left in the L2 cache
 BF16 = torch.bfloat16
-
-
-def checks() -> Iterator[Line]:
-    from tests.backends.triton import grouped_checks as grouped
-
-    device = torch.device("cuda")
-    calls: dict[str, Callable[[], None]] = {}
-    for dtype in (BF16, torch.float16, torch.float32):
-        for kind in grouped.matrices(1, 64, 64, dtype, torch.device("cpu")):
-            for lines, columns, group, rows in ((1000, 1024, 128, 16), (320, 512, 32, 40)):
-                scales = BF16 if dtype == BF16 else torch.float16
-                matrix = grouped.matrices(lines, columns, group, scales, device)[kind]
-                name = f"{kind} {dtype} {rows}"
-                calls[name] = partial(grouped.check_product, matrix, rows, dtype)
-                calls[f"plain {name}"] = partial(grouped.check_plain, matrix, dtype)
-    with ThreadPoolExecutor(THREADS) as pool:
-        results = list(pool.map(outcome, calls.values()))
-    failed = {name: found for name, found in zip(calls, results, strict=True) if found != "ok"}
-    yield {"checks": len(calls), "failed": failed}
 
 
 def outcome(call: Callable[[], object]) -> str:
@@ -268,38 +247,45 @@ def _expected(matrix: Any, codes: Tensor, scales: Tensor) -> Tensor:
     return wide.view(codes.shape) @ plain.t()
 
 
-SECTIONS: dict[str, Callable[[], Iterator[Line]]] = {
-    "checks": checks,
-    "tiles": tiles,
-    "rows": rows,
-    "fp8": fp8,
-    "models": models,
-    "speed": speed,
+LAYOUTS: dict[str, dict[str, Any] | None] = {
+    "bf16": None,
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    "fp8": {"quant_method": "fbgemm_fp8"},
+    "fp8 blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }
+# Rows, tokens of each prompt, tokens of each answer.
+WORK = ((16, 16, 256), (64, 16, 128), (256, 16, 64), (64, 1024, 1))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS))
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--seconds", type=float, default=140)
-    arguments = parser.parse_args()
-    stand_in_for_pytest()
-    budget = Budget(arguments.seconds, arguments.out)
-    for section in arguments.sections:
-        found: list[Line] = []
-        try:
-            for line in SECTIONS[section]():
-                print(section, line, flush=True)
-                found.append(line)
-                budget.write(f"quant_{section}", found)
-                if budget.left <= 0:
-                    print("no time left", section, flush=True)
-                    return
-        except Exception:  # noqa: BLE001 - the other sections still count
-            traceback.print_exc()
-        print(f"{section}: {budget.left:.0f} s left", flush=True)
+def speed() -> Iterator[Line]:
+    """Tokens per second at the shape of Llama-3.1-8B, random weights kept in each layout."""
+    from quire import LLM, SamplingParams
 
+    config = json.loads((MODELS / "llama-3.1-8b.json").read_text())
+    usual: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+    for name, said in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as directory:
+            full = config if said is None else {**config, "quantization_config": said}
+            (Path(directory) / "config.json").write_text(json.dumps(full))
+            began = time.perf_counter()
+            kept = None if said is None else said["quant_method"]
+            more = {"enable_prefix_caching": False, "max_model_len": 4096, "quantization": kept}
+            with LLM(directory, **usual, **more) as llm:
+                line: Line = {"layout": name, "start": time.perf_counter() - began}
+                for rows_, prompt, most in WORK:
+                    prompts = [[(i * 31 + j) % 9999 for j in range(prompt)] for i in range(rows_)]
+                    params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
+                    for _ in range(2):
+                        began = time.perf_counter()
+                        llm.generate(prompts, params, use_tqdm=False)
+                        seconds = time.perf_counter() - began
+                    tokens = rows_ * (most if most > 1 else prompt)
+                    line[f"{rows_} x {prompt} + {most}"] = tokens / seconds
+                yield line
+
+
+PARTS: Parts = {"tiles": tiles, "rows": rows, "fp8": fp8, "speed": speed}
 
 if __name__ == "__main__":
-    main()
+    main_of_parts(__doc__, PARTS, "quant", seconds=140.0)

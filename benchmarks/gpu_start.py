@@ -25,7 +25,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import shapes
-from benchmarks.budget import Budget
+from benchmarks.harness import Budget
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_SECONDS = 15.0  # a start may take this long

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.budget import Budget
-from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_features import SHAPES, TINY, prompts
+from benchmarks.gpu_profile import Clock
+from benchmarks.harness import Budget
 
 if TYPE_CHECKING:
     from quire import LLM

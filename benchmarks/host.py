@@ -26,7 +26,6 @@ from benchmarks import shapes, workloads
 from quire.executor.executor import ExecutorFacts
 from quire.llm import LLM
 from quire.options import DeviceFacts, parse_options, resolve
-from quire.sampling_params import SamplingParams
 from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
 from quire.step import StepPlan, StepResult
@@ -101,13 +100,7 @@ def make_llm() -> tuple[LLM, Instant]:
 def measure(items: Sequence[workloads.Item], runs: int = 3) -> HostTime:
     """The last of some calls."""
     llm, executor = make_llm()
-    prompts = [{"prompt_token_ids": i.prompt} for i in items]
-    params = [
-        SamplingParams(
-            n=i.n, max_tokens=i.max_tokens, ignore_eos=True, detokenize=False, **i.sampling
-        )
-        for i in items
-    ]
+    prompts, params = workloads.requests(items)
     found = HostTime(len(items), sum(len(i.prompt) for i in items))
     session = llm._session
     for owner, name, shown in (

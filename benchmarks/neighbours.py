@@ -30,7 +30,7 @@ from typing import Any
 if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.words import parser_of
+from benchmarks.harness import median_ratio, parser_of
 
 ROOT = Path(__file__).resolve().parents[1]
 WAYS: dict[str, dict[str, str]] = {
@@ -153,8 +153,7 @@ def main(words: Sequence[str] | None = None) -> None:
             with neighbours(count):
                 seconds = measured(engines, arguments.runs)
             middle = "".join(f"{statistics.median(seconds[way]):>10.2f}" for way in WAYS)
-            pairs = zip(seconds["shared"], seconds["quire"], strict=True)
-            ratio = statistics.median(shared / own for shared, own in pairs)
+            ratio = median_ratio(seconds["shared"], seconds["quire"])
             print(f"{count:<11}{middle}{ratio:>17.2f}", flush=True)
 
 

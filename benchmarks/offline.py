@@ -12,10 +12,8 @@ options of `LLM`. `--model` is a path, an alias, or a shape of benchmarks/models
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -29,12 +27,10 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import shapes, workloads
-from benchmarks.words import parser_of
+from benchmarks.harness import parse_with_options, parser_of
 
 if TYPE_CHECKING:
     from quire import LLM
-
-OPTION = re.compile(r"[a-z_]+=")
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,7 @@ class Measured:
 
 def measure(llm: LLM, name: str, items: Sequence[workloads.Item], runs: int) -> Measured:
     """Run a workload `runs` times; the last one counts."""
-    from quire import SamplingParams
-
-    prompts = [{"prompt_token_ids": i.prompt} for i in items]
-    params = [
-        SamplingParams(
-            n=i.n, max_tokens=i.max_tokens, ignore_eos=True, detokenize=False, **i.sampling
-        )
-        for i in items
-    ]
+    prompts, params = workloads.requests(items)
     engine = llm._session.engine
     pool = engine.scheduler.pool
     taken: list[float] = []
@@ -195,15 +183,6 @@ def table(measured: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-def option(word: str) -> tuple[str, Any]:
-    """key=value, the value as Python reads it, else as text."""
-    name, _, value = word.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--model", default="smollm2")
@@ -218,13 +197,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--against", choices=["transformers"])
     parser.add_argument("--batch", type=int, default=16, help="of the baseline")
     parser.add_argument("--json", type=Path, metavar="PATH")
-    given = list(sys.argv[1:] if words is None else words)
-    # Taken out first: a list of workloads would swallow them.
-    options = [word for word in given if OPTION.match(word)]
-    arguments = parser.parse_args([word for word in given if not OPTION.match(word)])
+    arguments = parse_with_options(parser, words)
     if arguments.runs < 1:
         parser.error(f"--runs must be at least 1, got {arguments.runs}")
-    arguments.options = dict(option(word) for word in options)
     return arguments
 
 

@@ -21,8 +21,8 @@ from typing import Any
 if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.harness import Watched
 from quire import LLM, SamplingParams
-from quire.executor.executor import PendingStep
 from quire.spec import AnySpec
 from quire.step import StepPlan
 
@@ -53,22 +53,6 @@ class Cost:
         )
 
 
-class Counting:
-    """An executor that counts what it is asked to compute."""
-
-    def __init__(self, inner: Any, spec: AnySpec) -> None:
-        self._inner, self._spec, self.cost = inner, spec, Cost(0)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def submit(self, plan: StepPlan) -> PendingStep:
-        self.cost.computed_tokens += plan.num_tokens
-        self.cost.operations += operations(plan, self._spec)
-        step: PendingStep = self._inner.submit(plan)
-        return step
-
-
 def operations(plan: StepPlan, spec: AnySpec) -> int:
     """Multiplications and additions of a plan: weights, attention, and logits that are read."""
     context, lines = 0, len(plan.decode) * plan.repeat
@@ -86,8 +70,14 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> list[Cost]:
     """Every way to run the contexts, in turns."""
     rng = random.Random(arguments.seed)
     spec = llm._session.model.spec
-    counting = Counting(llm._session.model.executor, spec)
-    llm._session.engine.executor = counting
+    cost = Cost(0)
+
+    def count(plan: StepPlan) -> None:
+        cost.computed_tokens += plan.num_tokens
+        cost.operations += operations(plan, spec)
+
+    executor: Any = Watched(llm._session.model.executor, count)
+    llm._session.engine.executor = executor
 
     def ids(count: int) -> list[int]:
         return [rng.randrange(spec.vocab_size) for _ in range(count)]
@@ -101,7 +91,6 @@ def measure(llm: LLM, arguments: argparse.Namespace) -> list[Cost]:
             choices = [[ids(cost.continuation_tokens) for _ in range(arguments.choices)]
                        for _ in contexts]  # fmt: skip
             llm.reset_prefix_cache()
-            counting.cost = cost
             begin, cpu = time.perf_counter(), time.process_time()
             if cost.continuation_tokens:
                 llm.score_continuations(contexts, choices, use_tqdm=False)

@@ -29,7 +29,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline
-from benchmarks.words import parser_of
+from benchmarks.harness import median_ratio, parser_of
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -71,9 +71,8 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast with guesses, taken pair by pair."""
-        pairs = zip(self.plain_seconds, self.guessing_seconds, strict=True)
-        return statistics.median(plain / guessing for plain, guessing in pairs)
+        """How many times as fast with guesses."""
+        return median_ratio(self.plain_seconds, self.guessing_seconds)
 
 
 def copying(rows: int, num_tokens: int) -> Workload:

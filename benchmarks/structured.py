@@ -27,7 +27,7 @@ if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import offline
-from benchmarks.words import parser_of
+from benchmarks.harness import median_ratio, parser_of
 
 if TYPE_CHECKING:
     from quire import LLM, RequestOutput, SamplingParams
@@ -75,9 +75,7 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """The second one's time over the first one's, taken pair by pair."""
-        pairs = zip(self.first_seconds, self.second_seconds, strict=True)
-        return statistics.median(second / first for first, second in pairs)
+        return median_ratio(self.second_seconds, self.first_seconds)
 
 
 def prompts(count: int) -> list[str]:

@@ -23,7 +23,6 @@ from benchmarks import shapes, workloads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.layer_plan import mlp_of
     from quire.spec import ModelSpec
     from quire.weights.source import ModelFiles
 
@@ -56,11 +55,14 @@ def _from_gguf(files: ModelFiles) -> Any:
     import torch
     import transformers
 
+    from quire.session.hf_config import config_of
     from quire.weights.load import load_weights
 
     spec = files.spec()
+    if spec.rope.scaling is not None:
+        raise NotImplementedError("the baseline reads no GGUF file with scaled rotary frequencies")
     weights = load_weights(files, spec, dtype=torch.float32, device="cpu")
-    config = transformers.AutoConfig.for_model(spec.family, **_config_of(spec))
+    config = transformers.AutoConfig.for_model(**config_of(spec))
     models: Any = transformers.AutoModelForCausalLM
     module = models.from_config(config, dtype=torch.float32)
     missing, unexpected = module.load_state_dict(_split(spec, weights), strict=False)
@@ -69,32 +71,6 @@ def _from_gguf(files: ModelFiles) -> Any:
         raise RuntimeError(f"weights do not match: missing {missing}, unexpected {unexpected}")
     module.tie_weights()
     return module
-
-
-def _config_of(spec: ModelSpec) -> dict[str, Any]:
-    """A spec in the words of a config.json."""
-    if spec.rope.scaling is not None:
-        raise NotImplementedError("the baseline reads no GGUF file with scaled rotary frequencies")
-    config: dict[str, Any] = {
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.max_model_len,
-        "rms_norm_eps": spec.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope.theta},
-        "tie_word_embeddings": spec.tied_embeddings,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if spec.family == "llama":
-        layer = spec.layers[0]
-        biased = (layer.attention.qkv_bias, mlp_of(layer).bias)
-        config |= dict(zip(("attention_bias", "mlp_bias"), biased, strict=True))
-    return config
 
 
 def _split(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire import SamplingParams
 
 
 @dataclass
@@ -109,6 +112,15 @@ def build(name: str, scale: float = 1.0) -> list[Item]:
     """The items of a workload; `scale` < 1 keeps a leading fraction of them."""
     items = WORKLOADS[name](random.Random(name))
     return items[: max(1, round(len(items) * scale))]
+
+
+def requests(items: Sequence[Item]) -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+    """What to hand to `LLM.generate`."""
+    from quire import SamplingParams
+
+    alike: dict[str, Any] = {"ignore_eos": True, "detokenize": False}
+    params = [SamplingParams(n=i.n, max_tokens=i.max_tokens, **alike, **i.sampling) for i in items]
+    return [{"prompt_token_ids": i.prompt} for i in items], params
 
 
 def totals(items: Sequence[Item]) -> tuple[int, int]:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import cpu_compare
+from benchmarks import cpu_compare, shapes, transformers_bench, workloads
 from benchmarks.cpu_compare import TRANSFORMERS, Figure
+from tests.weights.tiny import tiny_model, write_gguf
 
 
 def test_equal_work_has_equal_lengths() -> None:
@@ -25,6 +27,16 @@ def test_an_engine_runs_in_a_process_of_its_own() -> None:
     (figure,) = cpu_compare.run_alone("quire int8", arguments)
     assert (figure.tokens_in, figure.tokens_out) == (128, 80)
     assert figure.seconds > 0
+
+
+def test_transformers_computes_with_the_weights_of_a_gguf_file(tmp_path: Path) -> None:
+    module = tiny_model("llama")
+    path = write_gguf(module, tmp_path / "model.gguf")
+    loaded = transformers_bench.load(shapes.Model("tiny", str(path)))
+    ids = torch.tensor([[5, 9, 60, 33]])
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(ids).logits, module(ids).logits)
+    assert transformers_bench.generate(loaded, [workloads.Item([5, 9, 60], 2)]) > 0
 
 
 def test_ratios_are_to_transformers_on_the_same_workload() -> None:

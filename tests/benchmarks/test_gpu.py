@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import gpu, gpu_start, shapes, workloads
-from benchmarks.budget import Budget
 from benchmarks.gpu_profile import summary
+from benchmarks.harness import Budget, Line, run_parts
 from tests.benchmarks.test_offline import TINY
 
 CPU = {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 8 << 20}
@@ -58,6 +59,25 @@ def test_what_no_time_is_left_for_is_named(
 ) -> None:
     gpu.table("small", Budget(0, tmp_path), dict(CPU), ["small_mixed"])
     assert "small_mixed: not run" in capsys.readouterr().out
+
+
+def test_a_part_that_fails_leaves_the_others_and_time_ends_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing() -> Iterator[Line]:
+        yield {"us": 1}
+        raise RuntimeError("on purpose")
+
+    def whole() -> Iterator[Line]:
+        yield from ({"us": number} for number in (2, 3))
+
+    parts = {"failing": failing, "whole": whole}
+    run_parts(parts, list(parts), Budget(60, tmp_path), "found")
+    assert "on purpose" in capsys.readouterr().err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {"failing": [{"us": 1}], "whole": [{"us": 2}, {"us": 3}]}
+    run_parts(parts, ["whole"], Budget(0, tmp_path), "late")
+    assert "whole: 0 lines" in capsys.readouterr().out and not (tmp_path / "late.json").exists()
 
 
 def test_a_start_is_told_as_the_process_says_it(

@@ -7,8 +7,8 @@ import torch
 
 from quire.backends.triton.grouped import GroupedTile
 from tests.backends.triton.grouped_checks import check_plain, check_product, matrices
+from tests.backends.triton.places import DEVICE, GPU_DTYPES
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KINDS = tuple(matrices(1, 64, 64, torch.float32, torch.device("cpu")))
 
 
@@ -18,6 +18,17 @@ def test_a_product_is_that_of_the_plain_weight(kind: str, dtype: torch.dtype) ->
     torch.manual_seed(0)
     for lines, columns, group, rows in ((24, 128, 32, 3), (80, 128, 64, 17)):
         matrix = matrices(lines, columns, group, torch.float16, DEVICE)[kind]
+        check_product(matrix, rows, dtype)
+        check_plain(matrix, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_at_real_shapes(kind: str, dtype: torch.dtype) -> None:
+    scales = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+    for lines, columns, group, rows in ((1000, 1024, 128, 16), (320, 512, 32, 40)):
+        matrix = matrices(lines, columns, group, scales, DEVICE)[kind]
         check_product(matrix, rows, dtype)
         check_plain(matrix, dtype)
 

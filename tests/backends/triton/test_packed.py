@@ -44,3 +44,4 @@ def test_real_heads(dtype: torch.dtype, heads: int, normed: bool) -> None:
     place = Place(torch.device("cuda"), dtype)
     shape = HeadShape(heads, 8, 128, 16, dtype)
     check_packed(place, shape, [1024, 5000, 17, 1, 0, 128], window=None, normed=normed)
+    check_packed(place, shape, [1024, 5000, 17, 1, 0, 128], window=300, normed=normed)

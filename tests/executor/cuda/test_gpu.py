@@ -1,4 +1,4 @@
-"""The CUDA executor on a real GPU. Plain functions: benchmarks/gpu.py runs them without pytest."""
+"""The CUDA executor on a real GPU."""
 
 from __future__ import annotations
 
