@@ -146,7 +146,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         """
         with self._session.turn():
             call = self._session.beam_call(prompts, params, concurrency_limit, lora_request)
-            return call.outputs(gather_call(self._session.run, call, use_tqdm, call.count))
+            return gather_call(self._session.run, call, use_tqdm)
 
     def score_continuations(
         self,
@@ -165,7 +165,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         """
         with self._session.turn():
             call = self._session.score_call(contexts, continuations, lora_request)
-            return call.scores(gather_call(self._session.run, call, use_tqdm))
+            return gather_call(self._session.run, call, use_tqdm)
 
     def stream(
         self,

@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from quire.base.notes import warn
-from quire.errors import BatchError, InvalidParams, NotSupported
+from quire.errors import InvalidParams, NotSupported
 from quire.inputs.prompt import split_prompts
 from quire.inputs.tokenizer import Tokenizer
 from quire.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
 from quire.run import Refused, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.session.adapters import AskedAdapters
+from quire.session.gather import Call
 from quire.session.intake import Intake
 
 
-class BeamCall:
-    """One call: what to run, and what to make of the outputs."""
+class BeamCall(Call[BeamSearchOutput]):
+    """Prompts to search answers for."""
 
     def __init__(
         self,
@@ -67,22 +68,13 @@ class BeamCall:
                 yield []
             yield items[begin : begin + self._limit]
 
-    def count(self, index: int, output: RequestOutput) -> None:
-        """One more search is over."""
+    def keep(self, index: int, output: RequestOutput) -> None:
         self._num_done += 1
 
-    def outputs(self, found: Sequence[RequestOutput]) -> list[BeamSearchOutput]:
-        """What each search found; BatchError if one failed."""
-        errors = {i: o.error for i, o in enumerate(found) if o.error is not None}
-        if errors:
-            raise BatchError(self.known(found), errors)
-        return [self._output(i, one) for i, one in enumerate(found)]
-
-    def known(self, found: Sequence[RequestOutput | None]) -> list[BeamSearchOutput | None]:
-        """For each prompt what its search found, None where there is nothing."""
+    def known(self, outputs: Sequence[RequestOutput | None]) -> list[BeamSearchOutput | None]:
         return [
             None if one is None or one.error is not None else self._output(i, one)
-            for i, one in enumerate(found)
+            for i, one in enumerate(outputs)
         ]
 
     def _output(self, index: int, found: RequestOutput) -> BeamSearchOutput:

@@ -3,16 +3,18 @@ early handed the outputs that were finished."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, TypeVar, cast
 
-from quire.errors import BatchError, EngineError, Interrupted, InvalidOption
+from quire.errors import BatchError, EngineError, Interrupted, InvalidOption, QuireError
 from quire.outputs import RequestOutput
 from quire.run import Result, Window
 from quire.session.interrupts import CtrlC
 from quire.session.progress import Progress
 
+Made = TypeVar("Made")
 OnError = Literal["raise", "return"]
 OnResult = Callable[[int, RequestOutput], object]
 UseTqdm = bool | Callable[..., Any]
@@ -20,16 +22,34 @@ UseTqdm = bool | Callable[..., Any]
 RunWindows = Callable[[Iterable[Window], Callable[[], None]], Generator[Result, None, None]]
 
 
-class Call(Protocol):
-    """Prompts that something else is made of than RequestOutputs."""
+class Call(ABC, Generic[Made]):
+    """One call of a method that makes something else of its outputs than RequestOutputs: what to
+    run, and what to make of it."""
 
     @property
+    @abstractmethod
     def num_requests(self) -> int: ...
 
+    @abstractmethod
     def windows(self) -> Iterable[Window]: ...
 
-    def known(self, outputs: Sequence[RequestOutput | None], /) -> Sequence[Any]:
-        """What can be made of those outputs that are there."""
+    @abstractmethod
+    def known(self, outputs: Sequence[RequestOutput | None]) -> list[Made | None]:
+        """What can be made of those outputs that are there, at the caller's places."""
+
+    def keep(self, index: int, output: RequestOutput) -> None:  # noqa: B027 - most need not know
+        """One output is there."""
+
+    def errors(self, outputs: Sequence[RequestOutput]) -> dict[int, QuireError]:
+        """What failed, at the caller's places."""
+        return {i: one.error for i, one in enumerate(outputs) if one.error is not None}
+
+    def results(self, outputs: Sequence[RequestOutput], *, strict: bool = True) -> list[Made]:
+        """What is made of all outputs; `strict`: BatchError if something failed."""
+        found, errors = self.known(outputs), self.errors(outputs)
+        if errors and strict:
+            raise BatchError(found, errors)
+        return cast(list[Made], found)
 
 
 def gather(
@@ -72,20 +92,16 @@ def gather(
 
 
 def gather_call(
-    run: RunWindows,
-    call: Call,
-    use_tqdm: UseTqdm,
-    on_result: OnResult | None = None,
-) -> list[RequestOutput]:
-    """The outputs of a call that makes something else of them, its errors included."""
-    windows, total = call.windows(), call.num_requests
+    run: RunWindows, call: Call[Made], use_tqdm: UseTqdm, *, strict: bool = True
+) -> list[Made]:
+    """What a call makes of its outputs; `strict`: BatchError if something failed."""
+    every: dict[str, Any] = {"use_tqdm": use_tqdm, "on_error": "return", "on_result": call.keep}
     try:
-        return gather(
-            run, windows, total, use_tqdm=use_tqdm, on_error="return", on_result=on_result
-        )
+        outputs = gather(run, call.windows(), call.num_requests, **every)
     except (Interrupted, EngineError) as error:
-        error.outputs = list(call.known(error.outputs))
+        error.outputs = call.known(error.outputs)
         raise
+    return call.results(outputs, strict=strict)
 
 
 def raises(on_error: str) -> bool:

@@ -7,19 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire.errors import (
-    BatchError,
-    InvalidParams,
-    InvalidRequest,
-    NotSupported,
-    QuireError,
-)
+from quire.errors import InvalidParams, InvalidRequest, NotSupported
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingOutput, PoolingParams
 from quire.pooling.reading import Made, PoolingReader, TextOptions
 from quire.pooling.spec import PLAIN_GENERATOR, TASKS, PoolerSpec, Task
 from quire.request import Request
 from quire.run import Refused, Window
+from quire.session.gather import Call
 from quire.session.intake import cut_windows
 from quire.session.loaded_model import LoadedModel
 from quire.spec import EncoderSpec
@@ -218,8 +213,8 @@ def make_pooling(model: LoadedModel) -> Pooling:
     return Pooling(pooler, model.head, reader, vocab_size=spec.vocab_size)
 
 
-class PoolCall:
-    """One call: what to run, and what to make of the outputs."""
+class PoolCall(Call[Any]):
+    """Texts whose hidden states are made into results, each when it is there."""
 
     def __init__(
         self,
@@ -233,7 +228,6 @@ class PoolCall:
         """`finish` makes a result of an output. `strict`: the first bad prompt raises, before any
         work."""
         self._asked, self._finish = asked, finish
-        self.num_requests = len(made)
         self._items: Window = []
         for i, one in enumerate(made):
             if isinstance(one, Request):
@@ -244,27 +238,20 @@ class PoolCall:
                 self._items.append(Refused(first_number + i, one))
         self._done: dict[int, Any] = {}
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._items)
+
     def windows(self) -> Iterable[Window]:
         return cut_windows(self._items)
 
     def keep(self, index: int, output: RequestOutput) -> None:
-        """One output is there: its states become its result, and are let go."""
+        """Its states become its result, and are let go."""
         self._done[index] = self._finish(output, self._asked[index])
         output.drop_hidden()
 
     def known(self, outputs: Sequence[RequestOutput | None]) -> list[Any]:
-        """The result of each output that is there."""
         return [self._done.get(i) for i in range(len(outputs))]
-
-    def results(self, outputs: Sequence[RequestOutput], *, raises: bool) -> list[Any]:
-        """Every result, in order; BatchError if some failed and that `raises`."""
-        found = self.known(outputs)
-        errors: dict[int, QuireError] = {
-            i: output.error for i, output in enumerate(outputs) if output.error is not None
-        }
-        if errors and raises:
-            raise BatchError(found, errors)
-        return found
 
 
 def task_of(pooling_task: str | None, params: Params) -> str:

@@ -15,7 +15,7 @@ from quire.outputs import (
     PoolingRequestOutput,
 )
 from quire.params.pooling import PoolingOutput
-from quire.session.gather import OnError, UseTqdm, raises
+from quire.session.gather import OnError, UseTqdm, gather_call, raises
 from quire.session.pooling import (
     Params,
     PoolCall,
@@ -159,4 +159,4 @@ class PoolingMethods(ScoreMethod):
             made = made if adapters is None else adapters.onto(made, 0)
             finish = partial(pooling.made, kind, make)
             call = PoolCall(made, asked, finish, first_number=first, strict=strict)
-            return self._run(call, use_tqdm, strict)
+            return gather_call(self._session.run, call, use_tqdm, strict=strict)

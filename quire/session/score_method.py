@@ -79,7 +79,7 @@ class ScoreMethod:
                 pooling.made, ScoringRequestOutput, lambda values: ScoringOutput(float(values[0]))
             )
             call = PoolCall(made, asked, finish, first_number=first, strict=strict)
-            return self._run(call, use_tqdm, strict)
+            return gather_call(self._session.run, call, use_tqdm, strict=strict)
 
     def _score_apart(
         self, task: Task, pairs: list[tuple[Any, Any]], params: Params, options: Any, strict: bool
@@ -94,7 +94,7 @@ class ScoreMethod:
         made = pooling.reader.read(prompts, hidden, options, first_number=first)
         finish = pooling.request_output
         call = PoolCall(made, asked, finish, first_number=first, strict=strict)
-        sides = self._run(call, False, raises=False)
+        sides = gather_call(self._session.run, call, False, strict=False)
         compare = cosine if task == "embed" else max_sim
         found, errors = [], {}
         for i in range(count):
@@ -113,10 +113,6 @@ class ScoreMethod:
         if errors and strict:
             raise BatchError(found, errors)
         return found
-
-    def _run(self, call: PoolCall, use_tqdm: UseTqdm, raises: bool) -> list[Any]:
-        outputs = gather_call(self._session.run, call, use_tqdm, call.keep)
-        return call.results(outputs, raises=raises)
 
 
 def _pairs(data_1: Any, data_2: Any) -> list[tuple[Any, Any]]:

@@ -67,7 +67,7 @@ class ContinuationEngine(JobEngine):
     def _answer(self, row: int, output: RequestOutput) -> Message:
         """The likeliest continuation as the answer, and every score beside it."""
         call, endings = self._asked_of.pop(row)
-        [scores] = call.scores([output])
+        [scores] = call.results([output])
         best = max(range(len(scores)), key=lambda i: scores[i].logprob)
         return answered(
             row,
