@@ -59,15 +59,14 @@ class Planner:
         runs = np.ones(len(requests), np.bool_)
         runs[list(duplicates)] = False
         tree = tree.keep(runs)
-        expected = np.array([self.lengths.expected(r) for r in requests], np.float64)
         groups = tree.groups() if self.config.enable_prefix_caching else ()
-        # A text that is only read has no output: the longest first, so that passes hold texts of
-        # one length, or of nearly one.
-        lengths = np.array([r.num_prompt if r.hidden else 0 for r in requests], np.float64)
-        order = _order(requests, np.flatnonzero(runs), expected + lengths, groups)
+        expected = np.array([self.lengths.expected(r) for r in requests], np.float64)
+        order = _order(requests, np.flatnonzero(runs), expected + _read_lengths(requests), groups)
         found = self._cached_tokens(requests, tree, order, cached)
         for repeat, first in duplicates.items():
             found[repeat] = found[first]
+        samples = np.array([r.params.n for r in requests], np.int64)
+        running = [requests[i] for i in order.tolist()]
         return Plan(
             order=tuple(order.tolist()),
             duplicates=duplicates,
@@ -76,19 +75,17 @@ class Planner:
             expected_outputs=expected,
             prompt_lengths=Percentiles.of([r.num_prompt for r in requests]),
             output_limits=Percentiles.of([r.max_tokens for r in requests]),
-            num_samples=sum(r.params.n for r in requests),
+            num_samples=int(samples.sum()),
             num_prompt_tokens=sum(r.num_prompt for r in requests),
-            num_run_tokens=sum(requests[i].num_prompt for i in order.tolist()),
+            num_run_tokens=sum(r.num_prompt for r in running),
             num_cached_tokens=int(found[order].sum()),
             max_output_tokens=sum(r.max_tokens * r.params.n for r in requests),
-            expected_output_tokens=round(
-                sum(e * r.params.n for e, r in zip(expected.tolist(), requests, strict=True))
-            ),
+            expected_output_tokens=round(float((expected * samples).sum())),
             block_size=self.config.block_size,
             prefix_caching=self.config.enable_prefix_caching,
             foretell=partial(self._estimate, requests, order, found, expected, groups),
-            notes=self._notes(requests, order),
-            media=MediaCounts.of(requests[i] for i in order.tolist()),
+            notes=self._notes(running, order),
+            media=MediaCounts.of(running),
         )
 
     def _cached_tokens(
@@ -135,26 +132,31 @@ class Planner:
             spec=self.spec,
         )
 
-    def _notes(self, requests: Sequence[Request], order: Ints) -> tuple[str, ...]:
+    def _notes(self, running: Sequence[Request], order: Ints) -> tuple[str, ...]:
         """What may make the run differ from the plan."""
         notes = []
-        uncertain = sum(not is_certain(requests[i]) for i in order.tolist())
+        uncertain = sum(not is_certain(request) for request in running)
         if uncertain:
             notes.append(
                 f"{uncertain:,} requests may stop before max_tokens: steps, blocks and time are "
                 "expectations"
             )
-        longest = max((requests[i].num_prompt for i in order.tolist()), default=0)
         size = self.config.block_size
-        longest = max(longest, self.num_blocks * size)
+        longest = max(self.num_blocks * size, *(request.num_prompt for request in running), 0)
         most = most_tokens(self.windows, size, self.num_blocks, longest)
-        too_long = [i for i in order.tolist() if requests[i].num_prompt > most]
+        too_long = order[[request.num_prompt > most for request in running]].tolist()
         if too_long:
             notes.append(
                 f"{len(too_long):,} prompts are longer than the whole KV pool of {most:,} tokens "
                 f"(the first is prompt {too_long[0]}) and will fail alone"
             )
         return tuple(notes)
+
+
+def _read_lengths(requests: Sequence[Request]) -> Doubles:
+    """Of texts that are only read, and have no output: the longest go first, so that passes hold
+    texts of nearly one length."""
+    return np.array([r.num_prompt if r.hidden else 0 for r in requests], np.float64)
 
 
 def _has(num_top: int, wanted: int) -> bool:

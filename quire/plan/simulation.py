@@ -260,10 +260,9 @@ class Simulation:
             if request.prompt % self.block_size:
                 # All samples but one copy the partly filled block that they write into.
                 self.used += (request.samples - 1) * self.footprint.of(1)
-            last = -(-request.last_length // self.block_size)
-            request.own = request.samples * self.footprint.of(
-                last - request.shared
-            )  # comes back at the end
+            # What comes back at its end.
+            own = -(-request.last_length // self.block_size) - request.shared
+            request.own = request.samples * self.footprint.of(own)
 
     def _steps_to_next_event(self) -> int:
         event = self.ends[0][0]
