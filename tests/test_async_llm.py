@@ -24,7 +24,7 @@ from quire import (
 )
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
 from quire.session.async_llm import NotBuiltAsyncMethods, _hand_over, _Reader
-from quire.session.engine_thread import Asked
+from quire.session.engine_thread import Submission
 from tests.jobs.driving import wait_until
 from tests.tiny_llm import tiny_llm
 
@@ -266,7 +266,7 @@ def test_an_engine_that_is_forgotten_ends_by_itself(home: Path) -> None:
 
 def test_what_comes_for_a_closed_loop_is_dropped() -> None:
     async def reader() -> Any:
-        asked = Asked("a", params(1))
+        asked = Submission("a", params(1))
         asked.reader = _Reader(asked)
         return asked
 

@@ -160,7 +160,7 @@ MAY_CATCH_ANYTHING = {
     "quire/replicas/ray_engine.py",
     "quire/models/fallback/build.py",
     "quire/models/fallback/planning.py",
-    "quire/sampling/lanes.py",
+    "quire/sampling/call_threads.py",
     "quire/server/batch_service.py",
     "quire/server/generation.py",
     "quire/session/engine_thread.py",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import BatchError, ProcessorFailed
-from quire.sampling import lanes
-from quire.sampling.lanes import Lanes
+from quire.sampling import call_threads
+from quire.sampling.call_threads import CallThreads
 from tests.tiny_llm import tiny_llm
 
 
@@ -220,7 +220,7 @@ def test_one_that_never_returns_is_given_up_with_its_rows(
         gate.wait()
         return logits
 
-    monkeypatch.setattr(lanes, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(call_threads, "MAX_SECONDS", 0.3)
     try:
         found = run(llm, params(never), params(never), params(), on_error="return")
     finally:
@@ -257,14 +257,14 @@ class Waiting:
     """How long whoever draws waits for processors in all."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds, plainly = 0.0, Lanes.wait
+        self.seconds, plainly = 0.0, CallThreads.wait
 
         def timed(*args: Any) -> None:
             started = time.perf_counter()
             plainly(*args)
             self.seconds += time.perf_counter() - started
 
-        monkeypatch.setattr(Lanes, "wait", timed)
+        monkeypatch.setattr(CallThreads, "wait", timed)
 
 
 def test_free_rows_do_not_wait_for_a_sleeper_or_for_one_that_raises(

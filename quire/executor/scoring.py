@@ -46,7 +46,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScoredTargets:
     """Targets of a pass that want the same: tokens[i] after token positions[i] of the pass.
 
     `slices` are (slice, number of its targets), in the order of the targets.
@@ -91,7 +91,7 @@ class Asked:
         }
 
 
-def asked_of(prefill: Sequence[Slice], query_starts: Longs) -> list[Asked]:
+def targets_of(prefill: Sequence[Slice], query_starts: Longs) -> list[ScoredTargets]:
     """The targets of some slices; slice i has the tokens from query_starts[i] on."""
     kinds: dict[tuple[int, bool], list[int]] = {}
     for i, piece in enumerate(prefill):
@@ -105,7 +105,7 @@ def asked_of(prefill: Sequence[Slice], query_starts: Longs) -> list[Asked]:
         tokens = np.concatenate([one.token_ids for one in targets]).astype(np.int64)
         positions = offsets + query_starts[slices].repeat(counts)
         pairs = tuple(zip(slices, counts, strict=True))
-        asked.append(Asked(positions, tokens, pairs, num_top, as_asked))
+        asked.append(ScoredTargets(positions, tokens, pairs, num_top, as_asked))
     return asked
 
 
@@ -124,7 +124,7 @@ class Scorer:
     ) -> dict[int, Scores]:
         """The scores of each slice that has targets."""
         scored: dict[int, Scores] = {}
-        for asked in asked_of(prefill, query_starts):
+        for asked in targets_of(prefill, query_starts):
             pieces = list(asked.pieces(self.num_lines))
             parts = [self.piece(asked, *piece.on(hidden.device), hidden) for piece in pieces]
             columns = [
@@ -135,7 +135,12 @@ class Scorer:
         return scored
 
     def piece(
-        self, asked: Asked, positions: Tensor, shared_lines: Tensor, tokens: Tensor, hidden: Tensor
+        self,
+        asked: ScoredTargets,
+        positions: Tensor,
+        shared_lines: Tensor,
+        tokens: Tensor,
+        hidden: Tensor,
     ) -> ScoredTokens:
         """The scores of one piece, left on the device."""
         values = self._logits(hidden, positions)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import InvalidOption
-from quire.sampling.lanes import attempt
+from quire.sampling.call_threads import attempt
 
 if TYPE_CHECKING:
     import torch

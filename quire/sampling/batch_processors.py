@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.errors import ProcessorFailed, QuireError
 from quire.request import Ints
 from quire.sampling.batch_interface import BatchUpdate, LogitsProcessor, MoveDirectionality
-from quire.sampling.lanes import attempt
+from quire.sampling.call_threads import attempt
 from quire.sampling.processors import checked_logits, what_it_said
 from quire.sampling.rows import Call, Flags
 from quire.sampling.scan import index

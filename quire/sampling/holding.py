@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.errors import QuireError
 from quire.request import Ints
-from quire.sampling.lanes import Call, Lanes
+from quire.sampling.call_threads import Call, CallThreads
 from quire.sampling.processors import RowProcessors
 from quire.sampling.rows import Flags
 from quire.sampling.sampled import DrawLines, Sampled
@@ -78,7 +78,7 @@ class HoldingSampler:
         self, sampler: Sampler, *, max_rows: int, device: torch.device, handles: Handles
     ) -> None:
         self._sampler, self._device, self._handles = sampler, device, handles
-        self._lanes = Lanes()
+        self._lanes = CallThreads()
         self._has: Flags = np.zeros(max_rows, np.bool_)
         self._processors: dict[int, RowProcessors] = {}
         self._held: dict[int, _Held] = {}

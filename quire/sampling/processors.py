@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.errors import ProcessorFailed
 from quire.params.rules import MAX_BIAS
 from quire.sampling.batch_interface import wants_prompt
-from quire.sampling.lanes import Call, GivenUp, Lanes
+from quire.sampling.call_threads import Call, CallThreads, GivenUp
 from quire.step import RowStart
 
 Processor = Callable[..., Any]
@@ -33,7 +33,7 @@ class RowProcessors:
         self._output_ids: list[int] = start.output_ids.tolist()
         self._lane = tuple(_key(p) for p in processors)
 
-    def begin(self, logits: Tensor, lanes: Lanes) -> Call[Tensor]:
+    def begin(self, logits: Tensor, lanes: CallThreads) -> Call[Tensor]:
         """Start them on one line of logits, which stays as it is. [vocabulary]"""
         # Outside of inference mode, or the processors could not write into it.
         with torch.inference_mode(False), torch.no_grad():

@@ -19,7 +19,7 @@ from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.controls import PROFILE, not_built
-from quire.session.engine_thread import Asked, EngineThread, News
+from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.pooling import task_of
 from quire.session.session import Session
 from quire.session.views import ModelConfigView
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _Reader:
     """The event-loop side of one request: keeps what came until its task reads it."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Submission) -> None:
         self.asked = asked
         self.loop = asyncio.get_running_loop()
         self._only_new = asked.params.output_kind is RequestOutputKind.DELTA
@@ -143,7 +143,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
                 parameter="sampling_params",
                 value=params,
             )
-        asked = Asked(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
+        asked = Submission(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
         reader = self._ask(self._new_id(request_id), asked)
         output = None
         try:
@@ -177,7 +177,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
         task = pooling.check(task_of(None, pooling_params))
         [wanted] = pooling.asked(pooling_params, task, 1)
         params = pooling_params.checked_copy()
-        asked = Asked(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
+        asked = Submission(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
         reader = self._ask(self._new_id(request_id), asked)
         output = None
         try:
@@ -255,7 +255,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
             )
         return request_id
 
-    def _ask(self, request_id: str, asked: Asked) -> _Reader:
+    def _ask(self, request_id: str, asked: Submission) -> _Reader:
         asked.request_id = request_id
         reader = _Reader(asked)
         asked.reader = reader

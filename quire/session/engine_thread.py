@@ -26,7 +26,7 @@ CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
+class Submission:
     """A request on its way through the thread. `reader` is the caller's; the rest below it is
     written by the thread alone, `given_up` aside.
 
@@ -49,7 +49,7 @@ class Asked:
     given_up: bool = False
 
 
-News = tuple[Asked, RequestOutput | BaseException]
+News = tuple[Submission, RequestOutput | BaseException]
 
 
 class _Inbox:
@@ -57,12 +57,12 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.closed = False
-        self._new: deque[Asked] = deque()
-        self._background: deque[Asked] = deque()
-        self._given_up: deque[Asked] = deque()
+        self._new: deque[Submission] = deque()
+        self._background: deque[Submission] = deque()
+        self._given_up: deque[Submission] = deque()
         self._changed = threading.Condition()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Submission) -> None:
         with self._changed:
             if self.closed:
                 raise EngineClosed("the engine was shut down; make a new one to go on")
@@ -74,7 +74,7 @@ class _Inbox:
         """Whether anything came that does not yield."""
         return bool(self._new)
 
-    def give_up(self, asked: Asked) -> None:
+    def give_up(self, asked: Submission) -> None:
         with self._changed:
             asked.given_up = True
             self._given_up.append(asked)
@@ -85,7 +85,7 @@ class _Inbox:
             self.closed = True
             self._changed.notify()
 
-    def take_new(self, *, wait: bool, background: bool = True) -> list[Asked]:
+    def take_new(self, *, wait: bool, background: bool = True) -> list[Submission]:
         """The new ones, those in the background too if wanted; `wait` until there are some, or the
         inbox is closed."""
         with self._changed:
@@ -97,7 +97,7 @@ class _Inbox:
                 self._background.clear()
             return new
 
-    def take_given_up(self) -> list[Asked]:
+    def take_given_up(self) -> list[Submission]:
         with self._changed:
             given_up = list(self._given_up)
             self._given_up.clear()
@@ -122,8 +122,8 @@ class EngineThread:
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
-        self._running: dict[int, Asked] = {}  # by place in the run
-        self.in_engine: dict[int, Asked] = {}  # the same by their numbers there
+        self._running: dict[int, Submission] = {}  # by place in the run
+        self.in_engine: dict[int, Submission] = {}  # the same by their numbers there
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
         self._run: Run = session.new_run(self._between_steps)
@@ -138,12 +138,12 @@ class EngineThread:
     def thread(self) -> threading.Thread:
         return self._thread
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Submission) -> None:
         if self.failure is not None:
             raise EngineError(f"the engine ended before: {self.failure}") from self.failure
         self._inbox.ask(asked)
 
-    def give_up(self, asked: Asked) -> None:
+    def give_up(self, asked: Submission) -> None:
         """Cancel it, wherever it is; its last output has finish_reason "abort"."""
         self._inbox.give_up(asked)
 
@@ -196,7 +196,7 @@ class EngineThread:
                 window.append(item)
             yield window
 
-    def _read(self, asked: Asked) -> Request | RequestOutput | BaseException:
+    def _read(self, asked: Submission) -> Request | RequestOutput | BaseException:
         """The request of one prompt, or what its reader gets instead."""
         if asked.given_up:
             answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
@@ -218,7 +218,7 @@ class EngineThread:
             self._hand_over(news)
 
 
-def read_asked(session: Session, asked: Asked) -> Request | Refused:
+def read_asked(session: Session, asked: Submission) -> Request | Refused:
     """The request that is asked for, or why there is none."""
     params = asked.params
     if isinstance(params, PoolingParams):

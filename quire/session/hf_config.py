@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quire.families.registry import family_named
-from quire.sampling.lanes import attempt
+from quire.sampling.call_threads import attempt
 from quire.spec import ModelSpec
 
 

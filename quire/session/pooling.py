@@ -28,7 +28,7 @@ Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedPooling:
     """What is asked about one text, checked."""
 
     task: Task
@@ -71,7 +71,7 @@ class Pooling:
             f"task {task!r}: {self.spec.why_not} Pooling tasks of this model: {have}."
         )
 
-    def asked(self, params: Params, task: Task, count: int) -> list[Asked]:
+    def asked(self, params: Params, task: Task, count: int) -> list[CheckedPooling]:
         """What is asked about each of `count` texts."""
         if params is None or isinstance(params, PoolingParams):
             return [self._asked(params or PoolingParams(), task)] * count
@@ -112,7 +112,7 @@ class Pooling:
             return replace(made, cache_salt=given.cache_salt)
         return made
 
-    def _asked(self, params: PoolingParams, task: Task) -> Asked:
+    def _asked(self, params: PoolingParams, task: Task) -> CheckedPooling:
         if not isinstance(params, PoolingParams):
             raise _wrong_params(params)
         params = params.checked_copy()
@@ -127,7 +127,7 @@ class Pooling:
                 raise NotSupported(f"PoolingParams.{name} is not built: leave it out.")
         if params.dimensions is not None:
             self._check_dimensions(params.dimensions, task)
-        return Asked(
+        return CheckedPooling(
             task,
             params.dimensions,
             params.use_activation,
@@ -151,7 +151,7 @@ class Pooling:
             return
         raise InvalidParams(f"dimensions={wanted}: {why}", parameter="dimensions", value=wanted)
 
-    def pooled(self, output: RequestOutput, asked: Asked) -> Floats | None:
+    def pooled(self, output: RequestOutput, asked: CheckedPooling) -> Floats | None:
         """What was asked, of the hidden states that came; None where none did."""
         states = output.hidden
         if states is None or self._head is None:
@@ -169,7 +169,9 @@ class Pooling:
         ids = output.prompt_token_ids or []
         return [token % self._vocab_size for token in ids]
 
-    def request_output(self, output: RequestOutput, asked: Asked) -> PoolingRequestOutput[Any]:
+    def request_output(
+        self, output: RequestOutput, asked: CheckedPooling
+    ) -> PoolingRequestOutput[Any]:
         """A result as `encode` gives it."""
         return self.made(PoolingRequestOutput, PoolingOutput, output, asked)
 
@@ -178,7 +180,7 @@ class Pooling:
         kind: Callable[..., Output],
         make: Callable[[Floats], Any],
         output: RequestOutput,
-        asked: Asked,
+        asked: CheckedPooling,
     ) -> Output:
         """One result of a kind, with what `make` makes of the numbers that were asked for."""
         values = self.pooled(output, asked)
@@ -219,8 +221,8 @@ class PoolCall(Call[Any]):
     def __init__(
         self,
         made: Sequence[Made],
-        asked: Sequence[Asked],
-        finish: Callable[[RequestOutput, Asked], Any],
+        asked: Sequence[CheckedPooling],
+        finish: Callable[[RequestOutput, CheckedPooling], Any],
         *,
         first_number: int,
         strict: bool,

@@ -9,7 +9,7 @@ from typing import Any
 from quire.config import EngineConfig, VllmConfig
 from quire.errors import InvalidParams, QuireError
 from quire.sampling.batch_interface import make_processor
-from quire.sampling.lanes import attempt
+from quire.sampling.call_threads import attempt
 from quire.sampling_params import SamplingParams
 
 

@@ -11,7 +11,7 @@ from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.run import Refused
 from quire.sampling_params import SamplingParams
-from quire.session.engine_thread import Asked, read_asked
+from quire.session.engine_thread import Submission, read_asked
 from quire.session.interrupts import CtrlC
 from quire.session.pooling import task_of
 from quire.session.session import Session
@@ -52,7 +52,9 @@ class StepMethods:
                     value=params,
                 )
             pooled = params.checked_copy() if isinstance(params, PoolingParams) else None
-            asked = Asked(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
+            asked = Submission(
+                prompt, params, priority, tokenization_kwargs, lora_request=lora_request
+            )
             made = read_asked(session, asked)
             if isinstance(made, Refused):
                 raise made.error

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from quire.errors import EngineAsleep, EngineBusy, EngineClosed
-from quire.sampling.lanes import on_behalf_of
+from quire.sampling.call_threads import on_behalf_of
 from quire.session.collector import rare_full_collections
 
 if TYPE_CHECKING:

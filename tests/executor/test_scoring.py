@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.executor.scoring import Asked, Scorer, asked_of, num_lines_of
+from quire.executor.scoring import ScoredTargets, Scorer, num_lines_of, targets_of
 from quire.step import Slice, Targets
 from tests.executor.harness import ints
 
@@ -105,13 +105,13 @@ def test_targets_are_kept_apart_by_what_they_want() -> None:
         Slice(1, 0, ints(1), (), Targets(ints(0), ints(6), 0)),
         Slice(2, 0, ints(1), (), Targets(ints(0), ints(7), 2)),
     ]
-    kinds = asked_of(mixed, np.arange(4))
+    kinds = targets_of(mixed, np.arange(4))
     assert [(one.num_top, [i for i, _ in one.slices]) for one in kinds] == [(2, [0, 2]), (0, [1])]
-    assert asked_of([Slice(0, 0, ints(1))], np.arange(2)) == []
+    assert targets_of([Slice(0, 0, ints(1))], np.arange(2)) == []
 
 
 def test_targets_that_share_a_line_come_after_those_that_do_not() -> None:
-    asked = Asked(np.array([3, 3, 4]), np.array([7, 8, 9]), ((0, 3),), 0, False)
+    asked = ScoredTargets(np.array([3, 3, 4]), np.array([7, 8, 9]), ((0, 3),), 0, False)
     (piece,) = asked.pieces(100)
     assert piece.positions.tolist() == [3, 4] and piece.shared_lines.tolist() == [0]
     assert piece.tokens.tolist() == [7, 9, 8] and piece.places.tolist() == [0, 2, 1]

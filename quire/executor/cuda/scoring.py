@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.executor.cuda.host_copies import HostCopies, HostCopy
 from quire.executor.cuda.upload import Upload
-from quire.executor.scoring import Asked, Longs, Scorer, asked_of
+from quire.executor.scoring import Longs, ScoredTargets, Scorer, targets_of
 from quire.step import Scores, Slice
 
 
@@ -23,7 +23,7 @@ from quire.step import Scores, Slice
 class Packed:
     """Targets whose pieces are in a parcel, under these names."""
 
-    asked: Asked
+    asked: ScoredTargets
     names: tuple[str, ...]
     places: Longs
 
@@ -54,7 +54,7 @@ class CudaScoring:
     def pack(self, prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -> list[Packed]:
         """Before the parcel is sent."""
         packed: list[Packed] = []
-        for asked in asked_of(prefill, query_starts):
+        for asked in targets_of(prefill, query_starts):
             names: list[str] = []
             pieces = list(asked.pieces(self._scorer.num_lines))
             for piece in pieces:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quire.sampling.lanes import Call, Lanes
+from quire.sampling.call_threads import Call, CallThreads
 from quire.sampling.processors import RowProcessors
 from quire.step import Floats, StepPlan, StepResult
 from quire.steps.handles import Handles
@@ -19,7 +19,7 @@ class HeldRows:
     that logits which come late are not taken for those of a row's next sequence."""
 
     def __init__(self, handles: Handles) -> None:
-        self._handles, self._lanes = handles, Lanes()
+        self._handles, self._lanes = handles, CallThreads()
         self._processors: dict[int, RowProcessors] = {}
         self._calls: dict[int, Call[Tensor]] = {}
 

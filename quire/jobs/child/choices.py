@@ -12,7 +12,7 @@ from quire.jobs.child.job_engine import JobEngine, answered
 from quire.jobs.child.requests import attempt, refuse_far_too_long
 from quire.jobs.input.prompts import Preamble
 from quire.replicas.board import Board
-from quire.replicas.child.driving import Asked
+from quire.replicas.child.driving import NumberedRequests
 from quire.replicas.child.feed import Rows
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
@@ -39,7 +39,7 @@ class ContinuationEngine(JobEngine):
         self._asked_of: dict[int, tuple[ScoreCall, list[str]]] = {}  # row -> its call, its endings
         self._num_made, self._at_once = 0, FEW_ROWS
 
-    def _windows(self, rows: Rows, send: Send) -> Iterator[Asked]:
+    def _windows(self, rows: Rows, send: Send) -> Iterator[NumberedRequests]:
         """Windows that grow from FEW_ROWS, with a step of the engine after each."""
         at = 0
         while at < len(rows):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quire.errors import NotSupported, QuireError
 from quire.jobs.child.requests import attempt, failed
 from quire.replicas.board import Board
-from quire.replicas.child.driving import Asked, Driver, timings_of
+from quire.replicas.child.driving import Driver, NumberedRequests, timings_of
 from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.child.tally import session_facts
 from quire.replicas.streams import Send
@@ -52,12 +52,12 @@ class JobEngine(ABC):
     def _answer(self, row: int, output: RequestOutput) -> Message | None:
         """The row's result; None where the row goes on with another request."""
 
-    def _windows(self, rows: Rows, send: Send) -> Iterator[Asked]:
+    def _windows(self, rows: Rows, send: Send) -> Iterator[NumberedRequests]:
         yield self._window(rows, send)
 
-    def _window(self, rows: Rows, send: Send) -> Asked:
+    def _window(self, rows: Rows, send: Send) -> NumberedRequests:
         """These rows as requests; those that cannot be asked are answered at once."""
-        asked: Asked = []
+        asked: NumberedRequests = []
         for row, made in zip(rows, self._requests(rows), strict=True):
             if isinstance(made, QuireError):
                 send(self._failed(row["row"], made))

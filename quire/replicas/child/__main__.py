@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import NotSupported
 from quire.replicas.board import Board
-from quire.replicas.child.driving import Asked, Driver
+from quire.replicas.child.driving import Driver, NumberedRequests
 from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.child.serving import RowEngine, serve
 from quire.replicas.child.tally import session_facts
@@ -43,7 +43,7 @@ class RequestEngine:
         raise NotSupported("plans are made by one LLM without replicas.")
 
 
-def _asked(rows: Rows) -> list[Asked]:
+def _asked(rows: Rows) -> list[NumberedRequests]:
     return [[(row["row"], decode(row["request"])) for row in rows]]
 
 

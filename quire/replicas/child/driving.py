@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 # What rows of the feed become: windows of (row, request); an empty window lets the engine go on.
-Asked = list[tuple[int, "Request | Refused"]]
+NumberedRequests = list[tuple[int, "Request | Refused"]]
 
 
 class Driver:
@@ -33,7 +33,7 @@ class Driver:
         self._rows: dict[int, int] = {}  # request number -> row
         self._given_up: set[int] = set()  # rows whose outputs are not wanted any more
         # The next requests of rows whose last answer was not their result, where there are such.
-        self.follow: Asked = []
+        self.follow: NumberedRequests = []
         self.rows_go_on = False
         self._tally = Tally(session)
         engine = session.engine
@@ -48,7 +48,7 @@ class Driver:
         self,
         feed: Feed,
         send: Send,
-        ask: Callable[[Rows], Iterable[Asked]],
+        ask: Callable[[Rows], Iterable[NumberedRequests]],
         result: Callable[[int, RequestOutput], Message | None],
     ) -> None:
         """Answer every row of the feed: `ask` makes windows of rows, `result` a message of what
@@ -83,7 +83,7 @@ class Driver:
         return [row for _, row in mine]
 
     def _windows(
-        self, feed: Feed, ask: Callable[[Rows], Iterable[Asked]], indices: dict[int, int]
+        self, feed: Feed, ask: Callable[[Rows], Iterable[NumberedRequests]], indices: dict[int, int]
     ) -> Iterator[Window]:
         def is_idle() -> bool:
             # Not the engine's own word: rows whose grammar is being compiled are not in it yet.
@@ -91,7 +91,7 @@ class Driver:
 
         places = count()
 
-        def window(asked: Asked) -> Window:
+        def window(asked: NumberedRequests) -> Window:
             for row, item in asked:
                 self._rows[item.number] = indices[next(places)] = row
             return [item for _, item in asked]
@@ -108,7 +108,7 @@ class Driver:
         while self.rows_go_on and (self._rows or self.follow):
             yield window(self._followed())
 
-    def _followed(self) -> Asked:
+    def _followed(self) -> NumberedRequests:
         taken, self.follow = self.follow, []
         return taken
 

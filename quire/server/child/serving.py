@@ -32,7 +32,7 @@ from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.reasoning import ReasoningCount
 from quire.server.child.writer import Writer, encoded
-from quire.session.engine_thread import Asked, EngineThread, News
+from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.metrics import Histogram, Metric
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ServingEngine:
         self._media_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-prepare-media")
         # Nor behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
-        self._asked: dict[int, Asked] = {}  # by the server's number, until it is over
+        self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
         model = session.model
         self._reasoning: ReasoningCount | None = None
         if model.tokenizer is not None:
@@ -115,7 +115,7 @@ class ServingEngine:
             reasoning=self._reasoning if "messages" in row else None,
             scored="beam" not in row,
         )
-        asked = Asked(
+        asked = Submission(
             None,
             SamplingParams(),
             priority=row.get("priority", 0),
@@ -132,12 +132,12 @@ class ServingEngine:
             threads = self._media_threads
         threads.submit(self._prepare, row, asked)
 
-    def _prepare(self, row: Message, asked: Asked) -> None:
+    def _prepare(self, row: Message, asked: Submission) -> None:
         failed = _attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
         if isinstance(failed, QuireError):
             self._refuse(asked, failed)
 
-    def _enter(self, asked: Asked, made: Prepared) -> None:
+    def _enter(self, asked: Submission, made: Prepared) -> None:
         asked.prompt, asked.params = made.prompt, made.params
         asked.tokenization_kwargs, asked.search = made.tokenization, made.search
         asked.reader.pooled = made.pooled
@@ -150,10 +150,10 @@ class ServingEngine:
             )
         self._engine.ask(asked)
 
-    def _refuse(self, asked: Asked, error: QuireError) -> None:
+    def _refuse(self, asked: Submission, error: QuireError) -> None:
         self._writer.send(self._refusal(asked, error))
 
-    def _refusal(self, asked: Asked, error: QuireError) -> Message:
+    def _refusal(self, asked: Submission, error: QuireError) -> Message:
         self._asked.pop(asked.reader.id, None)
         return {
             "kind": "refused",
@@ -165,7 +165,7 @@ class ServingEngine:
 
     def _hand_over(self, news: list[News]) -> None:
         """What a step made, as one message. On the engine's thread."""
-        made: list[tuple[Asked, RequestOutput]] = []
+        made: list[tuple[Submission, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
                 if one.finished:
@@ -179,7 +179,7 @@ class ServingEngine:
         if made:
             self._writer.send(partial(self._told_of, made))
 
-    def _told_of(self, made: list[tuple[Asked, RequestOutput]]) -> list[Message]:
+    def _told_of(self, made: list[tuple[Submission, RequestOutput]]) -> list[Message]:
         """The messages of a step: [number, output] for each row that has one. On the writer's
         thread."""
         rows: list[tuple[int, msgspec.Raw]] = []
@@ -257,7 +257,7 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
         return RowError(f"this row could not be prepared: {reason(error)}")
 
 
-def _field_of(error: QuireError, asked: Asked) -> str | None:
+def _field_of(error: QuireError, asked: Submission) -> str | None:
     """The field of the body that an error is about, where that is known."""
     if not isinstance(error, InvalidRequest):
         return None

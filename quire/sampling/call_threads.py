@@ -1,4 +1,4 @@
-"""Lanes: foreign code in threads of its own, so that a slow call holds up nobody else.
+"""Foreign code in threads of its own, so that a slow call holds up nobody else.
 
 Calls of one lane run one after the other, in the order they came; lanes run beside each other,
 each in turn, in a bounded number of threads. A thread that has nothing to do ends. Threads do
@@ -65,7 +65,7 @@ class Call(Generic[Made]):
         return self._outcome is not None or self._lane.is_stuck()
 
     def wait(self, seconds: float) -> None:
-        """Until this call or another of the same Lanes is done, at most so many seconds."""
+        """Until this call or another of the same CallThreads is done, at most so many seconds."""
         with self._lane.changed:
             if not self.done():
                 self._lane.changed.wait(seconds)
@@ -107,7 +107,7 @@ class _Lane:
         return since is not None and time.monotonic() - since > MAX_SECONDS
 
 
-class Lanes:
+class CallThreads:
     """Threads for calls, and which of them may run now."""
 
     def __init__(self) -> None:

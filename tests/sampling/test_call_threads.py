@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from quire.sampling import lanes
-from quire.sampling.lanes import GivenUp, Lanes, on_behalf_of
+from quire.sampling import call_threads
+from quire.sampling.call_threads import CallThreads, GivenUp, on_behalf_of
 
 
 def test_calls_of_one_lane_run_in_order_and_one_at_a_time() -> None:
@@ -24,14 +24,14 @@ def test_calls_of_one_lane_run_in_order_and_one_at_a_time() -> None:
         running.clear()
         return number
 
-    busy = Lanes()
+    busy = CallThreads()
     calls = [busy.submit("one", partial(work, i)) for i in range(20)]
     busy.wait(calls, 30)
     assert [call.outcome().made for call in calls] == list(range(20)) == made
 
 
 def test_a_slow_lane_holds_up_no_other() -> None:
-    busy, gate = Lanes(), threading.Event()
+    busy, gate = CallThreads(), threading.Event()
     slow = [busy.submit(("slow", i), gate.wait) for i in range(5)]
     behind = busy.submit(("slow", 0), lambda: "late")
     quick = [busy.submit("quick", partial(abs, i)) for i in range(50)]
@@ -44,7 +44,7 @@ def test_a_slow_lane_holds_up_no_other() -> None:
 
 
 def test_whatever_is_raised_comes_back_as_an_outcome() -> None:
-    busy = Lanes()
+    busy = CallThreads()
 
     def leave() -> None:
         raise SystemExit(3)
@@ -61,13 +61,13 @@ def test_whatever_is_raised_comes_back_as_an_outcome() -> None:
 def test_a_call_that_never_returns_is_given_up_with_all_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    busy, gate = Lanes(), threading.Event()
+    busy, gate = CallThreads(), threading.Event()
     ran = []
     stuck = busy.submit("lane", gate.wait)
     behind = busy.submit("lane", lambda: ran.append(1))
     other = busy.submit("other", lambda: 5)
     busy.wait([other], 30)
-    monkeypatch.setattr(lanes, "MAX_SECONDS", 0.01)
+    monkeypatch.setattr(call_threads, "MAX_SECONDS", 0.01)
     time.sleep(0.05)
     assert stuck.done() and behind.done()
     assert isinstance(stuck.outcome().error, GivenUp)
@@ -82,8 +82,8 @@ def test_a_call_that_never_returns_is_given_up_with_all_behind_it(
 def test_threads_know_for_whom_they_work_and_end_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "IDLE_SECONDS", 0.01)
-    busy = Lanes()
+    monkeypatch.setattr(call_threads, "IDLE_SECONDS", 0.01)
+    busy = CallThreads()
     call = busy.submit("lane", on_behalf_of)
     busy.wait([call], 30)
     assert call.outcome().made == threading.get_ident()
@@ -98,8 +98,8 @@ def test_threads_know_for_whom_they_work_and_end_when_idle(
 
 
 def test_threads_are_bounded_and_all_lanes_get_their_turn() -> None:
-    busy = Lanes()
+    busy = CallThreads()
     calls = [busy.submit(i, lambda: time.sleep(0.002)) for i in range(200)]
     busy.wait(calls, 60)
     assert all(call.done() for call in calls)
-    assert busy._num_threads <= lanes.MAX_THREADS
+    assert busy._num_threads <= call_threads.MAX_THREADS
