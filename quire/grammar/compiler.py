@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quire.base.notes import note
 from quire.errors import InvalidGrammar, InvalidRequest
 from quire.grammar.automaton import Automaton, automaton_of
 from quire.grammar.compiled import CompiledGrammar
@@ -104,7 +105,7 @@ class GrammarCompiler:
         if kept is not None:
             # One that was compiled before enough rows had asked for it.
             if kept.done() and not kept.exception() and self._wants_form(key):
-                self._pool.submit(kept.result().prepare_walk)
+                self._pool.submit(kept.result().prepare_walk).add_done_callback(_say_failed)
             return kept
         # Runs here if it is done already, so not under the lock.
         future.add_done_callback(lambda _: self._trim())
@@ -224,6 +225,16 @@ class GrammarCompiler:
             )
         limits = parser_limits(self.limits.lexer_states)
         return refusal(error, source, lambda text: LLMatcher.validate_grammar(text, limits=limits))
+
+
+def _say_failed(form: Future[None]) -> None:
+    """Rows that ask for the grammar go on by masks, as before; its first rows are long answered."""
+    if not form.cancelled() and (error := form.exception()) is not None:
+        note(
+            "structured outputs: a shape that many rows ask for stays with masks, which are slower "
+            "on this device, by a fault of quire that is worth reporting "
+            f"({type(error).__name__}: {error})"
+        )
 
 
 def _schema_automaton(schema: Any, whitespace: str | None) -> Automaton | None:

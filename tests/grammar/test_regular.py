@@ -15,7 +15,7 @@ from quire.grammar.compiled import CompiledGrammar
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.plain_regex import read
 from quire.grammar.regex import translated
-from quire.grammar.regular import RegularMatcher
+from quire.grammar.regular import RegularGrammar, RegularMatcher
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
 from quire.steps.automata import NO_TOKEN
@@ -113,6 +113,31 @@ def test_the_form_for_a_device_is_made_when_enough_rows_ask(
             time.sleep(0.01)
         assert (first.matcher().walkable is not None) == for_device
         made.close()
+
+
+def test_a_form_that_cannot_be_made_is_spoken_of(
+    byte_bpe: Tokenizer,
+    vocab_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(grammar: RegularGrammar) -> None:
+        raise RuntimeError("broken")
+
+    asked = StructuredOutputsParams(regex="[a-z]{3}")
+    made = GrammarCompiler(
+        byte_bpe, vocab_size=vocab_size, eos_ids=byte_bpe.eos_ids, for_device=True
+    )
+    made.compile(asked)
+    monkeypatch.setattr(RegularGrammar, "prepare_walk", fail)
+    with caplog.at_level("INFO", "quire"):
+        for _ in range(20):
+            made.compile(asked)
+        deadline = time.monotonic() + 20
+        while not caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    made.close()
+    assert caplog.text.count("RuntimeError: broken") == 1
 
 
 def test_masks_ends_and_forced_tokens_are_llguidances(
