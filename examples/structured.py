@@ -9,7 +9,6 @@ city = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "country": {"type": "string"}},
     "required": ["city", "country"],
-    "additionalProperties": False,
 }
 asked = {
     "Where is the Eiffel Tower? Answer in JSON.": StructuredOutputsParams(json=city),

@@ -4,7 +4,8 @@
                    "required": ["next"]}}, "$ref": "#/$defs/a"}
 
 A model would open brackets until it runs out of tokens. Which schemas can come to an end is a
-least fixed point: first nothing can, then a string can, then an array of strings, and so on.
+least fixed point: first nothing can, then a string can, then an array of strings, and so on. What
+never does and can be done without, such as a property that is not required, is left out.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _MAX_ROUNDS = 100
 _MAX_LOOKED_AT = 300_000
 
 
-def endless(schema: Any) -> Path | None:
-    """The path of a subschema that never comes to its end and that the text cannot do without,
-    or None."""
+def leave_out_endless(schema: Any) -> Path | None:
+    """The path of a subschema that never comes to its end and that the text cannot do without;
+    or None, and then others that never do allow no value any more."""
     found = [(path, node) for path, node in walk(schema) if isinstance(node, dict)]
     paths = {id(node): path for path, node in found}
     nodes = [node for _, node in found]
@@ -45,9 +46,13 @@ def endless(schema: Any) -> Path | None:
             break
     else:
         return None
-    if id(schema) not in stuck:
-        return None
-    return paths.get(id(targets.get(id(schema))), Path())
+    if id(schema) in stuck:
+        return paths.get(id(targets.get(id(schema))), Path())
+    for node in nodes:
+        if id(node) in stuck:  # and so is each reference to it
+            node.clear()
+            node["enum"] = []
+    return None
 
 
 def _target(schema: Any, reference: str) -> Any:

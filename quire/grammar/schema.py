@@ -169,13 +169,12 @@ def walk(schema: Any) -> Iterator[tuple[Path, Any]]:
         stack.extend(reversed(list(children(here, value))))
 
 
-def prepare(schema: Any, *, closed_objects: bool = False) -> None:
+def prepare(schema: Any) -> None:
     """Change the schema in place to what llguidance is to read.
 
     Left out: "uniqueItems": false, and formats that JSON Schema does not define; neither
     constrains anything. Also "$schema": a keyword that is younger than the version named there
-    would be passed over. Patterns become llguidance's. With `closed_objects`, an object that
-    names properties and says nothing of others gets none.
+    would be passed over. Patterns become llguidance's.
     """
     for path, node in list(walk(schema)):
         if not isinstance(node, dict):
@@ -194,9 +193,6 @@ def prepare(schema: Any, *, closed_objects: bool = False) -> None:
                 _pattern(name, below): value for name, value in node["patternProperties"].items()
             }
         _leave_out_whole_bound(node)
-        names_some = isinstance(node.get("properties") or node.get("patternProperties"), dict)
-        if closed_objects and names_some and "unevaluatedProperties" not in node:
-            node.setdefault("additionalProperties", False)
 
 
 def _check_keywords(path: Path, node: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import InvalidGrammar
-from quire.grammar.endless import endless
+from quire.grammar.closed import close
+from quire.grammar.endless import leave_out_endless
 from quire.grammar.equivalents import say_otherwise
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
 from quire.grammar.limits import GrammarLimits
@@ -53,7 +54,7 @@ class SourceKey:
     kind: str
     text: str
     whitespace: str | None
-    closed_objects: bool
+    closes_everywhere: bool
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +82,7 @@ def source_key(params: StructuredOutputsParams, config: StructuredOutputsConfig)
     return SourceKey(
         *_kind_and_text(params),
         whitespace=(params.whitespace_pattern or WHITESPACE) if is_json and not compact else None,
-        closed_objects=bool(is_json and closed),
+        closes_everywhere=bool(is_json and closed),
     )
 
 
@@ -199,8 +200,9 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
             parameter=key.kind,
         )
     say_otherwise(schema)
-    prepare(schema, closed_objects=key.closed_objects)
-    path = endless(schema)
+    close(schema, everywhere=key.closes_everywhere)
+    prepare(schema)
+    path = leave_out_endless(schema)
     if path is not None:
         raise InvalidGrammar(
             f"unsatisfiable schema: what $ref at {path} requires holds another of itself without "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.openai_api.closed_schema import closed
 from quire.openai_api.errors import ApiError, bad
 from quire.params.rules import show
 
@@ -109,10 +108,10 @@ def format_constraint(given: Any, param: str) -> dict[str, Any] | None:
     # which call it a json_object.
     holder = given.get("json_schema", given)
     schema = holder.get("schema") if isinstance(holder, dict) else None
-    if kind in ("json_object", "json_schema") and isinstance(schema, dict) and schema:
-        return {"json": closed(schema)}
-    if kind == "json_object" and holder is given and schema is None:
+    if kind == "json_object" and holder is given and not schema:
         return {"json_object": True}
+    if kind in ("json_object", "json_schema") and isinstance(schema, dict):
+        return {"json": schema}
     raise _no_format(param)
 
 

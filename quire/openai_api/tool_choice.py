@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.openai_api.closed_schema import closed
 from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.params.rules import show
 
@@ -126,7 +125,8 @@ def _allowed(
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return closed(tool["function"].get("parameters") or {"type": "object"})
+    # A function of which nothing is said takes no arguments.
+    return dict(tool["function"].get("parameters") or {"type": "object", "properties": {}})
 
 
 def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, dict[str, Any]]:

@@ -214,8 +214,8 @@ HONOURED: tuple[Option, ...] = (
         None,
         structured_outputs_config,
         '{"disable_any_whitespace": True} writes JSON without white space, and '
-        '{"disable_additional_properties": True} objects without properties that the schema does '
-        "not name, for every structured output. A backend in it has no effect, and a grammar "
+        '{"disable_additional_properties": True} closes objects that are put together from several '
+        "parts, too, for every structured output. A backend in it has no effect, and a grammar "
         "always holds from an answer's first token on (enable_in_reasoning).",
     ),
     honoured(

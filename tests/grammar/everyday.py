@@ -1,8 +1,7 @@
 """Schemas as users of pydantic, zod, OpenAI's tools and JSON Schema's drafts have them, and how
 each is followed: by an automaton, by masks, or not at all.
 
-`EVERYDAY` maps a name to (schema, way). The schemas of pydantic are made by pydantic itself, closed
-as `extra="forbid"` has them, unless they are about what is open.
+`EVERYDAY` maps a name to (schema, way). The schemas of pydantic are made by pydantic itself.
 """
 
 from __future__ import annotations
@@ -169,12 +168,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "record of lists": (dict[str, list[str]], AUTOMATON),
     "record of objects": (dict[str, Cat], AUTOMATON),
     "record by enumeration": (dict[Color, int], AUTOMATON),
-    "record by pattern": (dict[Annotated[str, Field(pattern="^[a-z]{1,8}$")], float], MASK),
+    "record by pattern": (dict[Annotated[str, Field(pattern="^[a-z]{1,8}$")], float], AUTOMATON),
     "filled record": (Annotated[dict[str, str], Field(min_length=1)], AUTOMATON),
     "anything": (Any, MASK),
     "open record": (dict[str, Any], MASK),
     "any list": (list[Any], MASK),
-    "open object": (Open, MASK),
+    "unsaid object": (Open, AUTOMATON),
     "object": (Address, AUTOMATON),
     "optional object": (Address | None, AUTOMATON),
     "objects": (list[Address], AUTOMATON),
@@ -193,7 +192,7 @@ MODELS: dict[str, tuple[type[BaseModel], str]] = {
     for model, way in (
         *((Address, AUTOMATON), (Person, AUTOMATON), (Cat, AUTOMATON), (Dog, AUTOMATON)),
         *((Line, AUTOMATON), (Invoice, AUTOMATON), (Step, AUTOMATON), (Reasoning, AUTOMATON)),
-        *((Node, MASK), (Open, MASK), (Review, AUTOMATON)),
+        *((Node, MASK), (Open, AUTOMATON), (Review, AUTOMATON)),
     )
 }
 
@@ -228,7 +227,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "tool: not strict": (
         {"type": "object", "properties": {"city": TEXT}, "required": ["city"]},
-        MASK,
+        AUTOMATON,
     ),
     "tool: no arguments": (strict(), AUTOMATON),
     "tool: one of several": ({"anyOf": [CALL, OTHER_CALL]}, AUTOMATON),
@@ -267,7 +266,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         },
         AUTOMATON,
     ),
-    "zod: tuple": ({"type": "array", "prefixItems": [TEXT, WHOLE]}, MASK),
+    "zod: tuple": ({"type": "array", "prefixItems": [TEXT, WHOLE]}, AUTOMATON),
     "zod: tuple of draft 7": (
         {"$schema": DRAFT_7, "type": "array", "minItems": 2, "maxItems": 2, "items": [TEXT, WHOLE]},
         AUTOMATON,

@@ -77,6 +77,20 @@ def test_additional_properties_can_be_turned_off(compiler: GrammarCompiler, walk
         assert set(found.get("a", {})) <= {"b"}
 
 
+def test_what_never_ends_is_left_out_where_it_may_be(
+    compiler: GrammarCompiler, walker: Walker
+) -> None:
+    chain = {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+    for endless in (chain, {"$ref": "#/$defs/N"}):
+        schema: Schema = closed({"a": {"const": 1}})
+        schema |= {"$defs": {"N": endless}}
+        schema["properties"]["n"] = {"anyOf": [{"$ref": "#/$defs/N"}, {"$ref": "#/$defs/N"}]}
+        grammar = compiler.compile(
+            StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+        )
+        assert {walker.walk(grammar.matcher(), seed).text for seed in range(20)} == {'{"a":1}'}
+
+
 def test_a_schema_may_be_text_or_a_dict_and_is_not_changed(
     compiler: GrammarCompiler, walker: Walker
 ) -> None:

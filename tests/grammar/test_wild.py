@@ -3,8 +3,6 @@ the same by automaton and by llguidance, or, rarely, its row ends with GrammarFa
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections import Counter
 
 from quire.errors import GrammarFailed, InvalidGrammar
@@ -12,11 +10,10 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.regular import RegularMatcher
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
+from tests.grammar.test_everyday import judge
 from tests.grammar.test_regular import walk
 from tests.grammar.walking import Walker
 from tests.grammar.wild import wild_schema
-
-jsonschema = importlib.import_module("jsonschema")
 
 
 def test_wild_schemas_are_refused_or_fulfilled(
@@ -26,7 +23,7 @@ def test_wild_schemas_are_refused_or_fulfilled(
     vocab_size: int,
     long_mode: bool,
 ) -> None:
-    judge, ways = jsonschema.Draft202012Validator, Counter[str]()
+    ways = Counter[str]()
     num_schemas = 2000 if long_mode else 80
     for seed in range(num_schemas):
         schema = wild_schema(seed)
@@ -47,10 +44,7 @@ def test_wild_schemas_are_refused_or_fulfilled(
         except GrammarFailed:  # parts that contradict each other may show it only when written
             ways["dead end"] += 1
             continue
-        if found.ended:
-            valid = judge(schema, format_checker=judge.FORMAT_CHECKER)
-            errors = [error.message for error in valid.iter_errors(json.loads(found.text))]
-            assert errors == [], (seed, found.text)
+        judge(schema, found)
     assert ways["automaton"] > num_schemas // 3 and ways["refused"] < num_schemas // 2, ways
     assert ways["mask"] > num_schemas // 20
     assert ways["dead end"] <= num_schemas // 200

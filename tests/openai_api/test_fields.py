@@ -135,3 +135,16 @@ def test_a_developer_is_the_system() -> None:
     [row] = read_body(CHAT, {"messages": messages}).rows
     assert [message["role"] for message in row["messages"]] == ["system", "user"]
     assert messages[0]["role"] == "developer", "what the caller sent stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}, {"json": {}}),
+        ({"type": "json_object", "schema": {}}, {"json_object": True}),
+        ({"type": "json_object", "schema": {"type": "array"}}, {"json": {"type": "array"}}),
+    ],
+)
+def test_an_empty_schema_says_nothing(form: dict[str, Any], wanted: dict[str, Any]) -> None:
+    [row] = read_body(CHAT, {**BODIES[CHAT], "response_format": form}).rows
+    assert row["params"]["structured_outputs"] == wanted
