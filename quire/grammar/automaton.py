@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.grammar.parts import AnyOf, Both, InOrder, OneOf, Part, Repeated, Without
+from quire.grammar.parts import AnyOf, Both, InOrder, Multiple, OneOf, Part, Repeated, Without
 
 MAX_STATES = 4096
 _MAX_NODES = 40_000
@@ -101,7 +101,8 @@ class _Nodes:
             return self.new([self.before(one, after) for one in part.parts])
         if isinstance(part, Repeated):
             return self._repeated(part, after)
-        return self._states(_combined(part), after)
+        made = _multiples(part.of) if isinstance(part, Multiple) else _combined(part)
+        return self._states(made, after)
 
     def _character(self, part: OneOf, after: int) -> int:
         node = self.new()
@@ -198,6 +199,14 @@ def _ways(nodes: _Nodes, state: frozenset[int]) -> Iterable[tuple[int, int, froz
     for low, high, found in zip(edges, edges[1:], reached, strict=False):
         if found:
             yield low, high, frozenset(found)
+
+
+def _multiples(of: int) -> Automaton:
+    """A state for each remainder, and one before the first digit."""
+    before = np.concatenate([[0], np.arange(of)])
+    follows = np.full((of + 1, 256), DEAD, np.int32)
+    follows[:, ord("0") : ord("9") + 1] = (before[:, None] * 10 + np.arange(10)) % of + 1
+    return Automaton(follows, np.arange(of + 1) == 1)
 
 
 def _combined(part: Both | Without) -> Automaton:

@@ -186,7 +186,7 @@ class GrammarCompiler:
             num_lexers=self._num_lexers,
             automaton=_automaton_of(key),
             tokens=self._token_table,
-            late_automaton=lambda: _schema_automaton(source.schema, key.whitespace),
+            late_automaton=lambda: _late_automaton(key, source.schema),
         )
         if grammar.error:
             raise self._refusal(grammar.error, source)
@@ -237,24 +237,31 @@ def _say_failed(form: Future[None]) -> None:
         )
 
 
-def _schema_automaton(schema: Any, whitespace: str | None) -> Automaton | None:
-    """Of a plain schema."""
-    if schema is None or whitespace not in (None, WHITESPACE):
-        return None
-    by_number = "json_allowed_escapes" not in schema["x-guidance"]
-    part = read_schema(schema, whitespace, by_number=by_number)
-    return None if part is None else automaton_of(part)
+def _late_automaton(key: SourceKey, schema: Any) -> Automaton | None:
+    """Of a plain schema, or of a regex with classes of Unicode."""
+    part: Part | None = None
+    if key.kind == "regex" and len(key.text) <= _MAX_READ:
+        part = read(translated(key.text), tables=True)
+    elif schema is not None and key.whitespace in (None, WHITESPACE):
+        by_number = "json_allowed_escapes" not in schema["x-guidance"]
+        part = read_schema(schema, key.whitespace, by_number=by_number)
+    return _beginning(part)
 
 
 def _automaton_of(key: SourceKey) -> Automaton | None:
-    """Of a choice or a plain regex; None for one that begins at its end, `()`, of which llguidance
-    says otherwise."""
+    """Of a choice or a plain regex."""
     if len(key.text) > _MAX_READ:
         return None
     if key.kind == "choice":
         part: Part | None = AnyOf(tuple(map(spelled, json.loads(key.text))))
     else:
         part = read(translated(key.text)) if key.kind == "regex" else None
+    return _beginning(part)
+
+
+def _beginning(part: Part | None) -> Automaton | None:
+    """The automaton of the part; None for one that begins at its end, `()`, of which llguidance
+    says otherwise."""
     made = None if part is None else automaton_of(part)
     return None if made is None or made.ends[0] else made
 

@@ -54,7 +54,14 @@ class Without:
     other: Part
 
 
-Part = OneOf | InOrder | AnyOf | Repeated | Both | Without
+@dataclass(frozen=True, slots=True, eq=False)
+class Multiple:
+    """Digits of a number that this one divides."""
+
+    of: int
+
+
+Part = OneOf | InOrder | AnyOf | Repeated | Both | Without | Multiple
 
 NOTHING = InOrder(())
 
@@ -107,6 +114,8 @@ def quoted(part: Part, *, by_number: bool) -> Part:
         return _quoted_character(part.ranges, by_number)
     if isinstance(part, Repeated):
         return Repeated(quoted(part.part, by_number=by_number), part.least, part.most)
+    if isinstance(part, Multiple):
+        return part
     if isinstance(part, Both | Without):
         one, other = (quoted(half, by_number=by_number) for half in (part.one, part.other))
         return type(part)(one, other)

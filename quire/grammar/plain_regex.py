@@ -1,9 +1,9 @@
 r"""Regexes, as llguidance is given them (regex.py), read into parts: what is read here needs no
 more than an automaton to be followed.
 
-Characters, classes, `.`, `\s`, groups, `|`, the quantifiers, and anchors at the ends. Whatever else
-a regex may hold (flags, lazy quantifiers, classes of Unicode) is left to llguidance: `read` then
-gives None.
+Characters, classes, `.`, `\s`, groups, `|`, the quantifiers, and anchors at the ends; with `tables`
+also classes of Unicode, which take longer to read. Whatever else a regex may hold (flags, lazy
+quantifiers) is left to llguidance: `read` then gives None.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from quire.grammar.parts import (
     others,
     sign,
 )
+from quire.grammar.unicode_classes import ranges_of
 
 _SPECIAL = frozenset("\\.[](){}*+?|^$")
 _ESCAPED = {"n": 0x0A, "t": 0x09, "r": 0x0D, "f": 0x0C, "v": 0x0B, "a": 0x07}
@@ -36,15 +37,15 @@ class _NotPlainError(Exception):
     """It is llguidance's to read."""
 
 
-def read(regex: str) -> Part | None:
+def read(regex: str, *, tables: bool = False) -> Part | None:
     """The parts of a plain regex that a whole text matches, None for any other."""
-    found = _alternatives(regex)
+    found = _alternatives(regex, tables)
     return None if found is None else _either([part for _, part, _ in found])
 
 
 def read_search(regex: str) -> Part | None:
     """The same for one that need match a piece of the text only, as patterns of schemas do."""
-    found = _alternatives(regex)
+    found = _alternatives(regex, tables=True)
     if found is None:
         return None
     rest = Repeated(ANY, 0, None)
@@ -56,9 +57,9 @@ def read_search(regex: str) -> Part | None:
     )
 
 
-def _alternatives(regex: str) -> list[tuple[bool, Part, bool]] | None:
+def _alternatives(regex: str, tables: bool) -> list[tuple[bool, Part, bool]] | None:
     try:
-        return _Reading(regex).whole()
+        return _Reading(regex, tables).whole()
     except _NotPlainError:
         return None
 
@@ -70,8 +71,8 @@ def _either(parts: list[Part]) -> Part:
 class _Reading:
     """One pass over a regex, left to right."""
 
-    def __init__(self, regex: str) -> None:
-        self._regex, self._at, self._depth = regex, 0, 0
+    def __init__(self, regex: str, tables: bool) -> None:
+        self._regex, self._at, self._depth, self._tables = regex, 0, 0, tables
 
     def whole(self) -> list[tuple[bool, Part, bool]]:
         """The alternatives, each with whether it is anchored at its beginning and at its end."""
@@ -122,7 +123,7 @@ class _Reading:
         if char == "(":
             return self._group()
         if char == "[":
-            return OneOf(self._class())
+            return OneOf(self._class_or_tables())
         if char == ".":
             return OneOf(others(((10, 10),)))
         if char == "\\":
@@ -147,6 +148,8 @@ class _Reading:
         char = self._take()
         if char == "s":
             return joined(_SPACES)
+        if char in "pPD":
+            return self._property(char)
         if char in _HEX:
             code = self._code(_HEX[char])
         elif char.isalnum() or not char.isascii() or char == "_":
@@ -168,6 +171,33 @@ class _Reading:
         except (ValueError, OverflowError):
             raise _NotPlainError from None
 
+    def _property(self, char: str) -> Ranges:
+        r"""\p{L}, \pL, \P{L}; \D, which is \P{Nd}."""
+        start = self._at
+        if char != "D" and self._take() == "{":
+            self._at = self._regex.find("}", self._at) + 1 or len(self._regex)
+        found = self._by_tables(r"\d" if char == "D" else r"\p" + self._regex[start : self._at])
+        return found if char == "p" else others(found)
+
+    def _by_tables(self, regex: str) -> Ranges:
+        found = ranges_of(regex) if self._tables else None
+        if not found:
+            raise _NotPlainError
+        return found
+
+    def _class_or_tables(self) -> Ranges:
+        """A class; one that is made by && as a whole, since its parts are far larger than it."""
+        start = self._at
+        try:
+            return self._class()
+        except _NotPlainError:
+            self._at, depth = start, 1
+            while depth:
+                char = self._take()
+                depth += (char == "[") - (char == "]")
+                self._at += char == "\\"
+            return self._by_tables(self._regex[start - 1 : self._at])
+
     def _class(self) -> Ranges:
         negated = self._skip("^")
         found: list[tuple[int, int]] = []
@@ -175,7 +205,7 @@ class _Reading:
             if char == "[":
                 if self._peek() == ":":
                     raise _NotPlainError
-                one = self._class()
+                one = self._class_or_tables()
             else:
                 if char in "]&~^" or (char == "-" and self._peek() == "-"):
                     raise _NotPlainError

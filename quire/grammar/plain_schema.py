@@ -16,7 +16,9 @@ from quire.grammar.parts import (
     ANY,
     NOTHING,
     AnyOf,
+    Both,
     InOrder,
+    Multiple,
     Part,
     Repeated,
     Without,
@@ -30,6 +32,7 @@ from quire.grammar.plain_text import read_text
 from quire.grammar.schema import referred
 
 _MOST_NESTED, _MOST_VALUES = 16, 1000  # the second with all that references repeat
+_LARGEST_DIVISOR = 1000  # of whole numbers: as many states
 # What constrains nothing, beside "x-..." and what an object says of names that are references.
 _NOTES = frozenset(
     {
@@ -116,13 +119,21 @@ class _Reading:
         if kind == "string":
             return _plain(read_text(said, by_number=self._by_number))
         if kind in ("integer", "number"):
-            bounds = bounds_of(said)
-            if bounds is None or "multipleOf" in said:
-                raise _NotPlainError
-            return _regex(whole_number(bounds) if kind == "integer" else number(bounds))
+            return self._number(kind, said)
         if kind not in ("boolean", "null"):
             raise _NotPlainError
         return _regex("true|false" if kind == "boolean" else "null")
+
+    def _number(self, kind: str, said: dict[str, Any]) -> Part:
+        bounds, of = bounds_of(said), said.get("multipleOf", 1)
+        if bounds is None:
+            raise _NotPlainError
+        whole = _regex(whole_number(bounds) if kind == "integer" else number(bounds))
+        if "multipleOf" not in said:
+            return whole
+        if kind == "number" or type(of) is not int or not 0 < of <= _LARGEST_DIVISOR:
+            raise _NotPlainError
+        return Both(whole, InOrder((Repeated(sign("-"), 0, 1), Multiple(of))))
 
     def _literals(self, options: Any, kinds: Any, depth: int) -> Part:
         """Those of the values that are of the type that is asked for."""

@@ -23,8 +23,33 @@ _ATOM = r"[a-zA-Z0-9!#$%\&'*+\-/=?\^_`{|}\~]+"
 _HEX = "[0-9a-fA-F]"
 _SPAN_DAYS = r"(\d+Y(\d+M(\d+D)?)?|\d+M(\d+D)?|\d+D)"
 _SPAN_TIME = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
-# The texts that llguidance takes for each. Its addresses (ipv6, uri) are its own affair: too many
-# states for what they are worth.
+
+
+def _ipv6() -> str:
+    """Eight groups, or fewer with :: for those that are left out."""
+    group = f"{_HEX}{{1,4}}"
+    found = [f"({group}:){{7}}{group}"]
+    for before in range(8):
+        first = f"({group}:){{{before - 1}}}{group}" if before else ""
+        after = f"({group}(:{group}){{0,{6 - before}}})?" if before < 7 else ""
+        found.append(f"{first}::{after}")
+    return "|".join(found)
+
+
+def _uri() -> str:
+    """As RFC 3986 has it."""
+    plain, coded = r"a-zA-Z0-9\-._\~!$\&'()*+,;=", f"%{_HEX}{{2}}"
+    segment = f"([{plain}:@]|{coded})"
+    tail = f"({segment}|[/?])*"
+    literal = rf"\[({_ipv6()}|v{_HEX}+\.[{plain}:]+)\]"
+    host = f"({literal}|([{plain}]|{coded})*)"
+    authority = f"(([{plain}:]|{coded})*@)?{host}(:[0-9]*)?"
+    rooted = f"{segment}+(/{segment}*)*"
+    path = f"(//{authority}(/{segment}*)*|/({rooted})?|({rooted})?)"
+    return rf"[a-zA-Z][a-zA-Z0-9+\-.]*:{path}(\?{tail})?(\#{tail})?"
+
+
+# The texts that llguidance takes for each.
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -33,6 +58,8 @@ _FORMATS = {
     "email": rf"{_ATOM}(\.{_ATOM})*@({_LABEL}(\.{_LABEL})*|\[{_IPV4}\])",
     "hostname": rf"{_HOST}(\.{_HOST})*",
     "ipv4": _IPV4,
+    "ipv6": _ipv6(),
+    "uri": _uri(),
     "uuid": f"{_HEX}{{8}}-({_HEX}{{4}}-){{3}}{_HEX}{{12}}",
 }
 

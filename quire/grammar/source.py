@@ -19,6 +19,7 @@ from quire.grammar.endless import leave_out_endless
 from quire.grammar.equivalents import say_otherwise
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
 from quire.grammar.limits import GrammarLimits
+from quire.grammar.merged import merge_parts
 from quire.grammar.regex import in_slashes, one_of, translated
 from quire.grammar.schema import (
     has_named_and_others,
@@ -199,6 +200,7 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
             "flatten it, or name its parts in $defs",
             parameter=key.kind,
         )
+    merge_parts(schema)
     say_otherwise(schema)
     close(schema, everywhere=key.closes_everywhere)
     prepare(schema)

@@ -138,12 +138,11 @@ def test_so_is_none_that_is_younger_than_the_version_named(
         {"oneOf": [{"const": {"a": 1}}, {"const": {"a": 1}}]},
         {"oneOf": [{"type": "integer"}, {"const": 1.0}]},
         {"oneOf": [{"type": "object", "properties": {"a": {"const": name}}} for name in "ab"]},
-        {"oneOf": [{"$ref": "#/$defs/r"}, WORD], "$defs": {"r": {"$ref": "#/$defs/r"}}},
     ],
     ids=json.dumps,
 )
 def test_options_that_may_both_hold_are_refused(
     compiler: GrammarCompiler, schema: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidGrammar, match=r"keyword 'oneOf' at \$|holds another of itself"):
+    with pytest.raises(InvalidGrammar, match=r"keyword 'oneOf' at \$"):
         compiler.compile(StructuredOutputsParams(json=schema))

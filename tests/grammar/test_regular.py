@@ -140,6 +140,20 @@ def test_a_form_that_cannot_be_made_is_spoken_of(
     assert caplog.text.count("RuntimeError: broken") == 1
 
 
+@pytest.mark.parametrize(
+    "regex",
+    [r"\w+@\w+\.com", r"[\w.-]{1,3}", r"\pL{2}\PL", r"[^\p{L}\s]\D", r"\p{Greek}+|[\p{Lu}x]"],
+)
+def test_classes_of_unicode_have_automata_on_a_device(
+    regex: str, compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
+) -> None:
+    grammar = compiled(compiler, regex)
+    assert not isinstance(grammar.matcher(), RegularMatcher), "their tables take time to read"
+    grammar.prepare_walk()
+    for seed in range(6):
+        walk(grammar, vocab_size, frozenset(byte_bpe.eos_ids), seed)
+
+
 def test_masks_ends_and_forced_tokens_are_llguidances(
     compiler: GrammarCompiler, vocab_size: int, byte_bpe: Tokenizer
 ) -> None:
