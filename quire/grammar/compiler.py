@@ -1,7 +1,8 @@
 """GrammarCompiler: compiles each distinct grammar once, in threads, and keeps a bounded number.
 
 Nothing is done before the first grammar comes; then llguidance reads the vocabulary, which takes
-about a second for 150,000 tokens. Everything slow runs in the compiler's own threads.
+about a second for 150,000 tokens, and holds Python's lock meanwhile: a server does it before its
+first request. Everything else that is slow runs in the compiler's own threads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,10 @@ class GrammarCompiler:
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """The compiled grammar; waits for it."""
         return self.submit(params).result()
+
+    def read_vocabulary(self) -> None:
+        """Now rather than for the first grammar, which will say what is wrong if it cannot be."""
+        wait([self._pool.submit(self._open)])
 
     def warm_up(self) -> Future[None]:
         """Begin to read the vocabulary and start the trial process, without waiting."""

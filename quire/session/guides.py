@@ -1,6 +1,6 @@
 """Grammars of one LLM: compiled off the engine's path, masks filled while the device works.
 
-Nothing of it is made until the first request asks for a structured output.
+Nothing of it is made until the first request asks for a structured output, or `prepare` is called.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class Guides:
         from quire.grammar.masks import MaskFiller
 
         return MaskFiller()
+
+    def prepare(self) -> None:
+        """Do what would hold up all rows when the first asks for a structured output."""
+        if self._tokenizer is not None:
+            self._compiler.read_vocabulary()
 
     def compile(self, params: SamplingParams) -> Future[CompiledGrammar] | None:
         """The grammar these parameters ask for, when it is ready; None if they ask for none."""

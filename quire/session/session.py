@@ -247,6 +247,12 @@ class Session:
             raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
         return self.model.tokenizer.hf_tokenizer()
 
+    def prepare_grammars(self) -> None:
+        """Do now what would hold up all rows when the first asks for a structured output: a second
+        for a vocabulary of 150,000 tokens."""
+        if self.model.no_text is None:
+            self._guides.prepare()
+
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Read and write text with another tokenizer; what was cached is forgotten."""
         made = tokenizer_of(tokenizer)

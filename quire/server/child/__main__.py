@@ -61,6 +61,7 @@ def _serve(
 ) -> None:
     board.move(Phase.LOADING)
     session, files = _opened(opening, factory)
+    session.prepare_grammars()
     engine = ServingEngine(session, board, writer, _adapters(session, opening.get("lora", {})))
     board.move(Phase.IDLE)
     writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
