@@ -242,3 +242,12 @@ def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
         pytest.raises(InvalidParams, match="structured_outputs"),
     ):
         bare.generate([[5]], constrained(choice=["a"]), use_tqdm=False)
+
+
+def test_what_holds_up_all_rows_can_be_done_before_the_first(tmp_path: Path) -> None:
+    """llguidance reads the vocabulary under Python's lock; a server has no second for that."""
+    with tiny_llm(tmp_path) as made:
+        assert "_compiler" not in vars(made._session._guides)
+        made._session.prepare_grammars()
+        assert made._session._guides._compiler._opened is not None
+        assert texts(made, constrained(choice=["fine"])) == ["fine"]

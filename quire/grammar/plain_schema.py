@@ -45,7 +45,7 @@ _OF_TYPE = {
     "object": ("properties", "required", "additionalProperties", "patternProperties")
     + ("minProperties", "maxProperties"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
+    "string": ("minLength", "maxLength", "pattern", "format", "allOf"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
 _ALL_OF_TYPES = frozenset({"type"}).union(*_OF_TYPE.values())
@@ -104,7 +104,9 @@ class _Reading:
             if key in ("anyOf", "oneOf") or (key == "allOf" and len(one) == 1):
                 return AnyOf(tuple(self.value(option, depth + 1) for option in one))
         kinds = said.get("type")
-        if said.keys() - _ALL_OF_TYPES or not kinds:
+        more = said.get("allOf", [])  # patterns, where one is not enough (schema.py)
+        is_plain = all(isinstance(one, dict) and one.keys() == {"pattern"} for one in more)
+        if said.keys() - _ALL_OF_TYPES or not kinds or not is_plain:
             raise _NotPlainError
         if isinstance(kinds, str):
             return self._typed(kinds, said, depth)

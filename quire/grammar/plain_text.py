@@ -78,8 +78,8 @@ def read_text(schema: dict[str, Any], *, by_number: bool) -> Part | None:
     if max(least, most or 0) > _MOST_LENGTH or (most is not None and most < least):
         return None
     found: list[Part | None] = []
-    if "pattern" in schema:
-        found.append(read_search(schema["pattern"]))
+    patterns = [part["pattern"] for part in (schema, *schema.get("allOf", ())) if "pattern" in part]
+    found += map(read_search, patterns)
     if "format" in schema:
         found.append(_format(schema["format"]))
     if least or most is not None or not found:

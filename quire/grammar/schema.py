@@ -33,6 +33,13 @@ _FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "iri", "iri-reference"),
     }
 )
+# Of the moments that llguidance writes, those that exist: no year 0, the 29th of February every
+# fourth year alone, and no second 60, which few readers take.
+_YEAR = "([0-9][0-9][0-9][1-9]|[0-9][0-9][1-9]0|[0-9][1-9]00|[1-9]000)"
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"
+_DAY = f"({_YEAR}-(0[13-9]|1|02-[01]|02-2[0-8])|([0-9][0-9]{_FOURTH}|{_FOURTH}00)-02-29)"
+_SECOND = "[0-9][0-9]:[0-9][0-9]:[0-5]"
+_EXISTING = {"date": f"^{_DAY}", "time": f"^{_SECOND}", "date-time": f"^{_DAY}[^tT]*[tT]{_SECOND}"}
 # Of draft 3, and what later ones say instead.
 _OLD_KEYWORDS = {"divisibleBy": "multipleOf", "extends": "allOf", "disallow": "type"}
 # What compiles in milliseconds whatever else the schema says; more is tried elsewhere first.
@@ -174,7 +181,8 @@ def prepare(schema: Any) -> None:
 
     Left out: "uniqueItems": false, and formats that JSON Schema does not define; neither
     constrains anything. Also "$schema": a keyword that is younger than the version named there
-    would be passed over. Patterns become llguidance's.
+    would be passed over. Patterns become llguidance's, which is kept from moments that do not
+    exist and from bounds that are excluded.
     """
     for path, node in list(walk(schema)):
         if not isinstance(node, dict):
@@ -193,6 +201,7 @@ def prepare(schema: Any) -> None:
                 _pattern(name, below): value for name, value in node["patternProperties"].items()
             }
         _leave_out_whole_bound(node)
+        _leave_out_moments(node)
 
 
 def _check_keywords(path: Path, node: dict[str, Any]) -> None:
@@ -218,6 +227,14 @@ def _leave_out_whole_bound(node: dict[str, Any]) -> None:
         if any(_is_number(end) and 1e-6 < (end - bound) * way < 1 for end in ends):
             del node[f"exclusive{side}"]
             node[side.lower()] = bound + way * max(1e-9, math.ulp(bound))
+
+
+def _leave_out_moments(node: dict[str, Any]) -> None:
+    existing = _EXISTING.get(str(node.get("format")))
+    if existing is not None and "pattern" not in node:
+        node["pattern"] = existing
+    elif existing is not None and isinstance(node.setdefault("allOf", []), list):
+        node["allOf"].append({"pattern": existing})
 
 
 def _is_number(value: Any) -> bool:

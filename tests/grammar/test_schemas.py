@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 from typing import Any
@@ -89,6 +90,23 @@ def test_what_never_ends_is_left_out_where_it_may_be(
             StructuredOutputsParams(json=schema, disable_any_whitespace=True)
         )
         assert {walker.walk(grammar.matcher(), seed).text for seed in range(20)} == {'{"a":1}'}
+
+
+@pytest.mark.parametrize("pattern", ["-02-29$", "^000", "^[0-9]+00-02-2[89]$"])
+def test_every_date_exists(pattern: str, compiler: GrammarCompiler, walker: Walker) -> None:
+    for suffix, form in (("$", "date"), ("T", "date-time")):
+        said = {"type": "string", "format": form, "pattern": pattern.replace("$", suffix)}
+        grammar = compiler.compile(StructuredOutputsParams(json=said))
+        for seed in range(12):
+            found = walker.walk(grammar.matcher(), seed)
+            assert not found.ended or datetime.datetime.fromisoformat(json.loads(found.text)[:10])
+
+
+def test_no_minute_has_61_seconds(compiler: GrammarCompiler) -> None:
+    for form in ("time", "date-time"):
+        said = {"type": "string", "format": form, "pattern": ":[0-9]{2}:6"}
+        with pytest.raises(InvalidGrammar, match="unsatisfiable"):
+            compiler.compile(StructuredOutputsParams(json=said))
 
 
 def test_a_schema_may_be_text_or_a_dict_and_is_not_changed(
