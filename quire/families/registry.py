@@ -129,6 +129,7 @@ def families_of_gguf(architecture: str, source: str) -> tuple[Family, ...]:
         known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
         raise UnsupportedModel(
             f"{source}: GGUF architecture {architecture[:40]!r} is not supported; quire runs "
-            f"{known}. Encoders and many others are read from safetensors"
+            f"{known}, of encoders bert, nomic-bert and modern-bert. Many others are read from "
+            "safetensors"
         )
     return found

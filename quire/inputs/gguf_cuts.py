@@ -58,7 +58,7 @@ _DIGITS_APART = (
 )
 _LIKE_GPT2 = (
     *("gpt-2", "phi-2", "olmo", "mpt", "mellum", "trillion", "a.x-4.0", "granite-docling"),
-    *("gigachat", "exaone4", "jais"),
+    *("gigachat", "exaone4", "jais", "roberta-bpe"),
 )
 _LIKE_LLAMA3 = Cut((_LLAMA3,), whole_words=True, bos=True)
 _NAMES_OF_LLAMA3 = (
@@ -73,6 +73,7 @@ CUTS = {
     **dict.fromkeys(_LIKE_GPT2, Cut((_GPT2,))),
     **dict.fromkeys(("smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), Cut((_LLAMA3,))),
     **dict.fromkeys(("stablelm2", "kormo", "hunyuan", "solar-open"), Cut((_QWEN2,))),
+    "modern-bert": Cut((_GPT2,), nfc=True),
     "seed-coder": Cut((_SEED,)),
     "kimi-k2": Cut((_KIMI,)),
     "tiny_aya": Cut((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),

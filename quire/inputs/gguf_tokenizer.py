@@ -1,10 +1,10 @@
 """The tokenizer of a GGUF file, built from its metadata.
 
-Three kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and
+Four kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and
 names the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are
 SentencePiece's BPE and unigram: the file has pieces with scores, from which merges follow, or which
-add up to that of a text. A rule that is not known is refused, because a near guess gives near-right
-tokens and nobody notices.
+add up to that of a text. "bert" is WordPiece (gguf_wordpiece.py). A rule that is not known is
+refused, because a near guess gives near-right tokens and nobody notices.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.gguf_cuts import CUTS, Cut
+from quire.inputs.gguf_wordpiece import USUAL_NAMES, as_written, word_pieces
 from quire.inputs.sentencepiece_file import NORMAL, merges_by_score
 from quire.inputs.tokenizer import Tokenizer
 
@@ -46,6 +47,15 @@ class _Vocabulary(NamedTuple):
     types: list[int]
 
 
+class _Ends(NamedTuple):
+    """Which ends texts get where the file does not say, and how many ends of text stand between
+    the two of a pair."""
+
+    bos: bool = False
+    eos: bool = False
+    between: int = 0
+
+
 def load_gguf_tokenizer(metadata: Mapping[str, Any], *, prefix_once: bool = False) -> Tokenizer:
     """The tokenizer that the metadata of a GGUF file describes. `prefix_once`: where a space comes
     before the first word, it does so in a text, and not behind each special token in it."""
@@ -55,24 +65,26 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], *, prefix_once: bool = Fals
 
 def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
     kind = _get(metadata, "model", str)
-    if kind not in ("gpt2", "llama", "t5"):
+    if kind not in ("gpt2", "llama", "t5", "bert"):
         raise UnsupportedModel(
-            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2', 'llama' and "
-            "'t5', for others pass tokenizer= with a directory that has a tokenizer.json"
+            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2', 'llama', 't5' "
+            "and 'bert', for others pass tokenizer= with a directory that has a tokenizer.json"
         )
-    vocabulary = _vocabulary(metadata)
+    vocabulary = _vocabulary(metadata, kind)
+    special = _special(metadata, vocabulary, kind)
+    ends = _Ends(bos=kind == "llama", eos=kind == "t5")
     if kind == "gpt2":
         cut = _cut(metadata)
-        backend, bos_by_default = _byte_bpe(metadata, vocabulary, cut), cut.bos
+        backend, ends = _byte_bpe(metadata, vocabulary, cut), _Ends(bos=cut.bos)
+    elif kind == "bert":
+        cleaning = (_said(metadata, f"normalizer.{one}") for one in ("lowercase", "strip_accents"))
+        backend = word_pieces(vocabulary.tokens, special, *cleaning)
     else:
         backend = _sentencepiece(metadata, vocabulary, kind, prefix_once)
-        bos_by_default = kind == "llama"
-    special = {}
-    for name, key in _NAMED.items():
-        if (token_id := _token_id(metadata, key, vocabulary)) is not None:
-            special[name] = vocabulary.tokens[token_id]
+    if _is_encoder(metadata):
+        ends = _Ends(bos=True, eos=True, between=1 if kind == "bert" else _marks_between(metadata))
     _add_tokens(backend, vocabulary, frozenset(special.values()))
-    _set_ends(backend, metadata, special, bos_by_default, eos_default=kind == "t5")
+    _set_ends(backend, metadata, special, ends)
     return Tokenizer(
         backend,
         special_tokens=special,
@@ -127,9 +139,40 @@ def _wrong(metadata: Mapping[str, Any], key: str, rule: str) -> CorruptModel:
     return CorruptModel(f"the GGUF file's tokenizer.ggml.{key} must be {rule}; it is {shown}")
 
 
-def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
+def _special(metadata: Mapping[str, Any], vocabulary: _Vocabulary, kind: str) -> dict[str, str]:
+    """The tokens that have a name of their own, by it."""
+    special = {}
+    for name, key in _NAMED.items():
+        if (token_id := _token_id(metadata, key, vocabulary)) is not None:
+            special[name] = vocabulary.tokens[token_id]
+    if kind == "bert":
+        usual = {name: token for name, token in USUAL_NAMES.items() if token in vocabulary.tokens}
+        special = {**usual, **special}
+    # Encoders have these names for the ends of a text, and early files the others.
+    for name, other in (("bos_token", "cls_token"), ("eos_token", "sep_token")):
+        if _is_encoder(metadata) and other in special:
+            special[name] = special[other]
+    return special
+
+
+def _is_encoder(metadata: Mapping[str, Any]) -> bool:
+    return metadata.get(f"{metadata.get('general.architecture')}.attention.causal") is False
+
+
+def _marks_between(metadata: Mapping[str, Any]) -> int:
+    """RoBERTa and XLM-RoBERTa, which are called as BERT is, have two."""
+    return 2 if metadata.get("general.architecture") == "bert" else 1
+
+
+def _said(metadata: Mapping[str, Any], key: str) -> bool | None:
+    return None if f"tokenizer.ggml.{key}" not in metadata else _flag(metadata, key, False)
+
+
+def _vocabulary(metadata: Mapping[str, Any], model: str) -> _Vocabulary:
     tokens = _strings(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens)) or [NORMAL] * len(tokens)
+    if model == "bert":
+        tokens = as_written(tokens, [kind == _CONTROL for kind in types])
     for index, kind in enumerate(types):
         if kind == _USER_DEFINED:  # matched in the text as it is written, before "▁" stands for " "
             tokens[index] = tokens[index].replace("▁", " ")
@@ -264,7 +307,10 @@ def _cleaning(metadata: Mapping[str, Any], kind: str) -> list[Normalizer]:
     table = metadata.get("tokenizer.ggml.precompiled_charsmap")
     if table is not None and len(table):
         steps.append(normalizers.Precompiled(bytes(bytearray(table))))
-    if _flag(metadata, "remove_extra_whitespaces", kind == "t5"):
+    if _is_encoder(metadata):  # XLM-RoBERTa cuts at any space, whatever a converter wrote of it
+        steps.append(normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""))
+        steps.append(normalizers.Replace(Regex(r"\s+"), " "))
+    elif _flag(metadata, "remove_extra_whitespaces", kind == "t5"):
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     return steps
@@ -286,23 +332,19 @@ def _add_tokens(backend: Backend, vocabulary: _Vocabulary, named: frozenset[str]
 
 
 def _set_ends(
-    backend: Backend,
-    metadata: Mapping[str, Any],
-    special: Mapping[str, str],
-    bos_default: bool,
-    eos_default: bool,
+    backend: Backend, metadata: Mapping[str, Any], special: Mapping[str, str], ends: _Ends
 ) -> None:
     from tokenizers.processors import TemplateProcessing
 
     def end(flag: str, name: str, default: bool) -> list[str]:
         return [special[name]] if _flag(metadata, flag, default) and name in special else []
 
-    bos = end("add_bos_token", "bos_token", bos_default)
-    eos = end("add_eos_token", "eos_token", eos_default)
+    bos = end("add_bos_token", "bos_token", ends.bos)
+    eos = end("add_eos_token", "eos_token", ends.eos)
     if bos or eos:
         backend.post_processor = TemplateProcessing(
             single=[*bos, "$A", *eos],
-            pair=[*bos, "$A", "$B:1", *(f"{token}:1" for token in eos)],
+            pair=[*bos, "$A", *eos * ends.between, "$B:1", *(f"{token}:1" for token in eos)],
             special_tokens=[(t, backend.token_to_id(t)) for t in dict.fromkeys(bos + eos)],
         )
 

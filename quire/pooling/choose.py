@@ -23,6 +23,7 @@ from quire.pooling.spec import (
     Task,
     TokenRows,
 )
+from quire.weights.gguf_encoder import RANK
 from quire.weights.source import ModelFiles
 
 CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
@@ -82,7 +83,7 @@ def _gguf_pooling(files: ModelFiles) -> SentenceFiles | None:
     """What a GGUF file says of pooling; None where it says nothing, or that there is none."""
     arch = files.gguf.metadata.get("general.architecture")
     kind = files.gguf.metadata.get(f"{arch}.pooling_type", 0)
-    if kind == 0:
+    if kind == 0 or (kind == RANK and files.config):  # its head says the rest
         return None
     if kind not in _GGUF_POOLINGS:
         raise UnsupportedModel(

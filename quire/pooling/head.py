@@ -178,7 +178,10 @@ def _part(
     names = (f"{part.name}.weight", f"{part.name.removeprefix(prefix)}.weight")
     name = next((one for one in names if one in stored), None)
     if name is None:
-        raise CorruptModel(f"{where}: tensor {names[0]!r} is missing")
+        raise CorruptModel(
+            f"{where}: tensor {names[0]!r} is missing. convert='embed' leaves a head for classes "
+            "out"
+        )
     weight = read_tensor(stored[name])
     bias = stored.get(f"{name.removesuffix('weight')}bias")
     beside = None if bias is None else read_tensor(bias)

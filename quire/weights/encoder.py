@@ -12,8 +12,7 @@ from torch import Tensor
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.encoders.family import EncoderFamily
 from quire.spec import EncoderSpec
-from quire.weights.dequantise import PLAIN
-from quire.weights.formats import StoredTensor
+from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
 
@@ -50,7 +49,8 @@ def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[Encode
             f"{ours}.attn.o", (theirs + names.o,), hidden, hidden, spec.attention_bias
         )
         rows = 2 * inner if spec.gated else inner
-        yield from _linear(f"{ours}.mlp.up", (theirs + names.up,), rows, hidden, spec.mlp_bias)
+        up = tuple(theirs + name for name in names.up)
+        yield from _linear(f"{ours}.mlp.up", up, rows, hidden, spec.mlp_bias)
         yield from _linear(f"{ours}.mlp.down", (theirs + names.down,), hidden, inner, spec.mlp_bias)
         if i or not spec.norm_before:  # what the embedding gives is normed already
             yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
@@ -139,10 +139,10 @@ def _found(
             f"{files.path}: tensor {source.name!r} has the shape {source.shape}; the model's "
             f"config asks for {expected}"
         )
-    if source.format.name not in PLAIN:
+    if source.format.name not in READABLE:
         raise UnsupportedModel(
             f"{files.path}: tensor {source.name!r} is stored as {source.format.name}; quire reads "
-            f"{', '.join(PLAIN)}"
+            f"{', '.join(READABLE)}"
         )
     return source
 
@@ -154,10 +154,10 @@ def _check_unused(
     files: ModelFiles,
 ) -> None:
     """In a layer there are no tensors beside those: they are a part that quire does not know."""
-    known = {source.name for source in used}
+    known = set(used)
     layers = family.names.layer.partition("{}")[0]
-    for name in stored:
-        if name not in known and name.removeprefix(family.prefix).startswith(layers):
+    for name, tensor in stored.items():
+        if tensor not in known and name.removeprefix(family.prefix).startswith(layers):
             raise UnsupportedModel(
                 f"{files.path}: tensor {name!r} is of a part that quire does not know; it is "
                 "another model than its config says, or has more layers"

@@ -55,7 +55,7 @@ _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 
 def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """The spec of a GGUF file; `overrides` are in Hugging Face's words, as for any other model."""
-    fields = Fields({**_gating(file), **_plain(file.metadata)}, file.path.name)
+    fields = Fields({**_gating(file), **plain_metadata(file.metadata)}, file.path.name)
     config = _config(file, fields)
     spec = spec_from_hf(config, overrides, source=file.path.name)
     factors = _freq_factors(file, spec)
@@ -93,7 +93,7 @@ def _gating(file: GgufFile) -> dict[str, int]:
     return {f"{arch}.expert_gating_func": SIGMOID} if has_bias else {}
 
 
-def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata with per-layer arrays of one equal number as that number, and fractions as they
     were written."""
     plain = {}
@@ -102,7 +102,7 @@ def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
             value = value.tolist()
             if len(set(value)) == 1:
                 value = value[0]
-        plain[key] = _shortest(value) if isinstance(value, float) else value
+        plain[key] = shortest(value) if isinstance(value, float) else value
     return plain
 
 
@@ -132,12 +132,12 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "head_dim": fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1)),
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         **_eps(fields, arch),
-        "rope_theta": _shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
+        "rope_theta": shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
         "rope_scaling": _rope_scaling(file, fields, arch, family),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
-        "dtype": _dtype(file),
+        "dtype": stored_dtype(file),
         **experts,
     }
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
@@ -151,10 +151,10 @@ def _eps(fields: Fields, arch: str) -> dict[str, float]:
     key = f"{arch}.attention.layer_norm_epsilon"
     if fields.values.get(key) is None:
         return {
-            "rms_norm_eps": _shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon"))
+            "rms_norm_eps": shortest(fields.positive(f"{arch}.attention.layer_norm_rms_epsilon"))
         }
     words = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-    return dict.fromkeys(words, _shortest(fields.positive(key)))
+    return dict.fromkeys(words, shortest(fields.positive(key)))
 
 
 def _experts(fields: Fields, arch: str) -> dict[str, int]:
@@ -298,7 +298,7 @@ def _stop_ids(fields: Fields) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _dtype(file: GgufFile) -> str:
+def stored_dtype(file: GgufFile) -> str:
     stored = {
         tensor.format.name for tensor in file.tensors.values() if tensor.name.startswith("blk.")
     } - {"F32"}  # norms are F32 in every file
@@ -328,6 +328,6 @@ def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
     return tuple(float(factor) for factor in factors)
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """A float32's shortest decimal: 9.99999974e-06 was written as 1e-05 and means that."""
     return float(str(np.float32(value)))

@@ -22,6 +22,7 @@ from quire.spec import ModelSpec
 from quire.weights import checkpoint, hf_config
 from quire.weights.formats import StoredTensor
 from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_encoder import encoder_config, encoder_tensors
 from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_split import part_names
 from quire.weights.json_file import read_json
@@ -49,8 +50,12 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json; empty for a GGUF file, whose metadata is in `gguf`."""
-        return hf_config.read_config(self.path) if self.kind == "hf" else {}
+        """config.json, or what stands for it in a GGUF file of an encoder; empty for other GGUF
+        files, whose metadata is in `gguf`."""
+        if self.kind == "hf":
+            return hf_config.read_config(self.path)
+        with self._refusing():
+            return encoder_config(self.gguf)
 
     @cached_property
     def generation_config(self) -> Mapping[str, Any]:
@@ -77,8 +82,11 @@ class ModelFiles:
         return refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}"))
 
     def stored_tensors(self) -> Mapping[str, StoredTensor]:
-        """Every stored tensor by the name it has in the files."""
-        return self.gguf.tensors if self.kind == "gguf" else checkpoint.stored_tensors(self.path)
+        """Every stored tensor by the name it has in the files; those of an encoder by the name
+        that directories have."""
+        if self.kind == "hf":
+            return checkpoint.stored_tensors(self.path)
+        return encoder_tensors(self.gguf, self.config) if self.config else self.gguf.tensors
 
 
 def locate(

@@ -41,7 +41,9 @@ def test_texts_are_laid_out_by_length() -> None:
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "distilbert", "modernbert, every bias"])
+@pytest.mark.parametrize(
+    "name", ["bert", "xlm-roberta", "distilbert", "nomic_bert", "modernbert, every bias"]
+)
 def test_classes_are_those_of_transformers(name: str, labels: int, tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS[name], "classes", num_labels=labels)
     with open_llm(tmp_path) as llm:

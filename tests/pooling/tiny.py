@@ -23,6 +23,7 @@ from transformers.models.bert import BertConfig
 from transformers.models.distilbert import DistilBertConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.modernbert import ModernBertConfig
+from transformers.models.nomic_bert import NomicBertConfig
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.roberta import RobertaConfig
 from transformers.models.xlm_roberta import XLMRobertaConfig
@@ -54,6 +55,7 @@ ENCODERS: dict[str, PretrainedConfig] = {
         initializer_range=0.25,
         max_position_embeddings=64,
     ),
+    "nomic_bert": NomicBertConfig(**SIZES, max_position_embeddings=64),
     # Two periods of its pattern, and a window that is shorter than the texts.
     "modernbert": ModernBertConfig(
         **{**SIZES, "num_hidden_layers": 6},

@@ -29,7 +29,7 @@ NAMES = EncoderNames(
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     o="attention.output.dense",
     attn_norm="attention.output.LayerNorm",
-    up="intermediate.dense",
+    up=("intermediate.dense",),
     down="output.dense",
     mlp_norm="output.LayerNorm",
 )

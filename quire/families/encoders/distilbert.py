@@ -52,7 +52,7 @@ FAMILY = EncoderFamily(
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         o="attention.out_lin",
         attn_norm="sa_layer_norm",
-        up="ffn.lin1",
+        up=("ffn.lin1",),
         down="ffn.lin2",
         mlp_norm="output_layer_norm",
     ),

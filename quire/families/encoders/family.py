@@ -57,7 +57,7 @@ class EncoderNames:
     qkv: tuple[str, ...]
     o: str
     attn_norm: str
-    up: str
+    up: tuple[str, ...]  # of a gated one both, what the activation is of first
     down: str
     mlp_norm: str
     positions: str = ""
@@ -94,9 +94,11 @@ def read_activation(fields: Fields, key: str, default: str) -> Activation:
     return ACTIVATIONS[word]
 
 
-def inner_activation(fields: Fields, key: str) -> Literal["gelu", "gelu_tanh", "relu", "silu"]:
+def inner_activation(
+    fields: Fields, key: str, default: str = "gelu"
+) -> Literal["gelu", "gelu_tanh", "relu", "silu"]:
     """The activation of a feed-forward."""
-    found = read_activation(fields, key, "gelu")
+    found = read_activation(fields, key, default)
     if found not in ("gelu", "gelu_tanh", "relu", "silu"):
         raise UnsupportedModel(
             f"{fields.source}: {key} {found!r}; a feed-forward has gelu, relu or silu"

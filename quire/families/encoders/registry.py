@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import UnsupportedModel
-from quire.families.encoders import bert, distilbert, modernbert, roberta
+from quire.families.encoders import bert, distilbert, modernbert, nomic_bert, roberta
 from quire.families.encoders.family import EncoderFamily
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
@@ -16,6 +16,7 @@ FAMILIES: tuple[EncoderFamily, ...] = (
     roberta.FAMILY,
     distilbert.FAMILY,
     modernbert.FAMILY,
+    nomic_bert.FAMILY,
 )
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 # What may stand behind a stem; a head that guesses words is not used.

@@ -18,7 +18,7 @@ from quire.spec import EncoderSpec
 def read(fields: Fields) -> EncoderSpec:
     table, padding = fields.count("max_position_embeddings", 514), fields.values.get("pad_token_id")
     padding = 1 if padding is None else padding
-    if isinstance(padding, bool) or not isinstance(padding, int) or not 0 <= padding < table - 1:
+    if isinstance(padding, bool) or not isinstance(padding, int) or not -1 <= padding < table - 1:
         raise CorruptModel(
             f"{fields.source}: pad_token_id {padding!r}; positions begin after it, and there are "
             f"{table} (max_position_embeddings)"

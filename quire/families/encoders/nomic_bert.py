@@ -1,0 +1,71 @@
+"""NomicBERT: BERT with rotary positions and a gated feed-forward, without biases. No torch."""
+
+from __future__ import annotations
+
+from quire.errors import UnsupportedModel
+from quire.families.encoders import bert
+from quire.families.encoders.family import (
+    Dense,
+    EncoderFamily,
+    EncoderNames,
+    HeadPart,
+    inner_activation,
+    read_encoder,
+)
+from quire.families.fields import Fields
+from quire.spec import EncoderSpec
+
+THETA = 1000.0
+
+
+def read(fields: Fields) -> EncoderSpec:
+    layers = fields.count(bert.KEYS["num_layers"])
+    rope = fields.inner("rope_parameters")
+    if rope.word("rope_type", "default") != "default":
+        raise UnsupportedModel(
+            f"{rope.source}: rope_type {rope.word('rope_type')[:40]!r}; quire has 'default'"
+        )
+    spec = read_encoder(
+        "nomic_bert",
+        fields,
+        bert.KEYS,
+        max_model_len=fields.count("max_position_embeddings", 2048),
+        num_types=fields.count("type_vocab_size", 2),
+        norm_eps=fields.positive("layer_norm_eps", 1e-12),
+        activation=inner_activation(fields, "hidden_act", "silu"),
+        gated=True,
+        attention_bias=False,
+        mlp_bias=False,
+        thetas=(rope.positive("rope_theta", THETA),) * layers,
+    )
+    if fields.count("head_dim", spec.head_dim) != spec.head_dim:
+        raise fields.unsupported("head_dim", f"hidden_size / heads, {spec.head_dim}")
+    return spec
+
+
+def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
+    last = Dense("classifier")
+    return (last,) if per_token else (Dense("nomic_bert.pooler.dense", "tanh"), last)
+
+
+FAMILY = EncoderFamily(
+    name="nomic_bert",
+    stems=("NomicBert",),
+    model_types=("nomic_bert",),
+    prefix="nomic_bert.",
+    read=read,
+    names=EncoderNames(
+        words="embeddings.word_embeddings",
+        types="embeddings.token_type_embeddings",
+        embed_norm="emb_ln",
+        layer="encoder.layers.{}.",
+        qkv=("attn.Wqkv",),
+        o="attn.out_proj",
+        attn_norm="norm1",
+        up=("mlp.fc12", "mlp.fc11"),
+        down="mlp.fc2",
+        mlp_norm="norm2",
+    ),
+    classifier=classifier,
+    without_effect=bert.WITHOUT_EFFECT,
+)

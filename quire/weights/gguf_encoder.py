@@ -1,0 +1,216 @@
+"""A GGUF file of an encoder: its metadata in the words of config.json, and its tensors by the names
+that directories have for them. No torch.
+
+What the format does not say is as Transformers has it by default: exact gelu, and no length below
+that of the table of positions. Files of BERT, RoBERTa, XLM-RoBERTa and DistilBERT are all called
+"bert": without token types it is the last, and where positions began behind others, the converter
+has cut those off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.encoders.family import EncoderFamily
+from quire.families.encoders.registry import encoder_family
+from quire.families.fields import Fields
+from quire.weights.formats import StoredTensor
+from quire.weights.gguf_config import plain_metadata, shortest, stored_dtype
+from quire.weights.gguf_file import GgufFile
+
+RANK = 4  # the pooling_type of what scores pairs
+# Metadata that is read, or that says nothing new; any other must be zero or off.
+_READ = frozenset(
+    {
+        *("context_length", "embedding_length", "block_count", "feed_forward_length"),
+        *("vocab_size", "pooling_type", "tensor_data_layout", "classifier.output_labels"),
+        *("attention.head_count", "attention.layer_norm_epsilon", "attention.causal"),
+    }
+)
+_ROTARY = frozenset({"rope.freq_base", "rope.scaling.type"})
+_WINDOWS = frozenset(
+    {"rope.freq_base_swa", "attention.sliding_window", "attention.sliding_window_pattern"}
+)
+
+
+def encoder_config(file: GgufFile) -> dict[str, Any]:
+    """The config of a GGUF file; empty where it is of no encoder."""
+    arch = file.metadata.get("general.architecture")
+    is_model = file.metadata.get("general.type", "model") == "model"
+    if not isinstance(arch, str) or arch not in READERS or not is_model:
+        return {}
+    fields = Fields(plain_metadata(file.metadata), file.path.name)
+    return {**_shared(file, fields, arch), **READERS[arch](file, fields)}
+
+
+def _shared(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+    hidden, heads = (
+        fields.count(f"{arch}.{key}") for key in ("embedding_length", "attention.head_count")
+    )
+    if fields.values.get(f"{arch}.attention.causal"):
+        raise fields.unsupported(f"{arch}.attention.causal", "false in a file of an encoder")
+    for key in ("key_length", "value_length", "head_count_kv"):
+        usual = heads if key == "head_count_kv" else hidden // heads
+        if fields.count(name := f"{arch}.attention.{key}", usual) != usual:
+            raise fields.unsupported(name, f"{usual} in a file of an encoder")
+    words = _tensor(file, "token_embd.weight")
+    return {
+        "vocab_size": words.shape[0],
+        **dict.fromkeys(("hidden_size", "dim"), hidden),
+        **dict.fromkeys(("num_attention_heads", "n_heads"), heads),
+        **dict.fromkeys(
+            ("intermediate_size", "hidden_dim"), fields.count(f"{arch}.feed_forward_length")
+        ),
+        **dict.fromkeys(("num_hidden_layers", "n_layers"), fields.count(f"{arch}.block_count")),
+        **dict.fromkeys(
+            ("layer_norm_eps", "norm_eps"),
+            shortest(fields.positive(f"{arch}.attention.layer_norm_epsilon")),
+        ),
+        "dtype": stored_dtype(file),
+    }
+
+
+def _bert(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    _check_keys(fields, "bert", frozenset())
+    stem = "Bert" if "token_types.weight" in file.tensors else "DistilBert"
+    config: dict[str, Any] = {
+        "max_position_embeddings": _tensor(file, "position_embd.weight").shape[0]
+    }
+    if stem == "Bert":
+        config["type_vocab_size"] = _tensor(file, "token_types.weight").shape[0]
+    if stem == "DistilBert" and fields.positive("bert.attention.layer_norm_epsilon") > 2e-12:
+        raise fields.unsupported("bert.attention.layer_norm_epsilon", "1e-12 without token types")
+    head = [name for name in ("cls.weight", "cls.output.weight") if name in file.tensors]
+    if not head:
+        return {**config, "architectures": [f"{stem}Model"], "model_type": stem.lower()}
+    if stem == "Bert" and len(head) == 2:  # of BERT's own there is one part alone
+        stem, config["pad_token_id"] = "Roberta", -1
+    config["num_labels"] = _tensor(file, head[-1]).shape[0]
+    architectures = [f"{stem}ForSequenceClassification"]
+    return {**config, "architectures": architectures, "model_type": stem.lower()}
+
+
+def _nomic(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    _check_keys(fields, "nomic-bert", _ROTARY)
+    types = file.tensors.get("token_types.weight")
+    return {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "max_position_embeddings": fields.count("nomic-bert.context_length"),
+        "type_vocab_size": None if types is None else types.shape[0],
+        "rope_parameters": {"rope_theta": _theta(fields, "nomic-bert.rope.freq_base")},
+    }
+
+
+def _modern(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    arch = "modern-bert"
+    _check_keys(fields, arch, _ROTARY | _WINDOWS)
+    if "cls.weight" in file.tensors or "cls.output.weight" in file.tensors:
+        raise UnsupportedModel(
+            f"{fields.source}: a head of {arch}, of which GGUF does not say whether it reads the "
+            "first token or the mean of all; take the safetensors of this model"
+        )
+    return {
+        "architectures": ["ModernBertModel"],
+        "model_type": "modernbert",
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "local_attention": fields.count(f"{arch}.attention.sliding_window"),
+        "global_attn_every_n_layers": fields.count(f"{arch}.attention.sliding_window_pattern", 3),
+        "global_rope_theta": _theta(fields, f"{arch}.rope.freq_base"),
+        "local_rope_theta": _theta(fields, f"{arch}.rope.freq_base_swa"),
+        "norm_bias": "token_embd_norm.bias" in file.tensors,
+        "attention_bias": "blk.0.attn_qkv.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+READERS: Mapping[str, Callable[[GgufFile, Fields], dict[str, Any]]] = {
+    "bert": _bert,
+    "nomic-bert": _nomic,
+    "modern-bert": _modern,
+}
+
+
+def _theta(fields: Fields, key: str) -> float:
+    return shortest(fields.positive(key))
+
+
+def _check_keys(fields: Fields, arch: str, more: frozenset[str]) -> None:
+    for key, value in fields.values.items():
+        name = key.removeprefix(f"{arch}.")
+        known = name in _READ | more or name.startswith("attention.head_count_kv")
+        if name == key or known or name in ("attention.key_length", "attention.value_length"):
+            continue
+        if value not in (0, "none"):
+            raise UnsupportedModel(
+                f"{fields.source}: {key} {str(value)[:40]} is a part of a model that quire does "
+                "not know"
+            )
+    if fields.values.get(f"{arch}.rope.scaling.type", "none") != "none":
+        raise fields.unsupported(f"{arch}.rope.scaling.type", "'none'")
+
+
+def _tensor(file: GgufFile, name: str) -> StoredTensor:
+    found = file.tensors.get(name)
+    if found is None or len(found.shape) != 2:
+        raise CorruptModel(f"{file.path.name}: no tensor {name} of two dimensions")
+    return found
+
+
+def encoder_tensors(file: GgufFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Every tensor by the name that its family's directories have for it."""
+    family = encoder_family(config)
+    if family is None:
+        raise CorruptModel(f"{file.path.name}: its config names no encoder")
+    names = dict(_names(family, config))
+    found = {}
+    for name, tensor in file.tensors.items():
+        base, _, kind = name.rpartition(".")
+        theirs = names.get(base)
+        if theirs is None and not name.startswith("cls."):
+            raise UnsupportedModel(
+                f"{file.path.name}: tensor {name!r} is of a part that quire does not know"
+            )
+        parts = theirs or (base,)
+        count = tensor.shape[0] // len(parts)
+        for i, part in enumerate(parts):
+            found[f"{part}.{kind}"] = tensor.rows(i * count, count) if len(parts) > 1 else tensor
+    return found
+
+
+def _names(
+    family: EncoderFamily, config: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What GGUF calls a tensor, and what it holds by the family's names, from the top."""
+    names = family.names
+    around = {
+        "token_embd": names.words,
+        "position_embd": names.positions,
+        "token_types": names.types,
+        "token_embd_norm": names.embed_norm,
+        "output_norm": names.norm,
+    }
+    yield from ((ours, (theirs,)) for ours, theirs in around.items() if theirs)
+    norms = ("attn_norm", "ffn_norm") if names.norm else ("attn_output_norm", "layer_output_norm")
+    gated = ("ffn_gate", "ffn_up") if len(names.up) > 1 else ("ffn_up",)
+    for i in range(config["num_hidden_layers"]):
+        layer = names.layer.format(i)
+        held = {
+            "attn_qkv": names.qkv,
+            "attn_output": (names.o,),
+            **{ours: (theirs,) for ours, theirs in zip(gated, names.up, strict=True)},
+            "ffn_down": (names.down,),
+            norms[0]: (names.attn_norm,),
+            norms[1]: (names.mlp_norm,),
+        }
+        if len(names.qkv) > 1:
+            apart = zip(("attn_q", "attn_k", "attn_v"), names.qkv, strict=True)
+            held |= {ours: (theirs,) for ours, theirs in apart}
+        for ours, theirs in held.items():
+            yield f"blk.{i}.{ours}", tuple(layer + name for name in theirs)
+    # What there is of BERT's own head is not enough: converters leave its first part out.
+    if "ForSequenceClassification" in config["architectures"][0] and family.name != "bert":
+        first, last = family.classifier(Fields(config, "config.json"), False)
+        yield from (("cls", (first.name,)), ("cls.output", (last.name,)))
