@@ -12,12 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.inputs.gguf_cuts import CUTS, Cut
-from quire.inputs.gguf_wordpiece import USUAL_NAMES, as_written, word_pieces
+from quire.inputs.gguf_vocabulary import (
+    CONTROL,
+    USER_DEFINED,
+    Vocabulary,
+    checked,
+    flag,
+    numbers,
+    read_vocabulary,
+    said_flag,
+    strings,
+    token_id,
+    wrong,
+)
+from quire.inputs.gguf_wordpiece import USUAL_NAMES, word_pieces
 from quire.inputs.sentencepiece_file import NORMAL, merges_by_score
 from quire.inputs.tokenizer import Tokenizer
 
@@ -26,9 +37,8 @@ if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
-_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
+_BYTE = 6
 _NEVER = -1e6  # a score that no text is worth
-_NO_TOKEN = 2**32 - 1  # how some writers say "none"
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
 _NAMED = {
@@ -40,11 +50,6 @@ _NAMED = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-
-
-class _Vocabulary(NamedTuple):
-    tokens: list[str]
-    types: list[int]
 
 
 class _Ends(NamedTuple):
@@ -64,21 +69,23 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], *, prefix_once: bool = Fals
 
 
 def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
-    kind = _get(metadata, "model", str)
+    kind = checked(metadata, "model", str)
     if kind not in ("gpt2", "llama", "t5", "bert"):
         raise UnsupportedModel(
             f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2', 'llama', 't5' "
             "and 'bert', for others pass tokenizer= with a directory that has a tokenizer.json"
         )
-    vocabulary = _vocabulary(metadata, kind)
+    vocabulary = read_vocabulary(metadata, kind)
     special = _special(metadata, vocabulary, kind)
     ends = _Ends(bos=kind == "llama", eos=kind == "t5")
     if kind == "gpt2":
         cut = _cut(metadata)
         backend, ends = _byte_bpe(metadata, vocabulary, cut), _Ends(bos=cut.bos)
     elif kind == "bert":
-        cleaning = (_said(metadata, f"normalizer.{one}") for one in ("lowercase", "strip_accents"))
-        backend = word_pieces(vocabulary.tokens, special, *cleaning)
+        lower, strip = (
+            said_flag(metadata, f"normalizer.{one}") for one in ("lowercase", "strip_accents")
+        )
+        backend = word_pieces(vocabulary.tokens, special, lower, strip)
     else:
         backend = _sentencepiece(metadata, vocabulary, kind, prefix_once)
     if _is_encoder(metadata):
@@ -93,58 +100,12 @@ def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
     )
 
 
-def _get(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(value, kind):
-        found = "nothing" if value is None else type(value).__name__
-        raise CorruptModel(
-            f"the GGUF file's tokenizer.ggml.{key} should be a {kind.__name__}, found {found}"
-        )
-    return value
-
-
-def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any] | None:
-    values = metadata.get(f"tokenizer.ggml.{key}")
-    if values is None:
-        return None
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
-        raise _wrong(metadata, key, "an array of numbers")
-    if len(values) != count:
-        raise CorruptModel(
-            f"the GGUF file has {count} tokens, but {len(values)} entries in tokenizer.ggml.{key}"
-        )
-    return values
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    values = metadata.get(f"tokenizer.ggml.{key}")
-    if values is None:
-        raise CorruptModel(f"the GGUF file has no tokenizer.ggml.{key}")
-    if not isinstance(values, list) or not all(type(v) is str for v in values):
-        raise _wrong(metadata, key, "an array of texts")
-    return list(values)
-
-
-def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = metadata.get(f"tokenizer.ggml.{key}", default)
-    if not isinstance(value, bool):
-        raise _wrong(metadata, key, "true or false")
-    return value
-
-
-def _wrong(metadata: Mapping[str, Any], key: str, rule: str) -> CorruptModel:
-    value = metadata[f"tokenizer.ggml.{key}"]
-    shown = repr(value)[:60] if isinstance(value, bool | int | float | str) else "another array"
-    return CorruptModel(f"the GGUF file's tokenizer.ggml.{key} must be {rule}; it is {shown}")
-
-
-def _special(metadata: Mapping[str, Any], vocabulary: _Vocabulary, kind: str) -> dict[str, str]:
+def _special(metadata: Mapping[str, Any], vocabulary: Vocabulary, kind: str) -> dict[str, str]:
     """The tokens that have a name of their own, by it."""
     special = {}
     for name, key in _NAMED.items():
-        if (token_id := _token_id(metadata, key, vocabulary)) is not None:
-            special[name] = vocabulary.tokens[token_id]
+        if (number := token_id(metadata, key, vocabulary)) is not None:
+            special[name] = vocabulary.tokens[number]
     if kind == "bert":
         usual = {name: token for name, token in USUAL_NAMES.items() if token in vocabulary.tokens}
         special = {**usual, **special}
@@ -164,48 +125,10 @@ def _marks_between(metadata: Mapping[str, Any]) -> int:
     return 2 if metadata.get("general.architecture") == "bert" else 1
 
 
-def _said(metadata: Mapping[str, Any], key: str) -> bool | None:
-    return None if f"tokenizer.ggml.{key}" not in metadata else _flag(metadata, key, False)
-
-
-def _vocabulary(metadata: Mapping[str, Any], model: str) -> _Vocabulary:
-    tokens = _strings(metadata, "tokens")
-    types = _numbers(metadata, "token_type", len(tokens)) or [NORMAL] * len(tokens)
-    if model == "bert":
-        tokens = as_written(tokens, [kind == _CONTROL for kind in types])
-    for index, kind in enumerate(types):
-        if kind == _USER_DEFINED:  # matched in the text as it is written, before "▁" stands for " "
-            tokens[index] = tokens[index].replace("▁", " ")
-    if not tokens or len(set(tokens)) != len(tokens):
-        seen: dict[str, int] = {}
-        for index, token in enumerate(tokens):
-            if token in seen:
-                raise CorruptModel(
-                    f"the GGUF file's tokens {seen[token]} and {index} are both {token!r}"
-                )
-            seen[token] = index
-        raise CorruptModel("the GGUF file's vocabulary is empty")
-    return _Vocabulary(tokens, types)
-
-
-def _token_id(metadata: Mapping[str, Any], key: str, vocabulary: _Vocabulary) -> int | None:
-    value = metadata.get(f"tokenizer.ggml.{key}")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise _wrong(metadata, key, "a token id")
-    if value != _NO_TOKEN and not 0 <= value < len(vocabulary.tokens):
-        raise CorruptModel(
-            f"the GGUF file's tokenizer.ggml.{key} is {value}, its vocabulary has "
-            f"{len(vocabulary.tokens)} tokens"
-        )
-    return None if value == _NO_TOKEN else int(value)
-
-
 def _cut(metadata: Mapping[str, Any]) -> Cut:
     pre = metadata.get("tokenizer.ggml.pre")
     if pre is not None and not isinstance(pre, str):
-        raise _wrong(metadata, "pre", "a text")
+        raise wrong(metadata, "pre", "a text")
     if pre not in CUTS:
         named = "does not name the rule" if pre is None else f"names the rule {pre!r}"
         raise UnsupportedModel(
@@ -216,14 +139,19 @@ def _cut(metadata: Mapping[str, Any]) -> Cut:
     return CUTS[pre]
 
 
-def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: Cut) -> Backend:
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, normalizers
-
-    merges = [tuple(merge.split(" ")) for merge in _strings(metadata, "merges")]
+def _byte_bpe(metadata: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Backend:
+    merges = [tuple(merge.split(" ")) for merge in strings(metadata, "merges")]
     if not all(len(merge) == 2 for merge in merges):
         raise CorruptModel("the GGUF file's tokenizer.ggml.merges has a merge that is no pair")
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    return byte_level_bpe(ids, merges, cut)
+
+
+def byte_level_bpe(ids: dict[str, int], merges: Sequence[Any], cut: Cut) -> Backend:
+    """Byte-level BPE of tokens whose bytes are spelt as letters."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+
     backend = Backend(_bpe(models.BPE, ids, merges, ignore_merges=cut.whole_words))
     if cut.nfc:
         backend.normalizer = normalizers.NFC()
@@ -233,7 +161,7 @@ def _byte_bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary, cut: Cut) ->
 
 
 def _bpe(kind: Any, ids: dict[str, int], merges: Sequence[Any], **options: Any) -> Any:
-    with refusing(lambda why: CorruptModel(f"the GGUF file's merges do not fit: {why}")):
+    with refusing(lambda why: CorruptModel(f"the vocabulary's merges do not fit: {why}")):
         return kind(ids, merges, **options)
 
 
@@ -246,18 +174,18 @@ def _pre_tokenizer(cut: Cut) -> PreTokenizer:
 
 
 def _sentencepiece(
-    metadata: Mapping[str, Any], vocabulary: _Vocabulary, kind: str, prefix_once: bool
+    metadata: Mapping[str, Any], vocabulary: Vocabulary, kind: str, prefix_once: bool
 ) -> Backend:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, normalizers
     from tokenizers.pre_tokenizers import Metaspace
 
-    scores = _numbers(metadata, "scores", len(vocabulary.tokens))
+    scores = numbers(metadata, "scores", len(vocabulary.tokens))
     if scores is None:
         raise CorruptModel("the GGUF file has no tokenizer.ggml.scores, which order its merges")
-    unknown = _token_id(metadata, "unknown_token_id", vocabulary)
+    unknown = token_id(metadata, "unknown_token_id", vocabulary)
     backend = Backend(_pieces(vocabulary, scores, unknown, kind))
-    prefix = _flag(metadata, "add_space_prefix", True)
+    prefix = flag(metadata, "add_space_prefix", True)
     steps = _cleaning(metadata, kind)
     if prefix and prefix_once:
         backend.pre_tokenizer = Metaspace("▁", "first", split=False)
@@ -276,15 +204,13 @@ def _sentencepiece(
     return backend
 
 
-def _pieces(
-    vocabulary: _Vocabulary, scores: Sequence[float], unknown: int | None, kind: str
-) -> Any:
+def _pieces(vocabulary: Vocabulary, scores: Sequence[float], unknown: int | None, kind: str) -> Any:
     from tokenizers import models
 
     if kind == "t5":
         # Pieces that stand for something else than their text must not be found in one.
         vocab = [
-            (token, float(score) if one in (NORMAL, _USER_DEFINED) else _NEVER)
+            (token, float(score) if one in (NORMAL, USER_DEFINED) else _NEVER)
             for token, one, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
         ]
         return models.Unigram(vocab, unknown, byte_fallback=_BYTE in vocabulary.types)
@@ -310,22 +236,22 @@ def _cleaning(metadata: Mapping[str, Any], kind: str) -> list[Normalizer]:
     if _is_encoder(metadata):  # XLM-RoBERTa cuts at any space, whatever a converter wrote of it
         steps.append(normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""))
         steps.append(normalizers.Replace(Regex(r"\s+"), " "))
-    elif _flag(metadata, "remove_extra_whitespaces", kind == "t5"):
+    elif flag(metadata, "remove_extra_whitespaces", kind == "t5"):
         steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     return steps
 
 
-def _add_tokens(backend: Backend, vocabulary: _Vocabulary, named: frozenset[str]) -> None:
+def _add_tokens(backend: Backend, vocabulary: Vocabulary, named: frozenset[str]) -> None:
     """Tokens that are found in a text before it is cut. Those with a name of their own (the
     beginning, the unknown) are special whatever type the file gives them."""
     from tokenizers import AddedToken
 
     specials, others = [], []
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
-        if token and (kind == _CONTROL or token in named):
+        if token and (kind == CONTROL or token in named):
             specials.append(AddedToken(token, normalized=False, special=True))
-        elif token and kind == _USER_DEFINED:
+        elif token and kind == USER_DEFINED:
             others.append(AddedToken(token, normalized=False, special=False))
     backend.add_special_tokens(specials)
     backend.add_tokens(others)
@@ -336,8 +262,8 @@ def _set_ends(
 ) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    def end(flag: str, name: str, default: bool) -> list[str]:
-        return [special[name]] if _flag(metadata, flag, default) and name in special else []
+    def end(key: str, name: str, default: bool) -> list[str]:
+        return [special[name]] if flag(metadata, key, default) and name in special else []
 
     bos = end("add_bos_token", "bos_token", ends.bos)
     eos = end("add_eos_token", "eos_token", ends.eos)
@@ -349,16 +275,16 @@ def _set_ends(
         )
 
 
-def _eos_ids(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[int, ...]:
+def _eos_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[int, ...]:
     """Every id that ends an answer: end of text first, then ends of a turn."""
     named: Iterable[int | None] = (
-        _token_id(metadata, key, vocabulary)
+        token_id(metadata, key, vocabulary)
         for key in ("eos_token_id", "eot_token_id", "eom_token_id")
     )
     turns = (
         index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if token in _TURN_ENDS and kind in (_CONTROL, _USER_DEFINED)
+        if token in _TURN_ENDS and kind in (CONTROL, USER_DEFINED)
     )
     return tuple(dict.fromkeys(i for i in (*named, *turns) if i is not None))
 

@@ -18,6 +18,7 @@ from quire.base.boundary import refusing
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.sentencepiece_file import sentencepiece_metadata
+from quire.inputs.tiktoken_file import is_tiktoken, tiktoken_backend
 from quire.inputs.tokenizer import Tokenizer
 from quire.weights.checkpoint import check_inside
 
@@ -67,6 +68,8 @@ def _built(directory: Path) -> Tokenizer:
     elif (pieces := _own_pieces(directory, config)) is not None:
         backend = pieces
         _add_tokens(backend, config, source)
+    elif (ranks := _own_ranks(directory, config)) is not None:
+        backend = ranks
     else:
         backend = _converted(directory, config)
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
@@ -173,6 +176,18 @@ def _own_pieces(directory: Path, config: dict[str, Any]) -> Backend | None:
     for name, token in made.special_tokens.items():
         config.setdefault(name, token)
     return made.backend
+
+
+def _own_ranks(directory: Path, config: dict[str, Any]) -> Backend | None:
+    """A vocabulary of tiktoken that a class of the model's own reads; None where there is none, or
+    where Transformers has the class."""
+    named = sorted(directory.glob("*.tiktoken"))
+    if config.get("auto_map"):
+        named += [directory / name for name in ("tiktoken.model", "tokenizer.model")]
+    for path in named:
+        if path.is_file() and is_tiktoken(data := _read_bytes(directory, path)):
+            return tiktoken_backend(data, config, str(path))
+    return None
 
 
 def _converted(directory: Path, config: dict[str, Any]) -> Backend:

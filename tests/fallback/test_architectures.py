@@ -55,6 +55,7 @@ def test_what_is_right_as_whole_texts_alone_runs_where_that_is_asked_for(tmp_pat
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("default")  # what modules of Transformers say while they are imported
 def test_every_causal_class(tmp_path: Path) -> None:
     verdicts = {name: _verdict(name, tmp_path / name) for name in sorted(MODEL_TYPES)}
     wrong = {name: verdict.wrong for name, verdict in verdicts.items() if verdict.wrong}

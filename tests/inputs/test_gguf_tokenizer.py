@@ -325,7 +325,7 @@ def test_named_chat_templates_are_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"model": "bert"}, UnsupportedModel, "'bert'"),
+        ({"model": "rwkv"}, UnsupportedModel, "'rwkv'"),
         ({"model": None}, CorruptModel, "tokenizer.ggml.model"),
         ({"pre": "grok-9"}, UnsupportedModel, "'grok-9'"),
         ({"pre": None}, UnsupportedModel, "tokenizer.ggml.pre"),
