@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -79,10 +80,10 @@ def _table(verdicts: dict[str, Verdict]) -> str:
     counts: dict[str, int] = {}
     for verdict in verdicts.values():
         counts[verdict.how] = counts.get(verdict.how, 0) + 1
+    listed = ", ".join(f"{count} {how}" for how, count in sorted(counts.items()))
+    said = f"Transformers {transformers.__version__}, {len(verdicts)} classes: {listed}."
     lines = [
-        f"Transformers {transformers.__version__}, {len(verdicts)} classes: "
-        + ", ".join(f"{count} {how}" for how, count in sorted(counts.items()))
-        + ".",
+        textwrap.fill(said, 100),
         "",
         "| class | how | why |",
         "|---|---|---|",
