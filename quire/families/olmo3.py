@@ -48,16 +48,11 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    """Which layers have a window, and a theta that all layers share."""
-    marks = fields.values.get("olmo2.attention.sliding_window_pattern")
+    """A theta that all layers share, and a scaling that those without a window have."""
     theta = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     scaled = {**theta, **(config["rope_scaling"] or {})}
     ropes = {"full_attention": scaled, "sliding_attention": theta}
-    words = {"rope_parameters": ropes, "rope_scaling": None}
-    if not isinstance(marks, list):
-        return words
-    kinds = ["sliding_attention" if mark else "full_attention" for mark in marks]
-    return {**words, "layer_types": kinds}
+    return {"rope_parameters": ropes, "rope_scaling": None}
 
 
 FAMILY = Family(
@@ -67,5 +62,4 @@ FAMILY = Family(
     gguf="olmo2",
     gguf_windows=True,
     gguf_words=_gguf_words,
-    gguf_reads=("attention.sliding_window_pattern",),
 )

@@ -21,6 +21,8 @@ from quire.families.registry import families_of_gguf
 from quire.layer_plan import FactorRope, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
+from quire.weights.gguf_metadata import plain_metadata, shortest
+from quire.weights.gguf_windows import check_windows, layer_types, read_window
 from quire.weights.hf_config import spec_from_hf
 
 # Metadata of an architecture that is read here, and what changes nothing. Any other key must be
@@ -28,7 +30,7 @@ from quire.weights.hf_config import spec_from_hf
 _TOP = ("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length")
 _ATTENTION = (
     *("head_count", "head_count_kv", "key_length", "value_length"),
-    *("layer_norm_rms_epsilon", "layer_norm_epsilon", "sliding_window"),
+    *("layer_norm_rms_epsilon", "layer_norm_epsilon", "sliding_window", "sliding_window_pattern"),
 )
 _EXPERTS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _SCALING = (
@@ -61,6 +63,8 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
     factors = _freq_factors(file, spec)
     if factors is not None and not {"rope_scaling", "rope_parameters"} & (overrides or {}).keys():
         spec = _with_factors(spec, factors, fields.source)
+    if not overrides:
+        check_windows(fields, config, spec)
     return replace(spec, layers=tuple(_with_biases(layer, file) for layer in spec.layers))
 
 
@@ -93,19 +97,6 @@ def _gating(file: GgufFile) -> dict[str, int]:
     return {f"{arch}.expert_gating_func": SIGMOID} if has_bias else {}
 
 
-def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with per-layer arrays of one equal number as that number, and fractions as they
-    were written."""
-    plain = {}
-    for key, value in metadata.items():
-        if isinstance(value, np.ndarray) and 0 < value.size <= 10_000:
-            value = value.tolist()
-            if len(set(value)) == 1:
-                value = value[0]
-        plain[key] = shortest(value) if isinstance(value, float) else value
-    return plain
-
-
 def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     arch = fields.word("general.architecture")
     if (kind := fields.word("general.type", "model")) != "model":
@@ -114,7 +105,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
             "own file; adapters are read as PEFT stores them"
         )
     families = families_of_gguf(arch, fields.source)
-    window = _window(fields, arch)
+    window = read_window(fields, arch)
     experts = _experts(fields, arch)
     family = _family(families, fields, window, has_experts=bool(experts))
     _refuse_what_changes_the_model(fields, arch, family)
@@ -143,7 +134,9 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
     if family.gguf_words is not None:
         config |= family.gguf_words(fields, config)
-    return config if window is None else {**config, "sliding_window": window}
+    if window is not None:
+        config |= {"sliding_window": window, **layer_types(fields, arch, config)}
+    return config
 
 
 def _eps(fields: Fields, arch: str) -> dict[str, float]:
@@ -282,16 +275,6 @@ def _yarn(said: Fields, family: Family) -> dict[str, Any]:
     }
 
 
-def _window(fields: Fields, arch: str) -> int | None:
-    """How far back layers see, where that is not everything anyway."""
-    max_len = fields.count(f"{arch}.context_length")
-    said = fields.values.get(key := f"{arch}.attention.sliding_window")
-    if isinstance(said, int) and said == 0:
-        return None
-    window = fields.count(key, max_len)
-    return window if window < max_len else None
-
-
 def _stop_ids(fields: Fields) -> list[int]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     found = [token for key in keys for token in fields.ids(f"tokenizer.ggml.{key}")]
@@ -326,8 +309,3 @@ def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
     if not (np.isfinite(factors).all() and (factors > 0).all()):
         raise CorruptModel(f"{file.path.name}: {name} holds factors that are not > 0")
     return tuple(float(factor) for factor in factors)
-
-
-def shortest(value: float) -> float:
-    """A float32's shortest decimal: 9.99999974e-06 was written as 1e-05 and means that."""
-    return float(str(np.float32(value)))

@@ -17,8 +17,9 @@ from quire.families.encoders.family import EncoderFamily
 from quire.families.encoders.registry import encoder_family
 from quire.families.fields import Fields
 from quire.weights.formats import StoredTensor
-from quire.weights.gguf_config import plain_metadata, shortest, stored_dtype
+from quire.weights.gguf_config import stored_dtype
 from quire.weights.gguf_file import GgufFile
+from quire.weights.gguf_metadata import plain_metadata, shortest
 
 RANK = 4  # the pooling_type of what scores pairs
 # Metadata that is read, or that says nothing new; any other must be zero or off.

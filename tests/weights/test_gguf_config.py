@@ -52,6 +52,28 @@ def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
     assert spec.family == "mistral"
 
 
+@pytest.mark.parametrize(
+    ("said", "windows"),
+    [
+        (None, (9, 9, 9, 9, 9, None, 9)),
+        (3, (9, 9, None, 9, 9, None, 9)),
+        ([True, False] * 3 + [True], (9, None, 9, None, 9, None, 9)),
+        ([True] * 7, (9,) * 7),
+    ],
+    ids=["the family's own", "every third", "marks", "one mark for all"],
+)
+def test_which_layers_have_a_window(
+    said: int | list[bool] | None, windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    model = tiny_model("gemma3", num_hidden_layers=7, sliding_window=9)
+    pattern = {} if said is None else {"{arch}.attention.sliding_window_pattern": said}
+    write_gguf(model, tmp_path / "m", metadata=pattern)
+    spec = spec_from_gguf(GgufFile(tmp_path / "m"))
+    assert spec.windows == windows
+    thetas = {layer.attention.rope.theta for layer in spec.layers if layer.attention.window}
+    assert thetas == {1e4}
+
+
 def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen2"), tmp_path / "m")
     spec = spec_from_gguf(GgufFile(tmp_path / "m"), {"max_position_embeddings": 77})
@@ -64,6 +86,11 @@ def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
         ("qwen2", {"{arch}.expert_count": 8, "{arch}.expert_used_count": 2}, "experts"),
         ("llama", {"{arch}.rope.dimension_count": 8}, "rope.dimension_count 8"),
         ("qwen2", {"{arch}.attention.sliding_window": 32}, "sliding window of 32"),
+        (
+            "mistral",
+            {"{arch}.attention.sliding_window": 32, "{arch}.rope.freq_base_swa": 77.0},
+            "rope.freq_base_swa must be that of all layers in the family mistral",
+        ),
     ],
 )
 def test_what_quire_does_not_run_is_refused(

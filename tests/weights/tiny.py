@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def write_gguf(
     path: Path,
     *,
     quantised: str = "F32",
-    metadata: dict[str, int | float | str] | None = None,
+    metadata: Mapping[str, int | float | str | list[bool]] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     split: int = 0,
 ) -> Path:
@@ -135,6 +136,7 @@ def write_gguf(
     writer.add_eot_token_id(5)
     for key, value in (metadata or {}).items():
         kinds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds |= {list: writer.add_array}
         kinds[type(value)](key.format(arch=arch), value)
     kind = gguf.GGMLQuantizationType[quantised]
     for name, tensor in {**model.state_dict(), **(tensors or {})}.items():

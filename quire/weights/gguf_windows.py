@@ -1,0 +1,51 @@
+"""What a GGUF file says of sliding windows, and whether its family computes that. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.families.fields import Fields
+from quire.spec import ModelSpec
+from quire.weights.gguf_metadata import shortest
+
+
+def read_window(fields: Fields, arch: str) -> int | None:
+    """How far back layers see, where that is not everything anyway."""
+    max_len = fields.count(f"{arch}.context_length")
+    said = fields.values.get(key := f"{arch}.attention.sliding_window")
+    if isinstance(said, int) and said == 0:
+        return None
+    window = fields.count(key, max_len)
+    return window if window < max_len else None
+
+
+def layer_types(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Which layers have the window, where a file says: a mark for each layer, or a number of which
+    every such layer has none. Empty: the family knows."""
+    key, count = f"{arch}.attention.sliding_window_pattern", config["num_hidden_layers"]
+    said = fields.values.get(key)
+    if said is None:
+        return {}
+    if isinstance(said, bool):  # a mark that all layers have
+        said = [said] * count
+    if not isinstance(said, list):
+        every = fields.count(key)
+        said = [(i + 1) % every != 0 for i in range(count)]
+    if len(said) != count:
+        raise fields.wrong(key, f"a number, or a mark for each of {count} layers")
+    return {"layer_types": ["sliding_attention" if one else "full_attention" for one in said]}
+
+
+def check_windows(fields: Fields, config: Mapping[str, Any], spec: ModelSpec) -> None:
+    """Refuse what a file says of layers with a window and its family computes otherwise."""
+    arch = fields.word("general.architecture")
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in spec.windows]
+    if config.get("layer_types") not in (None, kinds):
+        raise fields.unsupported(
+            f"{arch}.attention.sliding_window_pattern", f"that of the family {spec.family}"
+        )
+    theta = fields.optional(key := f"{arch}.rope.freq_base_swa")
+    turned = [one.attention.rope for one in spec.layers if one.attention.window is not None]
+    if theta is not None and any(r is not None and r.theta != shortest(theta) for r in turned):
+        raise fields.unsupported(key, f"that of all layers in the family {spec.family}")
