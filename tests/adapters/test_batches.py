@@ -11,7 +11,14 @@ import pytest
 
 from quire import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from tests.adapters.conftest import Shelf
-from tests.adapters.peft_files import make_peft, merged, named, open_llm
+from tests.adapters.peft_files import (
+    applied,
+    logprobs,
+    make_peft,
+    merged,
+    named,
+    open_llm,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
 SHARED = list(range(1, 40))  # more than two blocks
@@ -186,19 +193,24 @@ def test_embeddings_and_async_requests_use_the_adapter(shelf: Shelf, alone: list
     same(answers(asyncio.run(all_of_them())), alone)
 
 
-def test_more_adapters_than_memory_keeps_are_read_again(shelf: Shelf, tmp_path: Path) -> None:
-    pefts = [make_peft(shelf.model, ("q_proj", "down_proj"), seed=i) for i in range(6)]
-    asked = [named(p.save(tmp_path / str(i)), i + 1) for i, p in enumerate(pefts)] * 2
-    with open_llm(shelf.base, max_loras=2, max_cpu_loras=3) as llm:
-        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-        outputs = llm.generate([PROMPTS[0]] * 12, params, use_tqdm=False, lora_request=asked)
+def test_fifty_adapters_in_one_batch_of_which_memory_keeps_six(
+    shelf: Shelf, tmp_path: Path
+) -> None:
+    pefts = [make_peft(shelf.model, ("q_proj", "down_proj"), seed=i) for i in range(50)]
+    asked = [named(p.save(tmp_path / str(i)), i + 1) for i, p in enumerate(pefts)]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = PROMPTS[0]
+    with open_llm(shelf.base, max_loras=4, max_cpu_loras=6) as llm:
+        prompts = [{"prompt_token_ids": prompt}] * 100
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=asked * 2)
         assert llm._session.model.adapters is not None
-        assert len(llm._session.model.adapters._loaded) <= 3
-        again = [
-            llm.generate(PROMPTS[0], params, use_tqdm=False, lora_request=one)[0] for one in asked
-        ]
-    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in again]
-    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 6
+        assert len(llm._session.model.adapters._loaded) <= 6
+    for i, output in enumerate(outputs):
+        tokens = list(output.outputs[0].token_ids)
+        with applied(shelf.model, pefts[i % 50]):
+            expected = logprobs(shelf.model, [*prompt, *tokens])[len(prompt) - 1 : -1]
+        assert tokens == expected.argmax(-1).tolist()
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) > 40
 
 
 def test_eight_bit_weights_take_adapters(shelf: Shelf) -> None:
