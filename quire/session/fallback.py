@@ -191,8 +191,8 @@ def load_fallback(
     if config.load_format == "dummy":
         module = dummy_module(plan, dtype=dtype, seed=config.seed)
     else:
-        said = files.quantisation
-        plain = None if said is None else plain_tensors(files.stored_tensors(), said, dtype)
+        said, stored = files.quantisation, files.stored_tensors()  # which refuses pickles by name
+        plain = None if said is None else plain_tensors(stored, said, dtype)
         module = load_module(plan, files.path, dtype=dtype, tensors=plain)
     expected: tuple[Tensor, ...] = ()
     if tp is not None:

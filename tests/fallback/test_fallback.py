@@ -252,6 +252,13 @@ def test_what_cannot_be_meant_is_refused(
         LLM(path, model_impl="transformers", **OPTIONS)
 
 
+def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = saved(tiny_model("PhiForCausalLM"), tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"only as pytorch_model\.bin.*save_pretrained"):
+        LLM(path, **OPTIONS)
+
+
 def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -> None:
     path = saved(tiny_model("GraniteForCausalLM"), tmp_path)
     file = tmp_path / "model.safetensors"
