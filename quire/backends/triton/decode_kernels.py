@@ -35,6 +35,7 @@ def attend_item(
     PADDED: tl.constexpr,
     PRECISION: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    FIXED: tl.constexpr,
 ) -> Any:
     """(weighted mean of the values of tokens begin .. end, log2-sum of the weights)"""
     if keys.dtype.element_ty == tl.float8e4nv:
@@ -46,7 +47,7 @@ def attend_item(
         m, mass, acc = nothing_yet(QUERIES, PADDED)
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
-            *(False, False, True, True, False),
+            *(False, False, True, True, FIXED),
             *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
         )
         return finished(m, mass, acc)
@@ -227,7 +228,7 @@ def attend_items(
         mine = tl.load(place, mask=inside, other=0.0)
         mean, log_sum = attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
-            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP, False),
         )
         if SINKS and item == first:  # once for each row
             sink = tl.load(sinks + heads, mask=query < GROUP, other=0.0)

@@ -155,7 +155,7 @@ def attend_packed(
             _store_new(*new, k_weight, c, s, eps, KV_HEADS, SLOTS, WIDTH, PADDED, NORMED)
         mean, log_sum = attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
-            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP, False),
         )
         leave(
             *(mean, log_sum, item, row, head, first, count, parts, sums, counters, out),

@@ -141,18 +141,19 @@ def attend_stretch(
     some: from its `first_seen` (HAS_FIRST), to its `last_seen` (HAS_LAST).
 
     MASKED: not all queries see all of every tile. BLIND: some may see nothing at all in a tile
-    before they have seen anything. FIXED: tiles begin at multiples of KEYS wherever the stretch
-    does, else where a block does. SOFTCAP bounds scores, in units of log2; 0: nothing does.
+    before they have seen anything. FIXED: tiles begin at multiples of KEYS, not where a block of
+    `begin` does. SOFTCAP bounds scores, in units of log2; 0: nothing does.
     """
     at, step = tl.arange(0, PADDED), tl.arange(0, KEYS)
+    there = at < WIDTH
     # A piece of a tile lies in one block.
     piece: tl.constexpr = KEYS if KEYS < SLOTS else SLOTS
     number = tl.arange(0, KEYS // piece)
     inside = (head * SLOTS + step % piece) * WIDTH
-    key_lines = keys + (inside[None, :] + at[:, None])
-    value_lines = values + (inside[:, None] + at[None, :])
-    step_of_start: tl.constexpr = KEYS if FIXED else piece
-    start = begin // step_of_start * step_of_start
+    k_lines = keys + (inside[None, :] + at[:, None])
+    v_lines = values + (inside[:, None] + at[None, :])
+    grain: tl.constexpr = KEYS if FIXED else piece
+    start = begin // grain * grain
     block = tl.load(table + start // SLOTS + number, mask=start + number * piece < end, other=0)
     for base in range(start, end, KEYS):
         each = tl.reshape(tl.broadcast_to(block[:, None], (KEYS // piece, piece)), (KEYS,))
@@ -161,11 +162,9 @@ def attend_stretch(
             away += base % SLOTS * WIDTH
         index = base + step
         real = (index - begin).to(tl.uint32) < (end - begin).to(tl.uint32)
-        places, there = key_lines + away[None, :], (at < WIDTH)[:, None]
-        k = fetched(places, real[None, :], there, MASKED, WIDTH == PADDED)
+        k = fetched(k_lines + away[None, :], real[None, :], there[:, None], MASKED, WIDTH == PADDED)
         # Values nobody asked for may be NaN, which a weight of 0 does not remove.
-        places, there = value_lines + away[:, None], (at < WIDTH)[None, :]
-        v = fetched(places, real[:, None], there, MASKED, WIDTH == PADDED)
+        v = fetched(v_lines + away[:, None], real[:, None], there[None, :], MASKED, WIDTH == PADDED)
         after = base + KEYS
         block = tl.load(table + after // SLOTS + number, mask=after + number * piece < end, other=0)
         scores = tl.dot(mine, k, input_precision=PRECISION)

@@ -23,12 +23,8 @@ from quire.backends.pieces import most_pieces
 from quire.backends.triton.decode import num_cores
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.prefill import PrefillAttention
-from quire.backends.triton.steady_kernels import (
-    FIELDS,
-    attend_steady_items,
-    attend_steady_tiles,
-    make_steady_items,
-)
+from quire.backends.triton.steady_kernels import FIELDS, attend_steady_items, make_steady_items
+from quire.backends.triton.steady_prompt_kernels import attend_steady_tiles
 from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, steady_tiles
 
 if TYPE_CHECKING:

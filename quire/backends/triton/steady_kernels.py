@@ -1,4 +1,4 @@
-"""The code that runs on the device for steady.py.
+"""The code that runs on the device for decode rows of steady.py.
 
 Compiled without fused multiply-adds (`enable_fp_fusion=False`): which of them a compiler makes
 depends on what stands around, and a kernel for prompts must round as one for decode rows does.
@@ -10,33 +10,12 @@ from typing import Any
 
 import triton.language as tl
 
-from quire.backends import pieces
-from quire.backends.triton.decode_kernels import merged_parts
+from quire.backends.triton.decode_kernels import attend_item, merged_parts
 from quire.backends.triton.jit import kernel, part
 from quire.backends.triton.softmax import attend_stretch, finished, nothing_yet, with_sinks
+from quire.backends.triton.steady_pieces import mean_of, num_pieces, piece_begin
 
-SHORT, MIDDLE, LARGE = (tl.constexpr(x) for x in (pieces.SHORT, pieces.MIDDLE, pieces.LARGE))
-FIRST_END, SECOND_END = tl.constexpr(pieces.FIRST_END), tl.constexpr(pieces.SECOND_END)
 FIELDS = tl.constexpr(8)  # of an item
-_SHORTS = tl.constexpr(pieces.FIRST_END // pieces.SHORT)
-_MIDDLES = tl.constexpr((pieces.SECOND_END - pieces.FIRST_END) // pieces.MIDDLE)
-
-
-@part
-def num_pieces(length: tl.tensor) -> Any:
-    """How many pieces so many tokens are."""
-    shorts = tl.cdiv(tl.minimum(length, FIRST_END), SHORT)
-    rest = tl.maximum(length - FIRST_END, 0)
-    middles = tl.cdiv(tl.minimum(rest, SECOND_END - FIRST_END), MIDDLE)
-    return shorts + middles + tl.cdiv(tl.maximum(length - SECOND_END, 0), LARGE)
-
-
-@part
-def piece_begin(number: tl.tensor) -> Any:
-    """Where a piece begins: 0 512 .. 4096 6144 .. 32768 40960 .."""
-    middles = tl.minimum(tl.maximum(number - _SHORTS, 0), _MIDDLES)
-    larges = tl.maximum(number - _SHORTS - _MIDDLES, 0)
-    return tl.minimum(number, _SHORTS) * SHORT + middles * MIDDLE + larges * LARGE
 
 
 @part
@@ -114,17 +93,34 @@ def make_steady_items(
 
 
 @part
-def _mean_of(
-    top: tl.tensor, weight: tl.tensor, total: tl.tensor, sinks: tl.tensor, SINKS: tl.constexpr
-) -> Any:
-    """What pieces make together, beside a sink for each query if there are SINKS."""
-    seen = weight > 0.0
-    some = tl.where(seen, weight, 1.0)
-    mean = total / some[:, None]
+def _merge(
+    parts: tl.tensor,
+    sums: tl.tensor,
+    first: tl.tensor,
+    count: tl.tensor,
+    sinks: tl.tensor,
+    out: tl.tensor,
+    row: tl.tensor,
+    kv_head: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    SINKS: tl.constexpr,
+) -> None:
+    """A row's output for the queries of a KV head, of its pieces from first to last."""
+    top, weight, total = merged_parts(
+        *(parts, sums, first, count, kv_head, KV_HEADS, GROUP, WIDTH, PADDED, 1, GROUP_ROWS)
+    )
+    query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
+    head, sink = kv_head * GROUP + query, 0.0
     if SINKS:
-        log_sum = tl.where(seen, top + tl.log2(some), float("-inf"))
-        mean, _ = with_sinks(mean, log_sum, sinks)
-    return mean
+        sink = tl.load(sinks + head, mask=query < GROUP, other=0.0)
+    made = mean_of(top, weight, total, sink, SINKS).to(out.dtype.element_ty)
+    inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
+    place = (row * (KV_HEADS * GROUP) + head[:, None]) * WIDTH + at[None, :]
+    tl.store(out + place, made, mask=inside)
 
 
 @kernel("table_stride", "most")
@@ -158,53 +154,38 @@ def attend_steady_items(
 ) -> None:
     """One item of one KV head after the other, as many programs as there are taking turns. A row's
     only piece is its output; of several, whoever makes the last merges them, in their order."""
-    head = tl.program_id(0)
-    query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
+    head, query, at = tl.program_id(0), tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query
-    all_heads: tl.constexpr = KV_HEADS * GROUP
-    merged = tl.arange(0, GROUP_ROWS)
-    merged_heads = head * GROUP + merged
-    sink, merged_sink = 0.0, 0.0
-    if SINKS:
-        sink = tl.load(sinks + heads, mask=query < GROUP, other=0.0)
-        merged_sink = tl.load(sinks + merged_heads, mask=merged < GROUP, other=0.0)
     for number in range(tl.program_id(1), tl.load(total), tl.num_programs(1)):
         item = items + number * FIELDS
-        row = tl.load(item).to(tl.int64)
-        begin, end = tl.load(item + 1), tl.load(item + 2)
+        row, begin, end = tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2)
         table = tables + tl.load(item + 3).to(tl.int64) * table_stride
         count, last, first = tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
-        place = q + row * q_stride + heads[:, None] * WIDTH + at[None, :]
-        mine = tl.load(place, mask=inside, other=0.0)
-        m, mass, acc = nothing_yet(QUERIES, PADDED)
-        m, mass, acc = attend_stretch(
-            *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
-            *(False, False, True, True, True),
-            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
+        line = q + row * q_stride
+        mine = tl.load(line + heads[:, None] * WIDTH + at[None, :], mask=inside, other=0.0)
+        mean, log_sum = attend_item(
+            *(mine, keys, values, table, begin, end, head, scale),
+            *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP, True),
         )
-        mean, log_sum = finished(m, mass, acc)
         if last - first == 1:
             if SINKS:
+                sink = tl.load(sinks + heads, mask=query < GROUP, other=0.0)
                 mean, log_sum = with_sinks(mean, log_sum, sink)
-            own = out + (row * all_heads + heads[:, None]) * WIDTH + at[None, :]
+            own = out + (row * (KV_HEADS * GROUP) + heads[:, None]) * WIDTH + at[None, :]
             tl.store(own, mean.to(out.dtype.element_ty), mask=inside)
         else:
-            spot = (row * most + tl.load(item + 4)) * all_heads + heads
+            spot = (row * most + tl.load(item + 4)) * (KV_HEADS * GROUP) + heads
             tl.store(parts + spot[:, None] * WIDTH + at[None, :], mean, mask=inside)
             tl.store(sums + spot, log_sum, mask=query < GROUP)
             tl.debug_barrier()
             counter = counters + row * KV_HEADS + head
             if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 tl.store(counter, 0)
-                top, weight, summed = merged_parts(
-                    *(parts, sums, row * most + first, last - first, head),
-                    *(KV_HEADS, GROUP, WIDTH, PADDED, 1, GROUP_ROWS),
+                _merge(
+                    *(parts, sums, row * most + first, last - first, sinks, out, row, head),
+                    *(KV_HEADS, GROUP, WIDTH, PADDED, GROUP_ROWS, SINKS),
                 )
-                made = _mean_of(top, weight, summed, merged_sink, SINKS)
-                own = out + (row * all_heads + merged_heads[:, None]) * WIDTH + at[None, :]
-                there = (merged < GROUP)[:, None] & (at < WIDTH)[None, :]
-                tl.store(own, made.to(out.dtype.element_ty), mask=there)
 
 
 @kernel("most")
@@ -252,143 +233,3 @@ def attend_steady_prefixes(
         spot = (row * most + tl.load(item + 5)) * (KV_HEADS * GROUP) + heads
         tl.store(parts + spot[:, None] * WIDTH + at[None, :], mean, mask=inside)
         tl.store(sums + spot, log_sum, mask=known)
-
-
-@part
-def _folded(
-    m: tl.tensor,
-    mass: tl.tensor,
-    acc: tl.tensor,
-    top: tl.tensor,
-    weight: tl.tensor,
-    total: tl.tensor,
-) -> Any:
-    """top, weight, total after this piece, too: as the parts of a decode row are merged."""
-    mean, log_sum = finished(m, mass, acc)
-    new_top = tl.maximum(top, log_sum)
-    share, shrink = tl.exp2(log_sum - new_top), tl.exp2(top - new_top)
-    total = total * shrink[:, None] + mean * share[:, None]
-    return new_top, weight * shrink + share, total
-
-
-@part
-def _attend_pieces(
-    mine: tl.tensor,
-    scale: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    table: tl.tensor,
-    first: tl.tensor,
-    last: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    first_seen: tl.tensor,
-    last_seen: tl.tensor,
-    head: tl.tensor,
-    top: tl.tensor,
-    weight: tl.tensor,
-    total: tl.tensor,
-    HAS_FIRST: tl.constexpr,
-    MASKED: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-) -> Any:
-    """top, weight, total after pieces first .. last, each from nothing on, of which tokens begin ..
-    end are there."""
-    for number in range(first, last):
-        start, stop = piece_begin(number), tl.minimum(piece_begin(number + 1), end)
-        if HAS_FIRST:
-            start = tl.maximum(start, begin)
-        m, mass, acc = nothing_yet(mine.shape[0], PADDED)
-        m, mass, acc = attend_stretch(
-            *(mine, scale, keys, values, table, start, stop, first_seen, last_seen, head),
-            *(m, mass, acc, HAS_FIRST, True, MASKED, True, True),
-            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
-        )
-        top, weight, total = _folded(m, mass, acc, top, weight, total)
-    return top, weight, total
-
-
-@kernel("table_stride", "window")
-def attend_steady_tiles(
-    q: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    out: tl.tensor,
-    query_starts: tl.tensor,
-    context_lens: tl.tensor,
-    tables: tl.tensor,
-    tiles: tl.tensor,
-    sinks: tl.tensor,
-    table_stride: tl.tensor,
-    q_stride: tl.tensor,
-    scale: tl.tensor,
-    window: tl.tensor,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SLOTS: tl.constexpr,
-    KEYS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SINKS: tl.constexpr,
-) -> None:
-    """One tile of QUERIES // GROUP tokens of one sequence, for one KV head, piece by piece."""
-    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
-    sequence = tl.load(tiles + tile * 2).to(tl.int64)
-    if sequence >= 0:
-        first = tl.load(tiles + tile * 2 + 1)
-        end_token = tl.load(query_starts + sequence + 1).to(tl.int32)
-        context = tl.load(context_lens + sequence).to(tl.int32)
-        per_tile: tl.constexpr = QUERIES // GROUP
-        query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
-        token = first + query // GROUP
-        known = (token < end_token) & (query < per_tile * GROUP)
-        inside = known[:, None] & (at < WIDTH)[None, :]
-        offset = token.to(tl.int64)[:, None]
-        place = (head * GROUP + query % GROUP)[:, None] * WIDTH + at[None, :]
-        mine = tl.load(q + offset * q_stride + place, mask=inside, other=0.0)
-        position = context - end_token + token
-        lowest = context - end_token + first
-        highest = tl.minimum(lowest + per_tile, context)
-        table = tables + sequence * table_stride
-        # Pieces that begin behind the windows of some, that all queries see whole, and that some
-        # see the beginning of.
-        last = num_pieces(highest)
-        whole = num_pieces(lowest + 2) - 1
-        shown, earliest, seen = 0, 0, position
-        top, weight, total = nothing_yet(QUERIES, PADDED)
-        if HAS_WINDOW:
-            earliest, seen = tl.maximum(lowest - window + 1, 0), position - window + 1
-            first_piece = num_pieces(earliest + 1) - 1
-            shown = tl.maximum(num_pieces(tl.maximum(highest - window, 0)), first_piece)
-            shown = tl.minimum(shown, last)
-            top, weight, total = _attend_pieces(
-                *(mine, scale, keys, values, table, first_piece, shown, earliest, highest),
-                *(seen, position, head, top, weight, total, True, True),
-                *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
-            )
-        whole = tl.maximum(whole, shown)
-        top, weight, total = _attend_pieces(
-            *(mine, scale, keys, values, table, shown, whole, earliest, highest),
-            *(seen, position, head, top, weight, total, False, False),
-            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
-        )
-        top, weight, total = _attend_pieces(
-            *(mine, scale, keys, values, table, whole, last, earliest, highest),
-            *(seen, position, head, top, weight, total, False, True),
-            *(KV_HEADS, SLOTS, KEYS, WIDTH, PADDED, PRECISION, SOFTCAP),
-        )
-        sink = 0.0
-        if SINKS:
-            sink = tl.load(sinks + head * GROUP + query % GROUP)
-        made = _mean_of(top, weight, total, sink, SINKS).to(out.dtype.element_ty)
-        tl.store(out + offset * (KV_HEADS * GROUP * WIDTH) + place, made, mask=inside)

@@ -126,16 +126,13 @@ class Steps:
 
     def _attention(self) -> list[Variant]:
         if self.config.batch_invariant:
-            return self._steady().first(self._windows())
+            return SteadyAttention(self.shape, self._own()).first(self._windows())
         prompts = map(self._prompts, self._windows())
         return [*prompts, *self._decode(ROWS), *self._small_batch()]
 
-    def _steady(self) -> SteadyAttention:
-        return SteadyAttention(self.shape, self._own())
-
     def _later_attention(self) -> list[Variant]:
         if self.config.batch_invariant:
-            return self._steady().later()
+            return SteadyAttention(self.shape, self._own()).later()
         made = [*self._decode(ROWS, shared=True), *map(self._prefixes, self._windows())]
         if self.config.max_num_seqs >= MANY_ROWS:
             made += [*self._decode(MANY_ROWS, shared=True), *self._decode(MANY_ROWS)]

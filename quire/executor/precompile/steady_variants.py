@@ -9,9 +9,9 @@ from quire.backends.triton import steady
 from quire.backends.triton.steady_kernels import (
     attend_steady_items,
     attend_steady_prefixes,
-    attend_steady_tiles,
     make_steady_items,
 )
+from quire.backends.triton.steady_prompt_kernels import attend_steady_tiles
 from quire.backends.triton.tiles import steady_tiles
 from quire.executor.precompile.variants import A_FRACTION, F32, I32, I64, SOME, Pointer, Variant
 
