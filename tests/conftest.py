@@ -11,10 +11,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from quire import LLM
 
 # Triton's interpreter multiplies with numpy, whose threads would fight with torch's for the cores:
 # on a busy machine that takes ten times as long.
@@ -102,3 +107,19 @@ def native_kernels() -> None:
     from quire.backends.cpu.native.library import library
 
     library()
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The random model of tests/tiny_llm.py; modules with another one name theirs the same."""
+    from tests.tiny_llm import tiny_llm
+
+    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
+        yield made
+
+
+@pytest.fixture
+def every_block_is_free_afterwards(llm: LLM) -> Iterator[None]:
+    yield
+    scheduler = llm._session.engine.scheduler
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks and not scheduler.num_unfinished

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,9 @@ from quire.scheduler.sequence import Sequence
 from quire.step import Scores, StepPlan, StepResult
 from tests.tiny_llm import tiny_llm
 
+pytestmark = pytest.mark.usefixtures("every_block_is_free_afterwards")
 PROMPTS = ["The river runs", "A quiet house", "Is it good?", "Once"]
 WORDS = ["yes", "no", "maybe so", "certainly not", "perhaps"]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def every_block_is_free_afterwards(llm: LLM) -> Iterator[None]:
-    yield
-    scheduler = llm._session.engine.scheduler
-    assert scheduler.pool.num_free == scheduler.pool.num_blocks and not scheduler.num_unfinished
 
 
 def asking(choice: list[str], mode: str | None = None, **params: Any) -> SamplingParams:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,6 @@ from tests.tiny_llm import tiny_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 WORDS = ["The river", "A quiet house by", "Once"]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def test_a_wrong_call_says_what_to_call_instead(llm: LLM) -> None:

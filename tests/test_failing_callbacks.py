@@ -26,12 +26,6 @@ class Enough(BaseException):
 ERRORS = [RuntimeError, KeyboardInterrupt, SystemExit, Enough, GeneratorExit]
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
-
-
 def check_free(llm: LLM) -> None:
     pool = llm._session.engine.scheduler.pool
     assert pool.num_free == pool.num_blocks

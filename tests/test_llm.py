@@ -33,22 +33,10 @@ from quire import (
 from quire.errors import DoesNotFit
 from tests.tiny_llm import tiny_llm
 
+pytestmark = pytest.mark.usefixtures("every_block_is_free_afterwards")
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 WORDS = ["The river", "A quiet house by", "Once", "In the beginning there was", "seven"]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def every_block_is_free_afterwards(llm: LLM) -> Iterator[None]:
-    yield
-    pool = llm._session.engine.scheduler.pool
-    assert pool.num_free == pool.num_blocks
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:

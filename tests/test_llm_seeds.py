@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from quire import LLM, SamplingParams
 from tests.test_llm import generate, ids
 from tests.tiny_llm import tiny_llm
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def test_equal_unseeded_prompts_differ_and_a_second_call_differs_from_the_first(

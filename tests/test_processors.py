@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from quire.errors import BatchError, ProcessorFailed
 from quire.sampling import call_threads
 from quire.sampling.call_threads import CallThreads
 from tests.tiny_llm import tiny_llm
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def only(logits: Tensor, token: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,6 @@ import pytest
 from quire import LLM, RepetitionDetectionParams, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
 from quire.scheduler.repetition import is_repeating
-from tests.tiny_llm import tiny_llm
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def test_what_repeats() -> None:

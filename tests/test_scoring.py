@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +26,9 @@ from quire.logprobs import LazyLogprobs
 from quire.step import StepResult
 from tests.tiny_llm import tiny_llm
 
+pytestmark = pytest.mark.usefixtures("every_block_is_free_afterwards")
 CONTEXTS = ["The river runs", "A quiet house by the ", "Once", "The river runs"]
 CONTINUATIONS = [[" down", " up the hill", " down"], ["sea", "lake"], [" upon a time"], [" up"]]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def every_block_is_free_afterwards(llm: LLM) -> Iterator[None]:
-    yield
-    pool = llm._session.engine.scheduler.pool
-    assert pool.num_free == pool.num_blocks
 
 
 def score(llm: LLM, contexts: Any = CONTEXTS, continuations: Any = CONTINUATIONS) -> Any:

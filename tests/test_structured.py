@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +31,6 @@ PERSON = {
 class Answer(BaseModel):
     yes: bool
     grade: Literal[1, 2, 3]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def constrained(temperature: float = 1.0, **fields: Any) -> SamplingParams:

@@ -12,9 +12,10 @@ from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.backends.reference import ReferenceKernels
 from quire.errors import NotSupported
+from tests.backends.passes import random_pass
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-NUM_BLOCKS = 96
+NUM_BLOCKS = 768
 
 
 def shape_of(
@@ -41,36 +42,8 @@ def close(a: Tensor, b: Tensor) -> bool:
 def random_inputs(
     shape: HeadShape, seed: int, *, shared: int = 0, decode: int = 6
 ) -> AttentionInputs:
-    """Some slices and some decode rows over shuffled blocks; with `shared`, decode rows begin
-    with the same blocks."""
-    made = torch.Generator().manual_seed(seed)
-
-    def number(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (), generator=made))
-
-    num_new = [number(1, 20) for _ in range(3)] + [1] * decode
-    num_past = [number(0, 30) for _ in num_new]
-    num_past[0] = 0
-    least = shared * shape.block_size
-    num_past[3:] = [least + past for past in num_past[3:]]
-    lengths = [a + b for a, b in zip(num_new, num_past, strict=True)]
-    width = max(-(-length // shape.block_size) for length in lengths)
-    free = torch.randperm(NUM_BLOCKS * 8, generator=made).tolist()
-    prefix = [free.pop() for _ in range(shared)]
-    tables = torch.full((len(lengths), width), -1)
-    for i, length in enumerate(lengths):
-        count = -(-length // shape.block_size)
-        own = prefix if i >= 3 else []
-        tables[i, :count] = torch.tensor((own + [free.pop() for _ in range(count)])[:count])
-    slots = []
-    for i, (past, length) in enumerate(zip(num_past, lengths, strict=True)):
-        for at in range(past, length):
-            block = int(tables[i, at // shape.block_size])
-            slots.append(block * shape.block_size + at % shape.block_size)
-    starts = torch.tensor([0, *num_new]).cumsum(0)
-    members = torch.arange(3, len(lengths))
-    prefixes = ((torch.tensor(prefix), members),) if shared else ()
-    return AttentionInputs(starts, torch.tensor(lengths), tables, torch.tensor(slots), 3, prefixes)
+    """Small: NUM_BLOCKS hold it."""
+    return random_pass(shape, seed, shared=shared, decode=decode, new=20, past=30)[0]
 
 
 def run_attention(
@@ -82,7 +55,7 @@ def run_attention(
     def values(*size: int) -> Tensor:
         return torch.randn(*size, generator=made).to(shape.dtype)
 
-    size = (2, NUM_BLOCKS * 8, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    size = (2, NUM_BLOCKS, shape.num_kv_heads, shape.block_size, shape.head_dim)
     cache, num_tokens = values(*size), inputs.slots.shape[0]
     qk = values(num_tokens, shape.num_heads + shape.num_kv_heads, shape.head_dim)
     v = values(num_tokens, shape.num_kv_heads, shape.head_dim)

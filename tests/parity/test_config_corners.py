@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from quire import LLM, SamplingParams
 from tests.parity.families import LLAMA3, SIZES, YARN, make_pair
-from tests.parity.test_families import check_against
+from tests.parity.test_families import check_greedy
 from tests.weights.tiny import tiny_model, write_gguf
 
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
@@ -71,15 +70,7 @@ CORNERS: dict[str, tuple[str, dict[str, Any]]] = {
 def agrees(model: Path, oracle: Any, name: str, shortest: int = 1, **options: Any) -> None:
     rng = random.Random(name)
     prompts = [[rng.randrange(96) for _ in range(rng.randint(shortest, 60))] for _ in range(6)]
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
-    common: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
-    with LLM(str(model), **common, kv_cache_memory_bytes=4 << 20, **options) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        answer = output.outputs[0]
-        assert answer.logprobs is not None
-        lps = [p[t].logprob for p, t in zip(answer.logprobs, answer.token_ids, strict=True)]
-        check_against(oracle, prompt, list(answer.token_ids), lps)
+    check_greedy(model, oracle, prompts, 16, **options)
 
 
 @pytest.mark.parametrize("name", CORNERS)

@@ -35,15 +35,15 @@ def check_directory(directory: Path, oracle: Any, name: str, *, count: int, most
         shared[: rng.choice([0, 40])] + [rng.randrange(96) for _ in range(rng.randint(1, 30))]
         for _ in range(count)
     ]
+    check_greedy(directory, oracle, prompts, most, max_num_batched_tokens=37, max_num_seqs=8)
+
+
+def check_greedy(
+    directory: Path, oracle: Any, prompts: list[list[int]], most: int, **options: Any
+) -> None:
     params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, logprobs=0)
-    with LLM(
-        str(directory),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        kv_cache_memory_bytes=4 << 20,
-        max_num_batched_tokens=37,
-        max_num_seqs=8,
-    ) as llm:
+    usual: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
+    with LLM(str(directory), **usual, kv_cache_memory_bytes=4 << 20, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         answer = output.outputs[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,15 +21,8 @@ from quire import (
 )
 from quire.sampling_params import StructuredOutputsParams
 from quire.session.views import EngineView
-from tests.tiny_llm import tiny_llm
 
 PROMPTS = ["The river", "A quiet house by the sea", "Once", "The river"]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with tiny_llm(tmp_path_factory.mktemp("tiny")) as made:
-        yield made
 
 
 def params(**changes: Any) -> SamplingParams:

@@ -13,8 +13,7 @@ from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
-from tests.executor.cuda.test_gpu import gpu_config, logprob_requests, on_gpu
-from tests.executor.harness import told
+from tests.executor.cuda.test_gpu import away_from, gpu_config, logprob_requests, on_gpu
 from tests.parity.more_families import LATENTS, MORE, random_model
 
 pytestmark = pytest.mark.gpu
@@ -36,8 +35,6 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
     exact = type(oracle)(oracle.config).float().eval()
     exact.load_state_dict(oracle.to(kind).float().state_dict())
     rounded, exact = oracle.to(kind).cuda(), exact.cuda()
-    ours: list[float] = []
-    theirs: list[float] = []
     config = gpu_config(
         dtype=dtype,
         max_num_batched_tokens=64,
@@ -45,17 +42,9 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
         block_size=least_block_size(spec, kind.itemsize),
         max_model_len=min(512, spec.max_model_len),
     )
-    for s in on_gpu(logprob_requests(spec.vocab_size)[:12], config, spec, weights):
-        text = torch.tensor([[*s.request.prompt_ids.tolist(), *s.output_ids.tolist()]]).cuda()
-        with torch.no_grad():
-            expected = exact(text).logits[0].log_softmax(-1)
-            other = rounded(text).logits[0].float().log_softmax(-1)
-        entries = told([*s.scores, *s.logprobs])[1]
-        assert len(entries) == text.shape[1] - 1
-        at = torch.arange(len(entries)), text[0, 1:].cpu()
-        ours += (torch.tensor(entries) - expected.cpu()[at]).abs().tolist()
-        theirs += (other.cpu()[at] - expected.cpu()[at]).abs().tolist()
-    return ours, theirs
+    written = on_gpu(logprob_requests(spec.vocab_size)[:12], config, spec, weights)
+    found = away_from(exact, rounded, written)
+    return found["ours"], found["transformers"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -207,7 +207,7 @@ def test_too_little_memory_is_an_error_with_numbers() -> None:
         on_gpu(requests(PLAIN), gpu_config(num_blocks=10**9))
 
 
-def bf16_differences(name: str, spread: float) -> dict[str, tuple[float, float]]:
+def bf16_differences(name: str, spread: float, **changes: Any) -> dict[str, tuple[float, float]]:
     """(mean, 99th percentile) of |logprob - fp32 oracle's| over prompt and output tokens, ours
     and those of Transformers in bf16, for a model with weights of this spread."""
     from tests.parity.families import FAMILIES as CONFIGS
@@ -220,25 +220,30 @@ def bf16_differences(name: str, spread: float) -> dict[str, tuple[float, float]]
     finally:
         family.initializer_range = before
     rounded, exact = pair.oracle.cuda(), copy.deepcopy(pair.oracle).cuda().float()
-    ours: list[float] = []
-    theirs: list[float] = []
     # Chunks of 64 tokens and few blocks: chunked, mixed, preempted and cached passes.
-    config = gpu_config(dtype="bfloat16", max_num_batched_tokens=64, num_blocks=60)
-    for s in on_gpu(logprob_requests(pair.spec.vocab_size), config, pair.spec, pair.weights):
+    config = gpu_config(dtype="bfloat16", max_num_batched_tokens=64, num_blocks=60, **changes)
+    written = on_gpu(logprob_requests(pair.spec.vocab_size), config, pair.spec, pair.weights)
+    return {
+        name: (float(np.mean(found)), float(np.percentile(found, 99)))
+        for name, found in away_from(exact, rounded, written).items()
+    }
+
+
+def away_from(exact: Any, rounded: Any, written: list[Sequence]) -> dict[str, list[float]]:
+    """|logprob - that of `exact`| of every token but the first: ours, and those of `rounded`."""
+    found: dict[str, list[float]] = {"ours": [], "transformers": []}
+    for s in written:
         text = torch.tensor([[*s.request.prompt_ids.tolist(), *s.output_ids.tolist()]]).cuda()
         with torch.no_grad():
-            expected = exact(text).logits[0].log_softmax(-1)
-            other = rounded(text).logits[0].float().log_softmax(-1)
-        entries = told([*s.scores, *s.logprobs])[1]
-        assert len(entries) == text.shape[1] - 1
-        at = torch.arange(len(entries)), text[0, 1:].cpu()
-        wanted = expected.cpu()[at]
-        ours += (torch.tensor(entries) - wanted).abs().tolist()
-        theirs += (other.cpu()[at] - wanted).abs().tolist()
-    return {
-        "ours": (float(np.mean(ours)), float(np.percentile(ours, 99))),
-        "transformers": (float(np.mean(theirs)), float(np.percentile(theirs, 99))),
-    }
+            wanted, theirs = (
+                model(text).logits[0].float().log_softmax(-1).cpu() for model in (exact, rounded)
+            )
+        ours = told([*s.scores, *s.logprobs])[1]
+        assert len(ours) == text.shape[1] - 1
+        at = torch.arange(len(ours)), text[0, 1:].cpu()
+        found["ours"] += (torch.tensor(ours) - wanted[at]).abs().tolist()
+        found["transformers"] += (theirs[at] - wanted[at]).abs().tolist()
+    return found
 
 
 def logprob_requests(vocab_size: int) -> list[Request]:

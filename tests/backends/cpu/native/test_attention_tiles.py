@@ -14,7 +14,8 @@ from quire.backends.cpu.native.kernels import NativeKernels
 from quire.backends.cpu.native.library import AMX_BF16, AVX2, AVX512
 from quire.backends.cpu.native.library import library as the_library
 from quire.backends.ops import AttentionInputs, HeadShape
-from tests.backends.cpu.native.test_kernels import check_pass, random_pass
+from tests.backends.cpu.native.test_kernels import check_never_written, check_pass
+from tests.backends.passes import random_pass
 
 SHAPES = [
     (9, 3, 64, 16),
@@ -83,20 +84,8 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 def test_what_was_never_written_is_never_read(tiles: ctypes.CDLL) -> None:
     shape = HeadShape(4, 2, 32, 16, torch.float32)
-    cache = torch.full((2, 5, 2, 16, 32), torch.nan).bfloat16()
-    slots = torch.tensor([*range(48, 64), *range(16, 20), *range(64, 67)])
-    inputs = AttentionInputs(
-        torch.tensor([0, 20, 23]),
-        torch.tensor([20, 3]),
-        torch.tensor([[3, 1], [4, -1]]),
-        slots,
-        2,
-    )
-    qkv = torch.randn(23, 8, 32)
-    step = NativeKernels(shape, tiles).plan_attention(inputs, None)
-    turns = torch.ones(23, 16), torch.zeros(23, 16)
-    q = step.rope_and_store(qkv[:, :6], qkv[:, 6:], *turns, *cache)
-    assert step.attend(q, *cache).isfinite().all()
+    kernels = NativeKernels(shape, tiles)
+    check_never_written(kernels, torch.full((2, 5, 2, 16, 32), torch.nan).bfloat16())
 
 
 def test_nan_in_a_row_stays_in_its_row(tiles: ctypes.CDLL) -> None:

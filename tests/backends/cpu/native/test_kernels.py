@@ -16,6 +16,7 @@ from quire.backends.cpu.native.library import TYPES
 from quire.backends.cpu.native.library import library as the_library
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.backends.reference import ReferenceKernels
+from tests.backends.passes import random_pass
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 SHAPES = [
@@ -34,38 +35,6 @@ SHAPES = [
 def close(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> bool:
     limit = TOLERANCE[dtype or a.dtype]
     return a.dtype == b.dtype and torch.allclose(a.float(), b.float(), atol=limit, rtol=limit)
-
-
-def random_pass(shape: HeadShape, seed: int, *, shared: int = 0) -> tuple[AttentionInputs, int]:
-    """Three slices, one of them from position 0 on, and some decode rows over shuffled blocks;
-    with `shared`, the decode rows begin with as many equal blocks. Also: how many blocks."""
-    made = torch.Generator().manual_seed(seed)
-
-    def number(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (), generator=made))
-
-    num_new = [number(1, 90) for _ in range(3)] + [1] * 9
-    num_past = [0, *(number(0, 200) for _ in range(len(num_new) - 1))]
-    num_past[3:] = [past + shared * shape.block_size for past in num_past[3:]]
-    lengths = [a + b for a, b in zip(num_new, num_past, strict=True)]
-    counts = [-(-length // shape.block_size) for length in lengths]
-    num_blocks = sum(counts) + shared
-    free = torch.randperm(num_blocks, generator=made).tolist()
-    prefix = [free.pop() for _ in range(shared)]
-    tables = torch.full((len(lengths), max(counts)), -1)
-    slots = []
-    for i, (past, length, count) in enumerate(zip(num_past, lengths, counts, strict=True)):
-        own = prefix if i >= 3 else []
-        tables[i, :count] = torch.tensor(own + [free.pop() for _ in range(count - len(own))])
-        for at in range(past, length):
-            block = int(tables[i, at // shape.block_size])
-            slots.append(block * shape.block_size + at % shape.block_size)
-    starts = torch.tensor([0, *num_new]).cumsum(0)
-    prefixes = ((torch.tensor(prefix), torch.arange(3, len(lengths))),) if shared else ()
-    inputs = AttentionInputs(
-        starts, torch.tensor(lengths), tables, torch.tensor(slots), 3, prefixes
-    )
-    return inputs, num_blocks
 
 
 def keys_turned(cache: Tensor, pairs: int = 1) -> Tensor:
@@ -175,11 +144,16 @@ def test_a_shared_prefix_changes_no_bit(
 
 
 def test_what_was_never_written_is_never_read(library: ctypes.CDLL) -> None:
-    """NaN in the unused slots of a last block, and in blocks of nobody, reaches no result."""
-    shape = HeadShape(4, 2, 16, 16, torch.float32)
-    kernels = NativeKernels(shape, library)
+    kernels = NativeKernels(HeadShape(4, 2, 16, 16, torch.float32), library)
     cache = torch.full((2, 5, 2, 16, 16), torch.nan)
     kernels.clear_blocks(cache, torch.tensor([1, 4]))
+    check_never_written(kernels, cache)
+    assert cache.isnan().any()
+
+
+def check_never_written(kernels: NativeKernels, cache: Tensor) -> None:
+    """NaN in the unused slots of a last block, and in blocks of nobody, reaches no result."""
+    width = cache.shape[-1]
     slots = torch.tensor([*range(48, 64), *range(16, 20), *range(64, 67)])
     inputs = AttentionInputs(
         torch.tensor([0, 20, 23]),
@@ -188,11 +162,10 @@ def test_what_was_never_written_is_never_read(library: ctypes.CDLL) -> None:
         slots,
         2,
     )
-    qkv = torch.randn(23, 8, 16)
+    qkv = torch.randn(23, 8, width)
     step = kernels.plan_attention(inputs, None)
-    turns = torch.ones(23, 8), torch.zeros(23, 8)
+    turns = torch.ones(23, width // 2), torch.zeros(23, width // 2)
     q = step.rope_and_store(qkv[:, :6], qkv[:, 6:], *turns, *cache)
-    assert cache.isnan().any()
     assert step.attend(q, *cache).isfinite().all()
 
 

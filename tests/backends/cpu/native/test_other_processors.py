@@ -22,7 +22,8 @@ from quire.backends.cpu.native.library import TYPES
 from quire.backends.ops import HeadShape
 from quire.backends.reference import ReferenceKernels
 from quire.sampling.seeds import uniforms
-from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned, random_pass
+from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned
+from tests.backends.passes import random_pass
 from tests.sampling.making import keys_for, plain_draw
 
 DRIVER = Path(__file__).parent / "driver.c"
