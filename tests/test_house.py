@@ -311,3 +311,14 @@ def test_importing_quire_is_instant_and_brings_no_torch() -> None:
     seconds, heavy = run.stdout.split("\n", 1)
     assert heavy.strip() == "[]"
     assert float(seconds) < 0.1  # of CPU: the wall clock would measure who else is running
+
+
+def test_the_architecture_page_draws_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers, free_of_torch = contracts["contracts"]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    _, drawn, after = page.partition("**Who may import whom**")[2].split("```", 2)
+    assert " ".join(drawn.split()) == " > ".join(layers["layers"][1:])  # but for __main__
+    named = set(re.findall(r"`(\w+)`", after.partition("never reach torch")[0]))
+    whole = {name.removeprefix("quire.") for name in free_of_torch["source_modules"]}
+    assert named == {name for name in whole if "." not in name}
