@@ -17,12 +17,15 @@ from typing import Any
 
 import torch
 
+from quire import BeamSearchParams
 from tests.parity.make_oracle import load_model, make_prompts
 
 WIDTHS, NUM_TOKENS = (2, 4, 8), 24
 EOS_IDS = [2]  # <|im_end|>, at which the engine stops, too
 OUTPUT = Path(__file__).parent / "beam_oracle.json.gz"
 OTHER_RULES: list[tuple[float, bool | str]] = [(0.0, "never"), (2.0, "never"), (-0.5, False)]
+
+Beams = list[list[int]]
 
 
 def rules_of(number: int) -> tuple[float, bool | str]:
@@ -33,34 +36,46 @@ def rules_of(number: int) -> tuple[float, bool | str]:
 
 
 @torch.no_grad()
-def search(model: Any, prompt: list[int], width: int, number: int) -> dict[str, Any]:
-    """The beams of one prompt, best first, with their scores."""
-    length_penalty, early_stopping = rules_of(number)
-    found = model.generate(
+def transformers_beams(
+    oracle: Any, prompt: list[int], params: BeamSearchParams, eos_ids: list[int], **options: Any
+) -> tuple[Beams, list[float]]:
+    """The beams of one prompt, best first, and their scores."""
+    found = oracle.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        num_beams=width,
-        num_return_sequences=width,
+        num_beams=params.beam_width,
+        num_return_sequences=params.beam_width,
         do_sample=False,
-        max_new_tokens=NUM_TOKENS,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        eos_token_id=EOS_IDS,
-        pad_token_id=EOS_IDS[0],
+        max_new_tokens=params.max_tokens,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        eos_token_id=eos_ids or None,
+        pad_token_id=0,
         output_scores=True,
         return_dict_in_generate=True,
+        **options,
     )
     lengths = (found.beam_indices >= 0).sum(1).tolist()
+    beams = [
+        beam[len(prompt) : len(prompt) + length].tolist()
+        for beam, length in zip(found.sequences, lengths, strict=True)
+    ]
+    return beams, found.sequences_scores.tolist()
+
+
+def search(model: Any, prompt: list[int], width: int, number: int) -> dict[str, Any]:
+    length_penalty, early_stopping = rules_of(number)
+    params = BeamSearchParams(
+        width, NUM_TOKENS, length_penalty=length_penalty, early_stopping=early_stopping
+    )
+    beams, scores = transformers_beams(model, prompt, params, EOS_IDS)
     return {
         "prompt": prompt,
         "width": width,
         "length_penalty": length_penalty,
         "early_stopping": early_stopping,
-        "beams": [
-            beam[len(prompt) : len(prompt) + length].tolist()
-            for beam, length in zip(found.sequences, lengths, strict=True)
-        ],
-        "scores": [round(score, 6) for score in found.sequences_scores.tolist()],
+        "beams": beams,
+        "scores": [round(score, 6) for score in scores],
     }
 
 

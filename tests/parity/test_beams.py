@@ -15,13 +15,12 @@ import torch
 
 from quire import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tests.parity.families import FAMILIES, make_pair
+from tests.parity.make_beam_oracle import Beams, transformers_beams
 from tests.parity.make_oracle import load_model
 
 ORACLE = Path(__file__).parent / "beam_oracle.json.gz"
 NEAR_TIE = 1e-3  # between the scores of two beams
 NUM_IN_GATE = 3
-
-Beams = list[list[int]]
 
 
 def compare(found: BeamSearchOutput, beams: Beams, scores: list[float], penalty: float) -> bool:
@@ -84,33 +83,6 @@ def test_sixty_four_prompts_with_three_widths_equal_transformers(
     num_different = search_all(llm, oracle["searches"], oracle["max_tokens"])
     print(f"{num_different} of {len(oracle['searches'])} searches part at a near tie")
     assert num_different <= 4
-
-
-@torch.no_grad()
-def transformers_beams(
-    oracle: Any, prompt: list[int], params: BeamSearchParams, eos_ids: list[int], **options: Any
-) -> tuple[Beams, list[float]]:
-    found = oracle.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        num_beams=params.beam_width,
-        num_return_sequences=params.beam_width,
-        do_sample=False,
-        max_new_tokens=params.max_tokens,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        eos_token_id=eos_ids or None,
-        pad_token_id=0,
-        output_scores=True,
-        return_dict_in_generate=True,
-        **options,
-    )
-    lengths = (found.beam_indices >= 0).sum(1).tolist()
-    beams = [
-        beam[len(prompt) : len(prompt) + length].tolist()
-        for beam, length in zip(found.sequences, lengths, strict=True)
-    ]
-    return beams, found.sequences_scores.tolist()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
