@@ -127,12 +127,8 @@ class Pooling:
                 raise NotSupported(f"PoolingParams.{name} is not built: leave it out.")
         if params.dimensions is not None:
             self._check_dimensions(params.dimensions, task)
-        return CheckedPooling(
-            task,
-            params.dimensions,
-            params.use_activation,
-            bool(params.skip_reading_prefix_cache),
-        )
+        skip_cache = bool(params.skip_reading_prefix_cache)
+        return CheckedPooling(task, params.dimensions, params.use_activation, skip_cache)
 
     def _check_dimensions(self, wanted: int, task: Task) -> None:
         allowed, size = self.spec.dimensions, self._head.size if self._head else 0

@@ -16,13 +16,7 @@ from quire.outputs import (
 )
 from quire.params.pooling import PoolingOutput
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
-from quire.session.pooling import (
-    Params,
-    PoolCall,
-    task_of,
-    text_options,
-    truncation,
-)
+from quire.session.pooling import Params, PoolCall, task_of, text_options, truncation
 from quire.session.score_method import ScoreMethod
 from quire.step import Floats
 

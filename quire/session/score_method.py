@@ -14,12 +14,7 @@ from quire.outputs import ScoringOutput, ScoringRequestOutput
 from quire.pooling.similarity import cosine, max_sim
 from quire.pooling.spec import Task
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
-from quire.session.pooling import (
-    Params,
-    PoolCall,
-    text_options,
-    truncation,
-)
+from quire.session.pooling import Params, PoolCall, text_options, truncation
 from quire.session.session import Session
 
 
