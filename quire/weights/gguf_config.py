@@ -135,8 +135,9 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     if family.gguf_words is not None:
         config |= family.gguf_words(fields, config)
     if window is not None:
-        config |= {"sliding_window": window, **layer_types(fields, arch, config)}
-    return config
+        config["sliding_window"] = window
+    # A family may know the window, and give layers that have it a theta of their own.
+    return config if config.get("sliding_window") is None else config | layer_types(fields, config)
 
 
 def _eps(fields: Fields, arch: str) -> dict[str, float]:

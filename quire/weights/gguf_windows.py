@@ -20,20 +20,20 @@ def read_window(fields: Fields, arch: str) -> int | None:
     return window if window < max_len else None
 
 
-def layer_types(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, list[str]]:
+def layer_types(fields: Fields, config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Which layers have the window, where a file says: a mark for each layer, or a number of which
     every such layer has none. Empty: the family knows."""
-    key, count = f"{arch}.attention.sliding_window_pattern", config["num_hidden_layers"]
+    arch, count = fields.word("general.architecture"), config["num_hidden_layers"]
+    key = f"{arch}.attention.sliding_window_pattern"
     said = fields.values.get(key)
     if said is None:
         return {}
     if isinstance(said, bool):  # a mark that all layers have
         said = [said] * count
-    if not isinstance(said, list):
-        every = fields.count(key)
-        said = [(i + 1) % every != 0 for i in range(count)]
-    if len(said) != count:
-        raise fields.wrong(key, f"a number, or a mark for each of {count} layers")
+    if isinstance(said, int) and said > 1:
+        said = [(i + 1) % said != 0 for i in range(count)]
+    if not isinstance(said, list) or len(said) != count:
+        raise fields.wrong(key, f"a number above 1, or a mark for each of {count} layers")
     return {"layer_types": ["sliding_attention" if one else "full_attention" for one in said]}
 
 

@@ -52,26 +52,31 @@ def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
     assert spec.family == "mistral"
 
 
+@pytest.mark.parametrize("window", [9, 4096], ids=["in the context", "beyond it"])
 @pytest.mark.parametrize(
-    ("said", "windows"),
-    [
-        (None, (9, 9, 9, 9, 9, None, 9)),
-        (3, (9, 9, None, 9, 9, None, 9)),
-        ([True, False] * 3 + [True], (9, None, 9, None, 9, None, 9)),
-        ([True] * 7, (9,) * 7),
-    ],
+    ("said", "full"),
+    [(None, {5}), (3, {2, 5}), ([True, False] * 3 + [True], {1, 3, 5}), ([True] * 7, set())],
     ids=["the family's own", "every third", "marks", "one mark for all"],
 )
 def test_which_layers_have_a_window(
-    said: int | list[bool] | None, windows: tuple[int | None, ...], tmp_path: Path
+    said: int | list[bool] | None, full: set[int], window: int, tmp_path: Path
 ) -> None:
-    model = tiny_model("gemma3", num_hidden_layers=7, sliding_window=9)
+    """Where it is longer than any text too: those layers have a theta of their own."""
+    model = tiny_model("gemma3", num_hidden_layers=7, sliding_window=window)
     pattern = {} if said is None else {"{arch}.attention.sliding_window_pattern": said}
     write_gguf(model, tmp_path / "m", metadata=pattern)
     spec = spec_from_gguf(GgufFile(tmp_path / "m"))
-    assert spec.windows == windows
+    assert spec.windows == tuple(None if i in full else window for i in range(7))
     thetas = {layer.attention.rope.theta for layer in spec.layers if layer.attention.window}
     assert thetas == {1e4}
+
+
+@pytest.mark.parametrize("said", [1, [True, False]])
+def test_a_pattern_that_names_no_layers_is_refused(said: int | list[bool], tmp_path: Path) -> None:
+    pattern = {"{arch}.attention.sliding_window_pattern": said}
+    write_gguf(tiny_model("gemma3", num_hidden_layers=7), tmp_path / "m", metadata=pattern)
+    with pytest.raises(CorruptModel, match="a number above 1, or a mark for each of 7 layers"):
+        spec_from_gguf(GgufFile(tmp_path / "m"))
 
 
 def test_overrides_are_in_hugging_face_words_here_too(tmp_path: Path) -> None:
