@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from quire import PoolingParams
 from quire.errors import CorruptModel, NotSupported, UnsupportedModel
+from quire.families.encoders.nomic_bert import OLDER_WORDS
 from quire.models.encoder import order_texts
 from tests.pooling.tiny import (
     ENCODERS,
@@ -160,6 +162,30 @@ def test_what_is_not_built_for_encoders_is_refused(
     write_model(tmp_path, ENCODERS["bert"])
     with pytest.raises(NotSupported, match=words):
         open_llm(tmp_path, **options)
+
+
+def test_a_config_of_nomic_in_older_words_is_the_same_model(tmp_path: Path) -> None:
+    model = write_model(tmp_path, ENCODERS["nomic_bert"], rope_parameters={"rope_theta": 77.0})
+    said = {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "auto_map": {"AutoModel": "modeling.NomicBertModel"},
+        "activation_function": "swiglu",
+        "rotary_emb_base": 77,
+        "rotary_scaling_factor": None,
+        "vocab_size": model.config.vocab_size,
+        "type_vocab_size": 2,
+        "prenorm": False,
+        **{older: getattr(model.config, word) for word, older in OLDER_WORDS.items()},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    plain = PoolingParams(use_activation=False)
+    with open_llm(tmp_path) as llm:
+        [output] = llm.encode(texts(1), plain, pooling_task="token_embed", use_tqdm=False)
+    found, expected = output.outputs.data, hidden_of(model, output.prompt_token_ids)
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match="moe_every_n_layers '2'"):
+        open_llm(tmp_path, hf_overrides={"moe_every_n_layers": 2})
 
 
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:

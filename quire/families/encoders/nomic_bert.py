@@ -16,9 +16,25 @@ from quire.families.fields import Fields
 from quire.spec import EncoderSpec
 
 THETA = 1000.0
+# What configs call things that were written before Transformers had the class.
+OLDER_WORDS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+OFF = (
+    *("prenorm", "causal", "parallel_block", "use_rms_norm", "scale_attn_by_inverse_layer_idx"),
+    *("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"),
+    *("rotary_emb_scale_base", "rotary_scaling_factor", "moe_every_n_layers"),
+)
 
 
 def read(fields: Fields) -> EncoderSpec:
+    if "n_embd" in fields.values:
+        fields = fields.under(OLDER_WORDS)
     layers = fields.count(bert.KEYS["num_layers"])
     rope = fields.inner("rope_parameters")
     if rope.word("rope_type", "default") != "default":
@@ -36,7 +52,7 @@ def read(fields: Fields) -> EncoderSpec:
         gated=True,
         attention_bias=False,
         mlp_bias=False,
-        thetas=(rope.positive("rope_theta", THETA),) * layers,
+        thetas=(rope.positive("rope_theta", fields.positive("rotary_emb_base", THETA)),) * layers,
     )
     if fields.count("head_dim", spec.head_dim) != spec.head_dim:
         raise fields.unsupported("head_dim", f"hidden_size / heads, {spec.head_dim}")
@@ -67,5 +83,11 @@ FAMILY = EncoderFamily(
         mlp_norm="norm2",
     ),
     classifier=classifier,
+    only={
+        **dict.fromkeys(OFF, (False,)),
+        "activation_function": ("swiglu",),
+        "rotary_emb_fraction": (1.0,),
+        "scale_attn_weights": (True,),
+    },
     without_effect=bert.WITHOUT_EFFECT,
 )
