@@ -11,7 +11,7 @@ from quire.cli import job_options as o
 from quire.cli.run import execute
 from quire.errors import InvalidOption
 
-_FILES = "Files (WAV, FLAC, OGG, MP3, AIFF, CAF, AU), or folders of them."
+_FILES = "Files (WAV, FLAC, OGG, MP3, M4A, MP4, WebM and others), or folders of sounds."
 _OUTPUT = ".jsonl, a line for each file; of one file also .txt, .srt or .vtt."
 
 

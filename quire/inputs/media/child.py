@@ -1,4 +1,4 @@
-"""The process that decodes media: `python -m quire.inputs.media.child KIND BYTES`.
+"""The process that decodes media: `python -m quire.inputs.media.child DECODER`.
 
 Its standard input is a socket. A task is a line of JSON with an open file beside it; the answers to
 it are lines too, arrays with their bytes behind them, and the last says how it ended:
@@ -31,6 +31,7 @@ import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import bad_medium
+from quire.inputs.media.decoders import DECODERS
 
 _MOST_LINE = 1 << 20
 _CODECS = ("ascii", "latin-1", "cp1252", "utf-16", "utf-16-be", "utf-16-le")  # of what tags say
@@ -38,14 +39,15 @@ Task = Callable[..., Iterator[Any]]
 
 
 def main() -> None:
-    kind, memory = sys.argv[1], int(sys.argv[2])
+    name = sys.argv[1]
+    kind, memory = DECODERS[name].kind, DECODERS[name].memory
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
     theirs = socket.socket(fileno=0)
-    for name in _CODECS:
-        codecs.lookup(name)
+    for codec in _CODECS:
+        codecs.lookup(codec)
     try:
-        tasks = _tasks(kind)
+        tasks = _tasks(name)
     except (ImportError, OSError) as error:  # OSError: a library without one that it calls
         _send(theirs, {"missing": str(error)})
         return
@@ -71,15 +73,19 @@ def main() -> None:
             return
 
 
-def _tasks(kind: str) -> dict[str, Task]:
-    if kind == "image":
+def _tasks(decoder: str) -> dict[str, Task]:
+    if decoder == "image":
         from quire.inputs.media import image_files
 
         return image_files.tasks()
-    if kind == "audio":
+    if decoder == "audio":
         from quire.inputs.media import sound_files
 
         return sound_files.tasks()
+    if decoder == "track":
+        from quire.inputs.media import track_files
+
+        return track_files.tasks()
     from quire.inputs.media import video_files
 
     return video_files.tasks()

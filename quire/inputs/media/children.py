@@ -1,11 +1,12 @@
 """Encoded media are decoded in processes of their own: what a library makes of bytes that anyone
 may have written ends at most one of these, and with it one row.
 
-Each process reads one kind of media, one item at a time, under limits on memory, processor time and
-time, and can open neither files nor sockets (child.py). With the first item as many start as there
-are likely to be items, at most as many as there are processors; one starts before, where items are
-expected. They stay for the next item and end with their owner. An item goes to whichever is idle
-first, as an open file; what comes back is lines of JSON and the bytes of arrays, on a socket.
+Each process has one decoder (decoders.py) and one item at a time, under limits on memory, processor
+time and time, and can open neither files nor sockets (child.py). With the first item as many start
+as there are likely to be items, at most as many as there are processors; one starts before, where
+items are expected. They stay for the next item and end with their owner. An item goes to whichever
+is idle first, as an open file; what comes back is lines of JSON and the bytes of arrays, on a
+socket.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ import numpy as np
 from quire.base.line_child import import_paths
 from quire.errors import EngineError, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media.allowed import WORDS, bad_medium
+from quire.inputs.media.decoders import DECODERS
 from quire.inputs.media.files import open_file
 
-MOST_CHILDREN = 8  # of each kind, that decode
+MOST_CHILDREN = 8  # of each decoder, that decode
 HEADER = "about"  # the task that reads no further
 MOST_HEADERS = 1 << 16  # that are remembered, of a few hundred bytes each
-MEMORY = {"image": 4 << 30, "audio": 1 << 30, "video": 2 << 30}  # bytes beside what a child begins
 LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
 _MOST_ARRAY = 1 << 30  # bytes
@@ -45,72 +46,59 @@ _START_SECONDS = 60.0
 _PROGRAM = f"{__package__}.child"
 _KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
-_MISSING = {
-    "image": ("PIL", "images need the package pillow: pip install 'quire-llm[vlm]'"),
-    "audio": (
-        "soundfile",
-        "sounds in files and bytes need the package soundfile: pip install 'quire-llm[audio]'; "
-        "samples do not",
-    ),
-    "video": (
-        "av",
-        "video files need the package av: pip install 'quire-llm[video]'; frames do not",
-    ),
-}
 
 
 class MediaChildren:
     """The processes that decode for one owner, which closes them."""
 
     def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
-        """`most` of each kind decode at once; one more is there for headers, which the engine waits
+        """`most` of each decode at once; one more is there for headers, which the engine waits
         for. `seconds` of processor time is the least that an item is given."""
         self._most = most or min(MOST_CHILDREN, len(os.sched_getaffinity(0)))
         self._seconds, self._changed = seconds, Condition()
-        self._idle: dict[str, list[_Child]] = {kind: [] for kind in WORDS}
-        self._count, self._decoding = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
-        self._starting, self._waiting = dict.fromkeys(WORDS, 0), dict.fromkeys(WORDS, 0)
-        self._failures: dict[str, QuireError] = {}  # why the last start of a kind was none
+        self._idle: dict[str, list[_Child]] = {decoder: [] for decoder in DECODERS}
+        self._count, self._decoding = dict.fromkeys(DECODERS, 0), dict.fromkeys(DECODERS, 0)
+        self._starting, self._waiting = dict.fromkeys(DECODERS, 0), dict.fromkeys(DECODERS, 0)
+        self._failures: dict[str, QuireError] = {}  # why the last start of a decoder was none
         self._busy: set[_Child] = set()  # those that start, too
         self.likely = 1  # how many items come together, as far as is known
         self._headers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
         self._closed = False
 
     def ask(
-        self, kind: str, task: str, data: bytes | Path, *, seconds: float = 0.0, **about: Any
+        self, decoder: str, task: str, data: bytes | Path, *, seconds: float = 0.0, **about: Any
     ) -> Iterator[Any]:
         """What a task of child.py makes of an item, one answer after the other. `seconds` of
         processor time are what it should never take."""
-        package, missing = _MISSING[kind]
-        if find_spec(package) is None:
-            raise NotSupported(missing)
+        if find_spec(DECODERS[decoder].package) is None:
+            raise NotSupported(DECODERS[decoder].missing)
         seconds += self._seconds
         with _as_file(data) as file:
             decodes = task != HEADER
-            child = self._taken(kind, decodes)
+            child = self._taken(decoder, decodes)
             try:
                 yield from child.answers({"task": task, "seconds": seconds, **about}, file)
             finally:
                 self._give_back(child, decodes)
 
-    def header(self, kind: str, data: bytes, content: bytes, **about: Any) -> Any:
+    def header(self, decoder: str, data: bytes, content: bytes, **about: Any) -> Any:
         """What an item's header says, by its `content`: the same one, in many prompts, is looked at
         once."""
-        known = (kind, content)
+        known = (decoder, content)
         with self._changed:
             if known in self._headers:
                 self._headers.move_to_end(known)
                 return self._headers[known]
-        found = self.one(kind, HEADER, data, **about)
+        found = self.one(decoder, HEADER, data, **about)
         with self._changed:
             self._headers[known] = found
             if len(self._headers) > MOST_HEADERS:
                 self._headers.popitem(last=False)
         return found
 
-    def one(self, kind: str, task: str, data: bytes | Path, **about: Any) -> Any:
+    def one(self, decoder: str, task: str, data: bytes | Path, **about: Any) -> Any:
         """The only answer of a task that has one."""
-        [answer] = self.ask(kind, task, data, **about)
+        [answer] = self.ask(decoder, task, data, **about)
         return answer
 
     def close(self) -> None:
@@ -131,56 +119,56 @@ class MediaChildren:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, kind: str) -> None:
+    def start(self, decoder: str) -> None:
         """Have one ready for the first item, which starts the others; does not wait for it."""
-        if find_spec(_MISSING[kind][0]) is not None:
+        if find_spec(DECODERS[decoder].package) is not None:
             with self._changed:
-                self._start(kind, 1)
+                self._start(decoder, 1)
 
-    def _taken(self, kind: str, decodes: bool) -> _Child:
+    def _taken(self, decoder: str, decodes: bool) -> _Child:
         with self._changed:
-            while decodes and self._decoding[kind] >= self._most and not self._closed:
+            while decodes and self._decoding[decoder] >= self._most and not self._closed:
                 self._changed.wait()
-            if not self._waiting[kind]:
-                self._failures.pop(kind, None)  # of another item, which may have been long ago
-            self._start(kind, min(self.likely, self._most))
-            self._decoding[kind] += decodes
-            self._waiting[kind] += 1
+            if not self._waiting[decoder]:
+                self._failures.pop(decoder, None)  # of another item, which may have been long ago
+            self._start(decoder, min(self.likely, self._most))
+            self._decoding[decoder] += decodes
+            self._waiting[decoder] += 1
             try:
-                child = self._first_idle(kind)
+                child = self._first_idle(decoder)
             except BaseException:
-                self._decoding[kind] -= decodes
+                self._decoding[decoder] -= decodes
                 self._changed.notify_all()
                 raise
             finally:
-                self._waiting[kind] -= 1
+                self._waiting[decoder] -= 1
             self._busy.add(child)
             return child
 
-    def _first_idle(self, kind: str) -> _Child:
+    def _first_idle(self, decoder: str) -> _Child:
         """One that is idle, or the first to be: who has one started may take another before."""
-        while not self._idle[kind]:
+        while not self._idle[decoder]:
             if self._closed:
                 raise _closed()
-            if not self._count[kind] and kind in self._failures:
-                raise self._failures.pop(kind)
-            at_work = self._count[kind] - self._starting[kind]
-            self._start(kind, at_work + self._waiting[kind])
-            if self._count[kind]:
+            if not self._count[decoder] and decoder in self._failures:
+                raise self._failures.pop(decoder)
+            at_work = self._count[decoder] - self._starting[decoder]
+            self._start(decoder, at_work + self._waiting[decoder])
+            if self._count[decoder]:
                 self._changed.wait()
-        return self._idle[kind].pop()
+        return self._idle[decoder].pop()
 
-    def _start(self, kind: str, count: int) -> None:
+    def _start(self, decoder: str, count: int) -> None:
         """Until there are so many, or as many as may be; under the lock."""
-        while self._count[kind] < min(count, self._most + 1) and not self._closed:
+        while self._count[decoder] < min(count, self._most + 1) and not self._closed:
             try:
-                child = _Child(kind)
+                child = _Child(decoder)
             except EngineError as error:
-                self._note(kind, error)
+                self._note(decoder, error)
                 return
             self._busy.add(child)
-            self._count[kind] += 1
-            self._starting[kind] += 1
+            self._count[decoder] += 1
+            self._starting[decoder] += 1
             Thread(target=self._await, args=(child,), name="quire-decoder", daemon=True).start()
 
     def _await(self, child: _Child) -> None:
@@ -191,44 +179,44 @@ class MediaChildren:
         except (EngineError, NotSupported) as error:
             failure = error
         with self._changed:
-            self._starting[child.kind] -= 1
+            self._starting[child.decoder] -= 1
         self._give_back(child, False, failure)
 
-    def _note(self, kind: str, failure: QuireError) -> None:
+    def _note(self, decoder: str, failure: QuireError) -> None:
         """Why one did not start: where there are others, these go on; where there is none, it is
         the error of whoever waits."""
         self.likely = 1
-        if not self._count[kind]:
-            self._failures[kind] = failure
+        if not self._count[decoder]:
+            self._failures[decoder] = failure
 
     def _give_back(self, child: _Child, decodes: bool, failure: QuireError | None = None) -> None:
         with self._changed:
             self._busy.discard(child)
             if child.is_idle and not self._closed:
-                self._idle[child.kind].append(child)
-                self._decoding[child.kind] -= decodes
+                self._idle[child.decoder].append(child)
+                self._decoding[child.decoder] -= decodes
                 self._changed.notify_all()
                 return
         child.end()
         with self._changed:
-            self._count[child.kind] -= 1
-            self._decoding[child.kind] -= decodes
+            self._count[child.decoder] -= 1
+            self._decoding[child.decoder] -= decodes
             if failure is not None:
-                self._note(child.kind, failure)
+                self._note(child.decoder, failure)
             self._changed.notify_all()
 
 
 class _Child:
     """One process, and our end of the socket to it."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind, self.is_idle = kind, False
+    def __init__(self, decoder: str) -> None:
+        self.decoder, self.medium, self.is_idle = decoder, DECODERS[decoder].kind, False
         kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", _PROGRAM, kind, str(MEMORY[kind])],
+                    [sys.executable, "-P", "-m", _PROGRAM, decoder],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -236,7 +224,7 @@ class _Child:
                 )
             except OSError as error:  # no memory, or no more processes
                 self._socket.close()
-                raise _not_started(kind, str(error)) from None
+                raise _not_started(decoder, str(error)) from None
         self._incoming = self._socket.makefile("rb")
 
     def await_ready(self) -> None:
@@ -248,10 +236,10 @@ class _Child:
         head = json.loads(ready) if ready.endswith(b"\n") else {}
         self.is_idle = "last" in head
         if "missing" in head:
-            raise NotSupported(f"{_MISSING[self.kind][1]} ({head['missing'][:200]})")
+            raise NotSupported(f"{DECODERS[self.decoder].missing} ({head['missing'][:200]})")
         if not self.is_idle:
             program = f"{sys.executable} -m {_PROGRAM}"
-            raise _not_started(self.kind, f"see whether `{program}` runs")
+            raise _not_started(self.decoder, f"see whether `{program}` runs")
 
     def answers(self, task: dict[str, Any], file: BinaryIO) -> Iterator[Any]:
         """Those of one task; InvalidPrompt where the item is at fault, whatever it did."""
@@ -270,10 +258,10 @@ class _Child:
                 yield answer
         except TimeoutError:
             raise bad_medium(
-                self.kind, f"was not decoded within {PATIENCE * seconds:g} s"
+                self.medium, f"was not decoded within {PATIENCE * seconds:g} s"
             ) from None
         except (EOFError, OSError):
-            raise bad_medium(self.kind, self._cause(seconds)) from None
+            raise bad_medium(self.medium, self._cause(seconds)) from None
 
     def _next(self) -> Any:
         """An array, a dictionary, or None behind the last one."""
@@ -284,7 +272,7 @@ class _Child:
         if "array" in head:
             dtype, shape = head["array"]
             if np.dtype(dtype).itemsize * prod(shape) > _MOST_ARRAY:
-                raise bad_medium(self.kind, f"has more than {_MOST_ARRAY:,} bytes")
+                raise bad_medium(self.medium, f"has more than {_MOST_ARRAY:,} bytes")
             made = np.empty(shape, dtype)
             if self._incoming.readinto(made.reshape(-1).view(np.uint8).data) != made.nbytes:
                 raise EOFError
@@ -339,5 +327,7 @@ def _closed() -> EngineError:
     return EngineError("media were to be decoded after their LLM was closed.")
 
 
-def _not_started(kind: str, why: str) -> EngineError:
-    return EngineError(f"the process that decodes {WORDS[kind][1]} did not start: {why}")
+def _not_started(decoder: str, why: str) -> EngineError:
+    return EngineError(
+        f"the process that decodes {WORDS[DECODERS[decoder].kind][1]} did not start: {why}"
+    )

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from quire.errors import NotSupported
 from quire.inputs.media.allowed import bad_medium
 from quire.inputs.media.children import MediaChildren
+from quire.inputs.media.decoders import NUM_FIRST, sound_decoder
+from quire.inputs.media.files import open_file
 
 Samples = npt.NDArray[np.float32]
 MOST_BYTES = 256 << 20  # of an encoded sound
@@ -49,16 +51,24 @@ def blocks(
 ) -> Iterator[Samples]:
     """The samples of a sound, mono, at this rate, one block after the other."""
     how = {"rate": rate, "most_seconds": most_seconds, "seconds": most_seconds / _FASTER}
-    for block in children.ask("audio", "blocks", data, **how):
+    for block in children.ask(decoder_of(data), "blocks", data, **how):
         yield _numbers(block)
 
 
 def part(path: Path, rate: int, start: float, num_samples: int, children: MediaChildren) -> Samples:
     """So many samples at this rate of a file that was read before, from a second on; silence behind
     its end."""
-    how = {"rate": rate, "start": start, "num_samples": num_samples}
-    made = _numbers(children.one("audio", "part", path, **how))[:num_samples]
+    how = {"rate": rate, "start": start, "num_samples": num_samples, "seconds": start / _FASTER}
+    made = _numbers(children.one(decoder_of(path), "part", path, **how))[:num_samples]
     return np.pad(made, (0, num_samples - len(made)))
+
+
+def decoder_of(data: bytes | Path) -> str:
+    """The one that reads a sound."""
+    if isinstance(data, bytes):
+        return sound_decoder(data[:NUM_FIRST])
+    with open_file(data) as file:
+        return sound_decoder(file.read(NUM_FIRST))
 
 
 def _numbers(given: Any) -> Samples:

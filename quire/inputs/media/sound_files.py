@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from quire.inputs.media.decoders import TRACKS
 from quire.inputs.media.samples import (
     MOST_CHANNELS,
     About,
@@ -73,7 +74,7 @@ def _opened(file: BinaryIO) -> Iterator[Any]:
     except soundfile.LibsndfileError as error:
         raise bad(
             f"cannot be opened ({str(error.error_string)[:100].rstrip('.')}); quire reads "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(FORMATS)}, and with the package av {TRACKS}"
         ) from None
     with sound:
         yield sound

@@ -30,6 +30,7 @@ from quire.inputs.media.samples import (
     blocks,
     checked_rate,
     checked_samples,
+    decoder_of,
     resampled,
 )
 from quire.inputs.media.urls import MediaUrl
@@ -78,7 +79,8 @@ class EncodedSound:
         if len(raw) > MOST_BYTES:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
         content = content_hash(b"encoded sound", raw)
-        found = About(**children.header("audio", raw, content, most_seconds=MOST_SECONDS))
+        asked = {"most_seconds": MOST_SECONDS}
+        found = About(**children.header(decoder_of(raw), raw, content, **asked))
         return cls(data, content, found, rate, children)
 
     @property

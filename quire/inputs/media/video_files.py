@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import io
-import pkgutil
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from quire.inputs.media.containers import import_av, opened
 from quire.inputs.media.images import checked_size
 from quire.inputs.media.key_frames import Unsure, sought_frames
 from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
 
 # Formats that hold their pictures themselves: a playlist would name other files, and hosts.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,mpeg,flv,asf,gif"
-_ALONE = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
 
 
 def tasks() -> dict[str, Any]:
     """By name; all that they import is there before the first."""
-    import av
-
-    for one in pkgutil.walk_packages(av.__path__, "av."):  # some it would import as it goes
-        if not one.name.endswith("__main__"):
-            import_module(one.name)
+    import_av()
     return {"about": about, "frames": frames}
 
 
@@ -83,15 +77,7 @@ def _turns(frame: Any) -> int:
 
 
 def _opened(raw: bytes) -> Any:
-    import av
-
-    try:
-        made = av.open(io.BytesIO(raw), metadata_errors="ignore", container_options=_ALONE)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be opened: {str(error)[:200]}") from None
-    for stream in made.streams.video:
-        stream.thread_type = "NONE"  # threads hold frames of their own
-    return made
+    return opened(io.BytesIO(raw), _FORMATS, bad)
 
 
 def _packets(container: Any) -> int:

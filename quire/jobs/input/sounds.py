@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (
     *(".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".w64", ".rf64", ".au", ".caf"),
+    *(".m4a", ".aac", ".mka", ".weba", ".wma", ".amr"),
 )
 RATE = 16_000  # that pieces are cut at
 MOST_SECONDS = 24 * 3600.0

@@ -1,0 +1,35 @@
+"""Containers that av opens, in a process that decodes (child.py): whole in themselves, with no
+other file or host that they could name."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, BinaryIO
+
+from quire.errors import InvalidPrompt
+
+
+def import_av() -> None:
+    """All of it: some it would import as it goes, when no file can be opened any more."""
+    import av
+
+    for one in pkgutil.walk_packages(av.__path__, "av."):
+        if not one.name.endswith("__main__"):
+            import_module(one.name)
+
+
+def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) -> Any:
+    """One of these formats, from the beginning of a file; `bad` words what is wrong with it."""
+    import av
+
+    alone = {"format_whitelist": formats, "protocol_whitelist": "none"}
+    file.seek(0)
+    try:
+        made = av.open(file, metadata_errors="ignore", container_options=alone)
+    except (av.FFmpegError, ValueError) as error:
+        raise bad(f"cannot be opened: {str(error)[:200]}") from None
+    for stream in made.streams.video:
+        stream.thread_type = "NONE"  # threads hold frames of their own
+    return made

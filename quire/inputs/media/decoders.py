@@ -1,0 +1,60 @@
+"""The decoders that media are given to, each with processes of its own (children.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """What reads one kind of media, or those of its formats that the usual decoder lacks."""
+
+    kind: str  # of the media that it reads
+    package: str
+    missing: str  # what is said where the package is not installed
+    memory: int  # bytes that a process may take beside what it begins with
+
+
+TRACKS = "M4A, MP4, MOV, AAC, WebM, Matroska, WMA and AMR"
+DECODERS = {
+    "image": Decoder(
+        "image", "PIL", "images need the package pillow: pip install 'quire-llm[vlm]'", 4 << 30
+    ),
+    "audio": Decoder(
+        "audio",
+        "soundfile",
+        "sounds in files and bytes need the package soundfile: pip install 'quire-llm[audio]'; "
+        "samples do not",
+        1 << 30,
+    ),
+    "video": Decoder(
+        "video",
+        "av",
+        "video files need the package av: pip install 'quire-llm[video]'; frames do not",
+        2 << 30,
+    ),
+    "track": Decoder(
+        "audio",
+        "av",
+        f"sounds in {TRACKS} need the package av: pip install 'quire-llm[video]'; or bring them to "
+        "WAV, FLAC, Ogg or MP3",
+        1 << 30,
+    ),
+}
+# What formats begin with that libsndfile has no decoder for, and from which byte on.
+_BEGINNINGS = (
+    (4, b"ftyp"),  # MP4, M4A, MOV, 3GP
+    (0, b"\x1aE\xdf\xa3"),  # Matroska, WebM
+    (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),  # WMA
+    (0, b"#!AMR"),
+)
+NUM_FIRST = 16  # bytes that tell the decoder of a sound
+
+
+def sound_decoder(first: bytes) -> str:
+    """The one for a sound that begins with these bytes."""
+    if any(first[at:].startswith(begins) for at, begins in _BEGINNINGS):
+        return "track"
+    # AAC without a container: twelve bits for a frame, one that may be either, two of no layer.
+    is_adts = len(first) > 1 and first[0] == 0xFF and first[1] & 0xF6 == 0xF0
+    return "track" if is_adts else "audio"
