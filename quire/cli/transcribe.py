@@ -32,6 +32,19 @@ def transcribe(
     timestamps: Annotated[
         bool, typer.Option("--timestamps", help="Segments as the model hears them, not by piece.")
     ] = False,
+    initial_prompt: Annotated[
+        str | None, typer.Option(help="Said before every piece: names as they are spelled.")
+    ] = None,
+    temperature: Annotated[
+        str | None, typer.Option(help="0, or several to try in turn: 0,0.4.  [0,0.2 ... 1]")
+    ] = None,
+    compression_ratio_threshold: Annotated[
+        float | None, typer.Option(help="Above it an answer is doubted.  [2.4]")
+    ] = None,
+    logprob_threshold: Annotated[float | None, typer.Option(help="Below it, too.  [-1]")] = None,
+    no_speech_threshold: Annotated[
+        float | None, typer.Option(help="Above it such an answer is silence.  [0.6]")
+    ] = None,
     seconds: Annotated[float, typer.Option(help="The longest piece that is heard at once.")] = 30.0,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
@@ -53,6 +66,11 @@ def transcribe(
         language=language,
         task=task,
         timestamps=timestamps,
+        initial_prompt=initial_prompt,
+        temperature=None if temperature is None else temperature.split(","),
+        compression_ratio_threshold=compression_ratio_threshold,
+        logprob_threshold=logprob_threshold,
+        no_speech_threshold=no_speech_threshold,
         seconds=seconds,
         options=o.assignments(options.pop("option", []), "option"),
         command=["quire", *sys.argv[1:]],

@@ -4,6 +4,7 @@ with times."""
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,36 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubts:
+    """When an answer is not believed, as Whisper's own program has it: it repeats itself, which
+    compresses well, or its tokens are unlikely. Unlikely ones where nobody seems to speak are
+    noise."""
+
+    compression_ratio_threshold: float = 2.4
+    logprob_threshold: float = -1.0  # the mean over an answer's tokens, its end among them
+    no_speech_threshold: float = 0.6
+
+    def is_silence(self, logprob: float, no_speech: float) -> bool:
+        return no_speech > self.no_speech_threshold and logprob < self.logprob_threshold
+
+    def hold(self, text: str, logprob: float) -> bool:
+        data = text.encode("utf-8", "replace")
+        ratio = len(data) / len(zlib.compress(data))
+        return ratio > self.compression_ratio_threshold or logprob < self.logprob_threshold
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptTokens:
-    """Special tokens of a model's vocabulary. `languages` is empty where it knows one alone."""
+    """Special tokens of a model's vocabulary. `languages` is empty where it knows one alone, and
+    `previous`, before what was said earlier, and `no_speech` are None where it has none."""
 
     start: int
     end: int
     no_times: int
     tasks: Mapping[str, int]
     languages: Mapping[str, int]
+    previous: int | None = None
+    no_speech: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> TranscriptTokens:
@@ -58,7 +81,9 @@ class TranscriptTokens:
         tasks = {task: named(f"<|{task}|>") for task in TASKS} if languages else {}
         end = tokenizer.eos_ids[0] if tokenizer.eos_ids else named("<|endoftext|>")
         start, no_times = named("<|startoftranscript|>"), named("<|notimestamps|>")
-        return cls(start, end, no_times, tasks, languages)
+        silent = words.get("<|nospeech|>", words.get("<|nocaptions|>"))  # a newer name and an older
+        previous = words.get("<|startofprev|>")
+        return cls(start, end, no_times, tasks, languages, previous, silent)
 
     @property
     def first_time(self) -> int:
@@ -87,6 +112,21 @@ class TranscriptTokens:
         if language is not None and language in self.languages:
             about = [self.languages[language], self.tasks[task]]
         return [self.start, *about, *([] if times else [self.no_times])]
+
+    def earlier(self, text: str, tokenizer: Tokenizer, most: int) -> list[int]:
+        """What comes before a prompt so that it reads as if this had been said: the end of the
+        text, in at most so many tokens."""
+        if self.previous is None:
+            raise NotSupported("initial_prompt: the model has no token '<|startofprev|>'.")
+        ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False).tolist()
+        special = dict(_added(tokenizer))
+        if found := [special[one] for one in ids if one in special]:
+            raise InvalidOption(
+                f"initial_prompt is words alone, and holds {found[0]!r}",
+                parameter="initial_prompt",
+                value=text,
+            )
+        return [self.previous, *ids[-most:]]
 
     def language_of(self, token: int) -> str:
         return next(name for name, known in self.languages.items() if known == token)

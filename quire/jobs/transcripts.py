@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption
-from quire.inputs.transcripts import TASKS, Segment
+from quire.inputs.transcripts import TASKS, Doubts, Segment
 from quire.jobs.output.joined import joined
 from quire.jobs.output.output import check_complete
 from quire.jobs.store.durable import replacing
@@ -19,8 +20,10 @@ from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import ResultIndex
 
 FORMATS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".srt": "srt", ".vtt": "vtt"}
+_DOUBTS = asdict(Doubts())
 # What a job that transcribes may say of it.
-PARAMS = ("language", "task", "timestamps")
+PARAMS = ("language", "task", "timestamps", "initial_prompt", "temperature", *_DOUBTS)
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # each where the answer of the one before is doubted
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 
 
@@ -28,12 +31,44 @@ def transcript_params(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of such a job, checked and complete."""
     if strange := sorted(set(given) - set(PARAMS)):
         raise _wrong(strange[0], f"is none of a transcript's: {', '.join(PARAMS)}", None)
-    language, task = given.get("language"), given.get("task", TASKS[0])
-    if language is not None and not isinstance(language, str):
-        raise _wrong("language", "is a code such as en", language)
+    task = given.get("task", TASKS[0])
+    for name, rule in (("language", "is a code such as en"), ("initial_prompt", "is a text")):
+        if not isinstance(given.get(name), str | None):
+            raise _wrong(name, rule, given[name])
     if task not in TASKS:
         raise _wrong("task", f"is {' or '.join(TASKS)}", task)
-    return {"language": language, "task": task, "timestamps": bool(given.get("timestamps"))}
+    doubts = {name: given.get(name, usual) for name, usual in _DOUBTS.items()}
+    for name, value in doubts.items():
+        if not _is_number(value):
+            raise _wrong(name, "is a number", value)
+    return {
+        "language": given.get("language"),
+        "task": task,
+        "timestamps": bool(given.get("timestamps")),
+        "initial_prompt": given.get("initial_prompt"),
+        "temperature": _temperatures(given.get("temperature", TEMPERATURES)),
+        **{name: float(value) for name, value in doubts.items()},
+    }
+
+
+def doubts_of(params: Mapping[str, Any]) -> Doubts:
+    return Doubts(**{name: params[name] for name in _DOUBTS})
+
+
+def _temperatures(given: Any) -> list[float]:
+    """One or several, as numbers or as a command line has them."""
+    several = given if isinstance(given, list | tuple) else [given]
+    try:
+        tried = [float(one) for one in several]
+    except (TypeError, ValueError):
+        tried = []
+    if not tried or not all(0 <= one <= 2 for one in tried):
+        raise _wrong("temperature", "is a number from 0 to 2, or several to try in turn", given)
+    return tried
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given)
 
 
 def transcript_format(output: Path) -> str:

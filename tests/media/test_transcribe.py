@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import InvalidOption
+from quire.errors import InvalidOption, NotSupported
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.media.pieces import cuts
-from quire.inputs.transcripts import Segment, TranscriptTokens
+from quire.inputs.transcripts import Doubts, Segment, TranscriptTokens
 from quire.jobs.input.sounds import sound_files, sound_rows
-from quire.jobs.job import make_options
+from quire.jobs.job import Job, make_options
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.transcripts import Transcript, _as_text
 from quire.sampling.timestamps import TimestampRule
@@ -30,6 +32,7 @@ from tests.media.whisper import (
     END,
     FIRST_TIME,
     NO_TIMES,
+    PREVIOUS,
     START,
     SUPPRESSED,
     TRANSCRIBE,
@@ -38,6 +41,11 @@ from tests.media.whisper import (
     written,
 )
 
+HOW: dict[str, Any] = {
+    "seconds": 1.0,
+    "options": {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24},
+}
+EARLIER = "Zephyr calls Priyanka."
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transcribe.py"
 TOKENS = TranscriptTokens(START, END, NO_TIMES, {"transcribe": TRANSCRIBE}, {"en": EN, "de": DE})
 
@@ -128,6 +136,9 @@ def test_options_that_make_no_sense(tmp_path: Path) -> None:
     for given, match in (
         ({"seconds": 90.0}, "pieces last from 1 to 30"),
         ({"task": "sing"}, "task is transcribe or translate"),
+        ({"temperature": [0, 3]}, "temperature is a number from 0 to 2, or several"),
+        ({"logprob_threshold": "a"}, "logprob_threshold is a number"),
+        ({"initial_prompt": 5}, "initial_prompt is a text"),
         ({"output": "a.mp4"}, "ends in one of"),
         ({"system": "x"}, "is for jobs that generate text, and this is transcribe"),
     ):
@@ -152,7 +163,7 @@ def test_a_folder_is_transcribed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (sounds / "c.wav").write_bytes(b"RIFF....WAVE")
     output = tmp_path / "out.jsonl"
     main = runpy.run_path(str(EXAMPLE))["main"]
-    how = {"seconds": 1.0, "options": {"dtype": "float32", "kv_cache_memory_bytes": 1 << 24}}
+    how = {**HOW, "temperature": 0, "initial_prompt": EARLIER, "no_speech_threshold": 1.0}
     main(str(sounds), str(output), str(model.path), **how)
     bytes_then = output.read_bytes()
     rows = [json.loads(line) for line in bytes_then.splitlines()]
@@ -165,6 +176,49 @@ def test_a_folder_is_transcribed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "4 pieces" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("doubts", "temperature", "is_silent"),
+    [
+        ({"logprob_threshold": 0.0, "no_speech_threshold": 1.0}, 0.4, False),
+        ({"logprob_threshold": 0.0, "no_speech_threshold": 0.0}, 0.0, True),
+    ],
+    ids=["doubted", "silence"],
+)
+def test_an_answer_that_is_not_believed_is_drawn_again(
+    tmp_path: Path, doubts: dict[str, float], temperature: float, is_silent: bool
+) -> None:
+    pytest.importorskip("soundfile")
+    model, output = make_whisper(tmp_path / "model"), tmp_path / "out.jsonl"
+    save(tmp_path / "a.wav", tone(9_000, 2))
+    how = {**HOW, "temperature": [0, 0.4], "language": "de", **doubts}
+    job = Job(str(tmp_path / "a.wav"), output, model=str(model.path), transcribe=True, **how)
+    assert job.run(progress=False).num_ok == 1
+    [line] = output.read_text().splitlines()
+    assert (json.loads(line)["text"] == "") == is_silent
+    [journal] = Path(f"{output}.quire").glob("results-*.jsonl")
+    assert f'"temperature":{temperature}' in journal.read_text()
+
+
+def test_what_is_doubted() -> None:
+    doubts = Doubts()
+    assert doubts.hold("and then " * 40, -0.1) and doubts.hold("A few words.", -1.1)
+    assert not doubts.hold("A few words.", -0.9) and not doubts.hold("", -0.5)
+    assert doubts.is_silence(-1.1, 0.7)
+    assert not doubts.is_silence(-0.9, 0.7) and not doubts.is_silence(-1.1, 0.5)
+
+
+def test_what_was_said_earlier_is_words_that_fit(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(make_whisper(tmp_path).path)
+    tokens = TranscriptTokens.of(tokenizer, {"is_multilingual": True})
+    whole = tokens.earlier(EARLIER, tokenizer, 100)
+    assert whole[0] == PREVIOUS and tokenizer.decode(whole[1:]) == f" {EARLIER}"
+    assert tokens.earlier(EARLIER, tokenizer, 3) == [PREVIOUS, *whole[-3:]]
+    with pytest.raises(InvalidOption, match=r"words alone, and holds '<\|de\|>'"):
+        tokens.earlier("Hello <|de|>", tokenizer, 100)
+    with pytest.raises(NotSupported, match="startofprev"):
+        replace(tokens, previous=None).earlier("Hello", tokenizer, 100)
+
+
 def heard(model: TinyModel, samples: Any, path: Path) -> str:
     """The first segment of the first piece, as Transformers makes it: the language, then what is
     said, with its own rule for times."""
@@ -174,6 +228,7 @@ def heard(model: TinyModel, samples: Any, path: Path) -> str:
         no_timestamps_token_id, eos_token_id, bos_token_id = NO_TIMES, END, END
         max_initial_timestamp_index = 20
 
+    tokenizer = load_gguf_tokenizer(locate("smollm2").gguf.metadata)
     [piece, *_] = list(sound_rows([path], 1.0))
     samples = samples[: round(piece["end"] * 16_000)]
     with torch.no_grad():
@@ -181,10 +236,10 @@ def heard(model: TinyModel, samples: Any, path: Path) -> str:
         given = torch.tensor([[START]])
         logits = model.module(encoder_outputs=(encoded,), decoder_input_ids=given).logits[0, -1]
     language = EN if logits[EN] > logits[DE] else DE
-    asked = [START, language, TRANSCRIBE]
+    earlier = [PREVIOUS, *tokenizer.encode(f" {EARLIER}", add_special_tokens=False).tolist()]
+    asked = [*earlier, START, language, TRANSCRIBE]
     rule = WhisperTimeStampLogitsProcessor(Said(), begin_index=len(asked))
     ids, _ = written(model.module, samples, asked, 64 - len(asked), rule)
     assert NO_TIMES not in ids and not set(ids) & set(SUPPRESSED)
-    decode = load_gguf_tokenizer(locate("smollm2").gguf.metadata).decode
-    words = lambda some: decode([token for token in some if token < START])  # noqa: E731
+    words = lambda some: tokenizer.decode([token for token in some if token < START])  # noqa: E731
     return TOKENS.segments(ids, piece["end"], words)[0].text

@@ -15,13 +15,14 @@ from tests.media.tiny import FIRST_ADDED, TinyModel, save_tiny
 LANGUAGES = ("<|en|>", "<|de|>")
 TIMES = [f"<|{step * 0.02:.2f}|>" for step in range(51)]
 ADDED = (
-    *("<|startoftranscript|>", *LANGUAGES, "<|translate|>", "<|transcribe|>", "<|notimestamps|>"),
+    *("<|startoftranscript|>", *LANGUAGES, "<|translate|>", "<|transcribe|>"),
+    *("<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"),
     *TIMES,
 )
-START, EN, DE, _, TRANSCRIBE, NO_TIMES = range(FIRST_ADDED, FIRST_ADDED + 6)
+START, EN, DE, _, TRANSCRIBE, PREVIOUS, SILENT, NO_TIMES = range(FIRST_ADDED, FIRST_ADDED + 8)
 FIRST_TIME = NO_TIMES + 1
 END = 2
-SUPPRESSED, NOT_FIRST = [5, 6, 7, 100, START, TRANSCRIBE], [220, END]
+SUPPRESSED, NOT_FIRST = [5, 6, 7, 100, START, TRANSCRIBE, PREVIOUS, SILENT], [220, END]
 
 
 def make_whisper(path: Path, **changed: Any) -> TinyModel:

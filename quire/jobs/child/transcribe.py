@@ -1,8 +1,11 @@
-"""Rows answered by transcribing: what is said in a piece of a sound, in one request, or in two
-where the sound must tell its language first."""
+"""Rows answered by transcribing: how a piece of a sound begins (its language, and whether anyone
+speaks), then what is said in it, again at a higher temperature where that is not believed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +14,7 @@ from quire.inputs.media.pieces import SoundPiece
 from quire.inputs.transcripts import TranscriptTokens
 from quire.jobs.child.job_engine import JobEngine, answered
 from quire.jobs.child.requests import attempt
-from quire.jobs.transcripts import transcript_params
+from quire.jobs.transcripts import doubts_of, transcript_params
 from quire.replicas.board import Board
 from quire.replicas.child.feed import Rows
 from quire.replicas.wire import Message
@@ -20,7 +23,7 @@ from quire.sampling_params import SamplingParams
 from quire.session.making import suppressed_ids
 
 if TYPE_CHECKING:
-    from quire.outputs import RequestOutput
+    from quire.outputs import CompletionOutput, RequestOutput
     from quire.request import Request
     from quire.run import Refused
     from quire.session.session import Session
@@ -42,15 +45,39 @@ class TranscriptEngine(JobEngine):
         self._language, self._task = how["language"], how["task"]
         self._tokens.check(self._language, self._task)
         self._times: bool = how["timestamps"]
-        rule = self._rule(model.generation_config) if self._times else None
-        self._params = SamplingParams(
-            temperature=0.0, max_tokens=None, logits_processors=None if rule is None else [rule]
+        self._earlier: list[int] = []
+        if how["initial_prompt"]:
+            most = model.config.max_model_len // 2 - 1
+            self._earlier = self._tokens.earlier(how["initial_prompt"], model.tokenizer, most)
+        self._doubts = doubts_of(how)
+        rules: list[Callable[..., Any]] = [self._rule(model.generation_config)]
+        self._rules = rules if self._times else None
+        self._temperatures: list[float] = how["temperature"]
+        self._opening = self._opening_params()
+        self._pieces: dict[int, _Hearing] = {}  # of rows that are being transcribed
+        self._driver.rows_go_on = self._opening is not None or len(self._temperatures) > 1
+
+    def _sampling(self, hearing: _Hearing) -> SamplingParams:
+        return SamplingParams(
+            temperature=self._temperatures[hearing.attempt],
+            seed=hearing.seed,
+            max_tokens=None,
+            logprobs=0,
+            logits_processors=self._rules,
         )
-        languages = [*self._tokens.languages.values()] or None
-        self._naming = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=languages)
-        self._pieces: dict[int, SoundPiece] = {}  # of rows that are being transcribed
-        self._languages: dict[int, str | None] = {}  # theirs, once it is known
-        self._driver.rows_go_on = self._tokens.needs_language(self._language)
+
+    def _opening_params(self) -> SamplingParams | None:
+        """For what the beginning of an answer tells: the language, and whether anyone speaks."""
+        tokens = self._tokens
+        asks = self._language is None and bool(tokens.languages)
+        if not asks and tokens.no_speech is None:
+            return None
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            allowed_token_ids=[*tokens.languages.values()] if asks else None,
+            logprob_token_ids=None if tokens.no_speech is None else [tokens.no_speech],
+        )
 
     def _rule(self, generation: Any) -> TimestampRule:
         never = *suppressed_ids(self._session.model)[0], self._tokens.no_times
@@ -66,47 +93,79 @@ class TranscriptEngine(JobEngine):
         for row in rows:
             number, about = row["row"], row["sound"]
             place = Path(about["path"]), about["start"], about["end"], about["stamp"]
-            self._pieces[number] = SoundPiece(*place, self._rate, self._children)
-            if not self._tokens.needs_language(self._language):
-                self._languages[number] = self._language or "en"
+            piece = SoundPiece(*place, self._rate, self._children)
+            known = None if self._tokens.needs_language(self._language) else self._language or "en"
+            self._pieces[number] = _Hearing(piece, row.get("seed"), self._opening is None, known)
         return [self._request(row["row"]) for row in rows]
 
     def _request(self, row: int) -> Request | Refused | QuireError:
-        """The next of a row: which language it is in, or what is said in it."""
-        ids, params = [self._tokens.start], self._naming
-        if row in self._languages:
-            ids = self._tokens.prompt(self._languages[row], self._task, times=self._times)
-            params = self._params
-        sound = {"audio": [self._pieces[row]]}
-        prompt = {"prompt_token_ids": ids, "multi_modal_data": sound}
+        """The next of a row: how it begins, or what is said in it."""
+        hearing = self._pieces[row]
+        ids, params = [self._tokens.start], self._opening
+        if hearing.is_opened or params is None:
+            asked = self._tokens.prompt(hearing.language, self._task, times=self._times)
+            ids, params = [*self._earlier, *asked], self._sampling(hearing)
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [hearing.piece]}}
         made = attempt(lambda: self._session.intake.window([prompt], [params], None))
         return made if isinstance(made, QuireError) else made[0]
 
     def _answer(self, row: int, output: RequestOutput) -> Message | None:
         [answer] = output.outputs
-        if row not in self._languages:
-            self._languages[row] = self._tokens.language_of(answer.token_ids[0])
-            request = self._request(row)
-            if isinstance(request, QuireError):
-                return self._failed(row, request)
-            self._driver.follow.append((row, request))
-            return None
-        piece, language = self._pieces.pop(row), self._languages.pop(row)
-        seconds = round(piece.end - piece.start, 4)
+        hearing = self._pieces[row]
+        if not hearing.is_opened:
+            return self._go_on(row, self._opened(hearing, answer))
+        seconds = round(hearing.piece.end - hearing.piece.start, 4)
         found = self._tokens.segments(answer.token_ids, seconds, self._tokenizer.decode)
+        text = " ".join(segment.text for segment in found)
+        logprob = (answer.cumulative_logprob or 0.0) / max(len(answer.token_ids), 1)
+        if self._doubts.is_silence(logprob, hearing.no_speech):
+            text, found = "", []
+        elif self._doubts.hold(text, logprob) and hearing.attempt + 1 < len(self._temperatures):
+            return self._go_on(row, replace(hearing, attempt=hearing.attempt + 1))
+        del self._pieces[row]
         return answered(
             row,
             output,
-            [" ".join(segment.text for segment in found)],
+            [text],
             finish_reasons=[answer.finish_reason],
             output_tokens=len(answer.token_ids),
             transcript={
-                "language": language,
+                "language": hearing.language,
                 "segments": [[one.start, one.end, one.text] for one in found],
+                "temperature": self._temperatures[hearing.attempt],
             },
         )
 
+    def _opened(self, hearing: _Hearing, answer: CompletionOutput) -> _Hearing:
+        """The same with what its beginning told."""
+        language, no_speech = hearing.language, 0.0
+        if language is None:
+            language = self._tokens.language_of(answer.token_ids[0])
+        if self._tokens.no_speech is not None and answer.logprobs:
+            no_speech = exp(answer.logprobs[0][self._tokens.no_speech].logprob)
+        return replace(hearing, is_opened=True, language=language, no_speech=no_speech)
+
+    def _go_on(self, row: int, hearing: _Hearing) -> Message | None:
+        """With the next request of a row."""
+        self._pieces[row] = hearing
+        request = self._request(row)
+        if isinstance(request, QuireError):
+            return self._failed(row, request)
+        self._driver.follow.append((row, request))
+        return None
+
     def _failed(self, row: int, error: QuireError) -> Message:
         self._pieces.pop(row, None)
-        self._languages.pop(row, None)
         return super()._failed(row, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hearing:
+    """How far a row is: what its beginning told, once it did, and which temperature it is at."""
+
+    piece: SoundPiece
+    seed: int | None
+    is_opened: bool
+    language: str | None
+    no_speech: float = 0.0
+    attempt: int = 0

@@ -49,7 +49,8 @@ class Setting:
     @property
     def draws(self) -> bool:
         """Whether its answers depend on noise."""
-        return float(self.params.get("temperature", 0.0)) > 0.0
+        said = self.params.get("temperature", 0.0)  # several where they are tried in turn
+        return max(map(float, said if isinstance(said, list) else [said])) > 0.0
 
 
 @dataclass(frozen=True, slots=True)
