@@ -3,6 +3,7 @@ chunks that cut spans, without the prefix cache, and in small pools."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,9 +90,13 @@ def check(llm: LLM, prompts: list[Any], expected: list[Written]) -> None:
     ):
         answer = output.outputs[0]
         assert list(answer.token_ids) == tokens
-        assert answer.logprobs is not None
-        ours = [line[token].logprob for token, line in zip(tokens, answer.logprobs, strict=True)]
-        assert ours == pytest.approx(logprobs, abs=1e-3)
+        assert chosen(answer) == pytest.approx(logprobs, abs=1e-3)
+
+
+def chosen(answer: Any) -> list[float]:
+    """The logprob of each token."""
+    pairs = zip(answer.token_ids, answer.logprobs, strict=True)
+    return [line[token].logprob for token, line in pairs]
 
 
 def test_greedy_tokens_are_those_of_transformers(
@@ -115,3 +120,23 @@ def test_nothing_that_plans_changes_the_tokens(
     with model.llm(**options) as llm:
         llm._session.model.executor.shelf.tower._alone = False  # several together, as on a GPU
         check(llm, prompts[::-1], expected[::-1])
+
+
+# Positions of three axes with rows for deeper layers, and spans that are seen both ways.
+RANKED = ("qwen3_vl", "gemma3")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in RANKED else pytest.mark.long) for n in SEEING]
+)
+def test_two_ranks_see_what_one_sees(name: str, tmp_path: Path) -> None:
+    seeing = SEEING[name]
+    model = save_tiny(tmp_path, seeing.make(), seeing.added, seeing.processor)
+    prompts = prompts_of(seeing)
+    with model.llm() as llm:
+        outputs = [one.outputs[0] for one in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    found = [(list(one.token_ids), chosen(one)) for one in outputs]
+    with model.llm(tensor_parallel_size=2, max_num_batched_tokens=300, max_num_seqs=3) as llm:
+        check(llm, prompts, found)
+        # Each image once, though several prompts have it.
+        assert llm._session.engine.scheduler.media.num_encoded == len(seeing.sizes)
