@@ -82,7 +82,7 @@ class Run:
         source, exhausted = iter(windows), False
         try:
             while True:
-                while not exhausted and (self._engine.wants_more or urgent()):
+                while not exhausted and (self._wants_more or urgent()):
                     window = next(source, None)
                     exhausted = window is None
                     if not window:  # nothing yet: go on with what is there
@@ -93,6 +93,14 @@ class Run:
                 yield from self._advance()
         finally:
             self._abandon()
+
+    @property
+    def _wants_more(self) -> bool:
+        """Fewer wait than could run at once, for the engine and for what they need before it: what
+        was read and waits holds its media."""
+        return (
+            self._engine.wants_more and len(self._not_ready) < self._engine.scheduler.rows.capacity
+        )
 
     def step(self, window: Window) -> list[Result]:
         """Take these in and compute one step: for a caller who keeps the loop."""

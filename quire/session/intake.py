@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from quire.errors import NotSupported
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.chat import render_conversations
+from quire.inputs.media.held import windows
 from quire.inputs.prompt import RequestMaker, split_prompts
 from quire.inputs.thoughts import begins_in_format
 from quire.inputs.tokenizer import Tokenizer
@@ -212,7 +212,7 @@ class Intake:
 
     def _lazily(self, prompts: Iterator[Any], call: _Call) -> Iterator[Window]:
         first = 0
-        while some := list(islice(prompts, self._lazy_window)):
+        for some in windows(prompts, self._lazy_window):
             yield self._make(some, call, first)
             first += len(some)
 

@@ -1,0 +1,49 @@
+"""Prompts that come one by one, in windows: as many as are planned together, or fewer, so that the
+pixels and samples they hold take no more than a part of a machine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Number
+from typing import Any
+
+MOST_HELD = 128 << 20  # bytes of media in a window
+_PIXEL = 4  # bytes that Pillow has for one
+
+
+def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """At most so many at once; one whose media are larger than all may be comes alone."""
+    some, held = list[Any](), 0
+    for prompt in prompts:
+        some.append(prompt)
+        held += held_bytes(prompt)
+        if len(some) == most or held >= MOST_HELD:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+def held_bytes(prompt: Any) -> int:
+    """Of the media of a prompt, about; nothing of it is judged yet."""
+    if not isinstance(prompt, Mapping):
+        return 0
+    return _bytes_of(prompt.get("multi_modal_data")) + held_bytes(prompt.get("encoder_prompt"))
+
+
+def _bytes_of(given: Any) -> int:
+    if isinstance(given, bytes | bytearray | memoryview):
+        return len(given)
+    if isinstance(given, Mapping):
+        return sum(map(_bytes_of, given.values()))
+    if isinstance(given, list | tuple):
+        if given and isinstance(given[0], Number):  # samples
+            return 8 * len(given)
+        return sum(map(_bytes_of, given))
+    known = getattr(given, "nbytes", None)  # arrays and tensors
+    size = getattr(given, "size", None)  # pictures
+    if isinstance(known, int):
+        return known
+    if isinstance(size, tuple) and len(size) == 2:
+        return _PIXEL * int(size[0] * size[1])
+    return 0
