@@ -21,6 +21,7 @@ COMMAND = (sys.executable, "-m", "quire.server.child")
 _CHUNK = 1 << 18
 _LAST_WORDS = 20
 _LONGEST_LINE = 1 << 16
+_MESSAGE = b'{"kind":'  # how each begins
 
 
 class EngineLife:
@@ -76,17 +77,27 @@ class EngineLife:
                 parts = []
             parts.append(rest)
             for line in whole:
+                if not begun:
+                    line = self._without_words(line)
                 try:
                     message = decode(line)
                 except msgspec.DecodeError:
-                    if not begun:  # a Python that was set up to print when it starts
-                        self._last_words.append(line[-_LONGEST_LINE:].decode(errors="replace"))
+                    if not begun:
                         continue
                     # Half a message and then something else: it is not in its right mind any more.
                     self.kill()
                     return
                 begun = True
                 yield message
+
+    def _without_words(self, line: bytes) -> bytes:
+        """The message in a line. A Python may have been set up to print when it starts, and not to
+        end its line: such words are kept."""
+        start = line.find(_MESSAGE)
+        words = line if start < 0 else line[:start]
+        if words:
+            self._last_words.append(words[-_LONGEST_LINE:].decode(errors="replace"))
+        return line[len(words) :]
 
     async def _listen(self, hear: Callable[[str], None]) -> None:
         pipe, half = self._process.stderr, b""

@@ -178,9 +178,9 @@ def test_fifty_kills_of_the_engine_leave_nobody_waiting(tmp_path: Path) -> None:
 
 SAYS = """
 print("ready to serve")
-print('{"kind": "ready"}')
+print('hello{"kind":"ready"}')
 print("no message")
-print('{"kind": "metrics"}')
+print('{"kind":"metrics"}')
 """
 
 
@@ -191,4 +191,4 @@ def test_words_before_the_first_message_are_kept_and_later_ones_end_it() -> None
         await life.end()
         return found, life.stderr_tail
 
-    assert asyncio.run(kinds()) == (["ready"], "ready to serve")
+    assert asyncio.run(kinds()) == (["ready"], "ready to serve\nhello")
