@@ -101,6 +101,14 @@ def test_a_name_with_slashes_and_metrics_as_vllm_calls_them(tmp_path: Path) -> N
             assert f'{family}:{name}{{engine="0",model_name="org/model"}}' in text, text
 
 
+def test_usage_in_a_stream_counts_answers_that_wait(tmp_path: Path) -> None:
+    told = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 3, "n": 2, "ignore_eos": True}
+    with serving(tmp_path, "fake:rows=1") as server, client(server) as http:
+        chunks = events(http, TEXT, {**asked, "stream": True, "stream_options": told})
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6, 6]
+
+
 def test_of_megabytes_that_are_cut_the_end_is_read(http: httpx.Client) -> None:
     end = "the last forty characters of a long book"
     asked = {"model": "fake", "max_tokens": 3, "temperature": 0}

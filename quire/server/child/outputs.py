@@ -31,12 +31,10 @@ class Place:
     reasoning: ReasoningCount | None = None  # of a chat
     scored: bool = True  # a beam search has logprobs that were not asked for
     _ids: dict[int, list[int]] = field(default_factory=dict)  # of each answer of it so far
-    _num: int = 0  # tokens of all answers, while each output has new ones
     _num_reasoning: dict[int, int] = field(default_factory=dict)
 
     def output(self, output: RequestOutput) -> Output:
         """All that bodies are made of; the prompt only where it is wanted back."""
-        self._num += sum(len(answer.token_ids) for answer in output.outputs)
         if self.reasoning is not None:
             self._count_reasoning(output, self.reasoning)
         ids = tuple(output.prompt_token_ids or ()) if self.prompt_back else None
@@ -44,7 +42,7 @@ class Place:
             tuple(self._answer(one) for one in output.outputs),
             output.finished,
             prompt_tokens=output.num_prompt_tokens,
-            output_tokens=output.metrics.num_generation_tokens if output.finished else self._num,
+            output_tokens=output.metrics.num_generation_tokens,
             cached_tokens=output.num_cached_tokens or 0,
             reasoning_tokens=sum(self._num_reasoning.values()),
             began_reasoning=self.began_reasoning,
