@@ -33,6 +33,7 @@ class Stream:
         self._head: Chunk = {"id": id, "object": kind, "created": created, "model": model}
         self._last: dict[int, Output] = {}  # what came last for each row
         self._choices: dict[int, _Choice] = {}
+        self._over: set[int] = set()  # choices that were shown to their end
 
     def opening(self) -> Iterator[Chunk]:
         """Before anything of the engine came."""
@@ -45,6 +46,10 @@ class Stream:
         self._last[row] = output
         for answer in output.answers:
             index = row * self._asked.n + answer.index
+            if index in self._over:  # a row's last output has all of its answers
+                continue
+            if answer.finish_reason is not None:
+                self._over.add(index)
             choice = self._choices.get(index)
             if choice is None:
                 kind = _ChatChoice if self._asked.is_chat else _TextChoice
