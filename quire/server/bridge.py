@@ -183,7 +183,8 @@ class Bridge:
                 f"the engine ended {self._falls} times without an answer (code {code}); it said "
                 f"last: {stderr_tail[-1000:]}"
             )
-        note(f"the engine ended (code {code}) and is started again")
+        why = f"code {code}" if failure is None else str(failure)
+        note(f"the engine ended ({why}) and is started again")
         self._restarts += 1
         self._set("restarting")
         for future in self._calls.values():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from quire.errors import EngineError
 from quire.openai_api.outputs import Output
 from quire.outputs import RequestOutput
 from quire.replicas.wire import Message
@@ -13,15 +14,28 @@ from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
+from quire.step import StepPlan
+from tests.fakes import Done
 from tests.faults_of_rows import fail, put_faults
-from tests.jobs.fake_engine import FaultyExecutor, _config, _spec, tokenizer
+from tests.jobs.fake_engine import HUGE, FaultyExecutor, _config, _spec, tokenizer
+
+
+class FailingExecutor(FaultyExecutor):
+    """Cannot go on once the answer to a prompt with <huge> in it has some tokens, and says so."""
+
+    def submit(self, plan: StepPlan) -> Done:
+        done = super().submit(plan)
+        answers = [row for row in self.rows.values() if HUGE in row.start.prompt_ids]
+        if any(row.length > len(row.start.prompt_ids) + 3 for row in answers):
+            raise EngineError("the device failed: made up")
+        return done
 
 
 def make(model: str, options: dict[str, Any]) -> Session:
     """The model is "fake", with settings behind colons: rows=N at once, delay=S seconds a step."""
     given = dict(word.split("=") for word in model.split(":")[1:])
     config = _config(max_num_seqs=int(given.get("rows", 64)))
-    executor = FaultyExecutor(delay=float(given.get("delay", 0)), hunger=0, layers=0)
+    executor = FailingExecutor(delay=float(given.get("delay", 0)), hunger=0, layers=0)
     loaded = LoadedModel(
         "fake", _spec(), config, executor, executor.start(), tokenizer(chat=True), {}
     )
@@ -39,6 +53,8 @@ def make_faulty(model: str, options: dict[str, Any]) -> Session:
 
     def read(self: Preparing, row: Message) -> Prepared:
         fail("preparing", row.get("prompt"))
+        if "no memory at preparing" in str(row.get("prompt")):
+            raise MemoryError("made up")
         if "a slow host" in str(row.get("messages")):
             time.sleep(2)
         return prepare(self, row)

@@ -71,6 +71,32 @@ def test_a_server_answers_the_others(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "made up" not in noted  # what an error says may quote a prompt
 
 
+def test_rows_of_an_engine_that_failed_are_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quire")
+    with serving(tmp_path, "fake:rows=4:delay=0.02") as server, client(server) as http:
+        expected = http.post(TEXT, json=text("calm")).json()["choices"]
+        with ThreadPoolExecutor(3) as pool:
+            calm = [pool.submit(http.post, TEXT, json=text("calm")) for _ in range(2)]
+            until(lambda: len(server.bridge._readings) == 2)
+            wrong = http.post(TEXT, json=text("<huge>", stream=True)).text
+        assert [one.result().json()["choices"] for one in calm] == [expected] * 2
+        assert "engine_crash" in wrong and "made up" not in wrong and "[DONE]" not in wrong
+        assert server.bridge.stats().restarts == 1
+    noted = "\n".join(record.getMessage() for record in caplog.records)
+    assert "the engine ended (the device failed: made up)" in noted
+
+
+def test_a_row_that_memory_is_too_small_for_is_told_no_more(tmp_path: Path) -> None:
+    session = "tests.server.fake_session:make_faulty"
+    with serving(tmp_path, session=session) as server, client(server) as http:
+        told = http.post(TEXT, json=text("no memory at preparing"))
+        assert told.status_code == 500 and told.json()["error"]["code"] == "row_error"
+        assert told.json()["error"]["message"] == "this row could not be prepared: memory ran out"
+        assert not server.bridge.stats().restarts
+
+
 def test_tasks_of_an_async_llm_get_the_error_and_the_others_their_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

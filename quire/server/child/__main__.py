@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from importlib import import_module
 
 from quire.errors import EngineError, QuireError
@@ -70,7 +71,11 @@ def _serve(
         if message is not None:
             engine.take(message)
         engine.tell()
-    raise EngineError(f"the engine ended: {engine.failure}") from engine.failure
+    failure = engine.failure
+    if not isinstance(failure, QuireError):
+        traceback.print_tb(failure.__traceback__)  # where alone: its words may quote a row
+        raise EngineError(f"the engine failed: {type(failure).__name__}") from failure
+    raise failure
 
 
 def _adapters(session: Session, lora: dict[str, str]) -> dict[str, LoRARequest]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from quire.base.boundary import for_row, reason
-from quire.errors import EngineError, InvalidRequest, QuireError, RowError
+from quire.base.notes import note
+from quire.errors import EngineError, InvalidRequest, NotEnoughMemory, QuireError, RowError
 from quire.inputs.reasoning import opens_reasoning
 from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
@@ -134,7 +135,7 @@ class ServingEngine:
 
     def _prepare(self, row: Message, asked: Submission) -> None:
         failed = _attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
-        if isinstance(failed, QuireError):
+        if isinstance(failed, QuireError) and self._engine.failure is None:
             self._refuse(asked, failed)
 
     def _enter(self, asked: Submission, made: Prepared) -> None:
@@ -164,7 +165,10 @@ class ServingEngine:
         }
 
     def _hand_over(self, news: list[News]) -> None:
-        """What a step made, as one message. On the engine's thread."""
+        """What a step made, as one message. On the engine's thread.
+
+        Nothing is said of rows that were there when the engine failed: the process ends, and the
+        server asks for them again, or finds out which of them it was."""
         made: list[tuple[Submission, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
@@ -173,9 +177,8 @@ class ServingEngine:
                 made.append((asked, one))
                 continue
             failure = one.error if isinstance(one, RequestOutput) else one
-            if not isinstance(failure, QuireError):
-                failure = QuireError("the engine failed")
-            self._refuse(asked, failure)
+            if isinstance(failure, QuireError) and failure is not self._engine.failure:
+                self._refuse(asked, failure)
         if made:
             self._writer.send(partial(self._told_of, made))
 
@@ -254,7 +257,11 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
     try:
         return attempt(make)
     except (MemoryError, EngineError) as error:
-        return RowError(f"this row could not be prepared: {reason(error)}")
+        # It may name files of this machine, or quote what a library said: for the log alone.
+        note(f"a row could not be prepared: {reason(error)}")
+        is_memory = isinstance(error, MemoryError | NotEnoughMemory)
+        why = "memory ran out" if is_memory else "the engine cannot go on"
+        return RowError(f"this row could not be prepared: {why}")
 
 
 def _field_of(error: QuireError, asked: Submission) -> str | None:
