@@ -136,6 +136,7 @@ _FIELDS = [
         ("reasoning", "an object", "`effort`."),
         ("top_logprobs", "a whole number", "At most 20."),
         ("stream_options", "an object", ""),
+        ("metadata", "an object", "Comes back with the response; not stored."),
     ),
     *table(
         "honoured",
@@ -196,7 +197,6 @@ _FIELDS = [
     *table(
         "moot",
         _WRITING,
-        ("metadata", "an object", "Not stored."),
         ("store", "true or false", "Nothing is stored."),
         ("safety_identifier", "text", ""),
         ("prompt_cache_key", "text", "Prefixes are found by their tokens."),
@@ -204,6 +204,7 @@ _FIELDS = [
         ("request_id", "text", "The server's own is in `x-request-id`."),
         ("verbosity", "text", "No model here knows it."),
     ),
+    *table("moot", _BOTH, ("metadata", "an object", "Not stored.")),
     *table(
         "moot",
         _RESPONSES,
